@@ -6,11 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help demo test check docs bench soak protos sync clean
-=======
-.PHONY: help demo tools test check bench soak lowest protos sync clean
->>>>>>> main
+.PHONY: help demo tools test check docs bench soak lowest dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -20,6 +16,8 @@ help:
 	@echo 'make bench   measure against the loop in-process and Arrow Flight'
 	@echo 'make soak    the tests that take minutes'
 	@echo 'make lowest  most tests with the lowest version of each dependency'
+	@echo 'make dist    build wheel and sdist, and check them'
+	@echo 'make fixture keep a data directory of this version for the tests of later ones'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/ again'
 	@echo 'make sync    generate the blocking client again, from the asynchronous one'
 	@echo 'make clean   remove .venv, .venv-lowest and everything else that was made'
@@ -63,6 +61,13 @@ soak: $(INSTALLED)
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest
+
+dist: $(INSTALLED)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group release
+	@$(BIN)/python .ci/make_dist.py
+
+fixture: $(INSTALLED)
+	@$(BIN)/python -m tests.support.fixture_data
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aio_client  # noqa: E402
-from aio_client._input.awaitable import Opener  # noqa: E402
+from aio_client._input.awaitable import AwaitableOpener  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,13 @@ Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.""",
 """Docstrings that are others altogether."""
 
 REWORDED = {
-    "connect": [("in `async with` or by `await`", "to be used as it is or in `with`")],
+    "connect": [
+        ("in `async with` or by `await`", "to be used as it is or in `with`"),
+        ("An object for `async with` or `await`, which opens a `Client`.", "The `Client`."),
+    ],
+    "Client.transaction": [
+        ("An object for `async with` or `await`, which begins a `Transaction` each time.", "The `Transaction`."),
+    ],
     "Client": [
         (
             "Belongs to the event loop it was opened in, where many tasks may use it at once; not to be used in a "
@@ -109,7 +115,7 @@ REWORDED = {
     "Scan.to_duckdb": [
         ("the blocking `Scan` can be queried by DuckDB directly", "the scan itself can be queried by DuckDB"),
         (
-            " DuckDB works in a thread. When this is cancelled, it ends once DuckDB has let go of the connection.",
+            " DuckDB works in a thread. When the call is cancelled, it ends once DuckDB has released the connection.",
             "",
         ),
     ],
@@ -117,13 +123,17 @@ REWORDED = {
         (
             "Another task is reading this stream, or it was closed.",
             "Another thread is reading this stream, or it was closed. Or an interrupt such as Ctrl-C has ended it: "
-            "`resume_token` is that of the rows before.",
+            "the error's `resume_token` continues after the rows before.",
         )
     ],
-    "ScanStream.ended": [("over: all rows were returned,", "over, and all that came was returned: it is complete,")],
-    "ScanStream.on_heartbeat": [("Calls a listener", "Calls a listener in the client's thread")],
+    "ScanStream.ended": [
+        ("over: all rows were returned, it failed, or it was closed.", "over, and its last rows were returned."),
+    ],
+    "ScanStream.on_heartbeat": [
+        ("Calls a listener", "Calls a listener in the client's thread"),
+    ],
     "TopNWatch.__anext__": [("Another task is reading this watch, or the client", "The client")],
-    "TopNWatch.unchanged": [("that were given last", "of the one before")],
+    "TopNWatch.unchanged": [("that were returned last", "of the answer before")],
 }
 """By function or class: phrases that another phrase replaces, before the rules below are applied."""
 
@@ -158,7 +168,7 @@ SPECIAL = {"__aenter__": "__enter__", "__anext__": "__next__"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 TWINS = (*GENERATED, *BY_HAND)
-OPENED = {each.__name__: each.result.__name__ for each in Opener.__subclasses__()}
+OPENED = {each.__name__: each.result.__name__ for each in AwaitableOpener.__subclasses__()}
 """What `await` makes of each class that is opened so."""
 
 RESULTS = OPENED | {"BlockingStream": "ScanStream"}

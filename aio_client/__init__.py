@@ -19,7 +19,9 @@ from aio_client._admin.indexes import IndexStatus
 from aio_client._admin.table_statistics import BucketStatistics
 from aio_client._client.client import Client, connect
 from aio_client._client.table import Table
-from aio_client._client.transaction import CommitResult, LostWrites, Transaction, TransactionInfo, TransactionPart
+from aio_client._client.transaction import Transaction
+from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
+from aio_client._client.transaction_part import TransactionPart
 from aio_client._integrations.blocking_stream import BlockingStream, register_opener
 from aio_client._queries.lookup import VersionedRows
 from aio_client._queries.versioned import Versioned

@@ -1,15 +1,15 @@
-"""The same client for code that blocks: scripts, threads, notebooks, libraries without an event loop.
+"""The blocking client: for scripts, threads, notebooks, and libraries without an event loop.
 
-    from aio_client.sync import connect
+    from scankv.sync import connect
 
     client = connect("localhost:7070")
     for rows in client.table("game.scores").scan():
         ...
 
-Names and meanings are those of `aio_client`. A client runs an event loop in a thread of its own, so it works beside a
-running one, and it and all that it makes may be used from any thread. It closes with `close`, at the end of `with`,
-when nothing refers to it and its tables, scans and streams any more, and when the interpreter exits. Connect after a
-fork, not before it.
+Names and meanings are those of `scankv`. A client runs an event loop in a thread of its own, so it works next to a
+running event loop. The client and everything that it makes may be used from any thread. A client closes with `close`,
+at the end of `with`, when it and its tables, scans and streams are dropped, and when the interpreter exits. Connect
+after a fork, not before it.
 """
 
 from aio_client._sync.generated import (

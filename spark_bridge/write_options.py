@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.tables.agg import Aggregator
-from scankv.model.types.types import first_repeated
+from scankv.model.types.types import find_duplicate
 from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
 from spark_bridge.sql_tables import NO_INSERT
 
@@ -144,7 +144,7 @@ def _aggregates(text: str) -> tuple[tuple[str, Aggregator], ...]:
     except ValueError:
         example = '{"worst": {"function": "max", "ignore_retract": true}}'
         raise wrong("aggregates", f"is column=function between commas, or JSON such as {example}") from None
-    if twice := first_repeated(column for column, _ in aggregates):
+    if twice := find_duplicate(column for column, _ in aggregates):
         raise wrong("aggregates", f'names column "{twice}" twice')
     return aggregates
 

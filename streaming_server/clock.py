@@ -1,11 +1,11 @@
-"""The clocks of a server: the only module that reads the machine's, and the rules by which the server uses them.
+"""The clocks of a server. Only this module reads the clocks of the machine.
 
 A server uses three times; docs/operations/clocks.md says which of its parts uses which.
 
-- Monotonic time, for everything that is kept in memory: leases, locks, sessions. A restart begins it again.
-- Service time, for everything that is kept on disk and expires: the time for which servers have run on a data
-  directory. Nobody can set it, and a restart never advances it, so nothing expires earlier than its time to live.
-- Commit time, for data: the wall clock, except that it never goes back and does not follow a jump.
+- Monotonic time, for everything kept in memory: leases, locks, sessions. A restart begins it again.
+- Service time, for everything on disk that expires: how long servers have run on a data directory. It cannot be set,
+  and a restart never advances it, so nothing expires before its time to live has passed.
+- Commit time, for data: the wall clock, except that it never goes back and never follows a jump.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from scankv.model.errors import InvalidRequest
 
 MAX_DOUBTFUL_SPANS: Final = 16
-"""Spans of doubtful commit times that are remembered, the latest ones."""
+"""The most spans of doubtful commit times that are remembered: the latest ones."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _NOTICEABLE_NANOS: Final = 1_000_000_000
@@ -36,20 +36,20 @@ class MachineClocks(Protocol):
 
     @property
     def boot(self) -> str:
-        """Names the start of the machine from which `uptime_nanos` counts; empty where the system does not say."""
+        """Identifies the boot from which `uptime_nanos` counts; empty when the system does not tell."""
 
     def monotonic(self) -> float:
-        """Seconds from an unknown start; nobody sets it. Stands still while the machine is suspended."""
+        """Seconds since an unknown instant. It cannot be set, and stands still while the machine is suspended."""
 
     def uptime_nanos(self) -> int:
-        """Nanoseconds since the machine started, including those for which it was suspended; nobody sets it."""
+        """Nanoseconds since the machine booted, including suspended time. It cannot be set."""
 
     def wall_nanos(self) -> int:
         """Nanoseconds since 1970 by the wall clock, which may be set at any time."""
 
 
 class SystemClocks:
-    """The real ones."""
+    """The clocks of the operating system."""
 
     def __init__(self) -> None:
         try:
@@ -75,9 +75,9 @@ class ClockLimits:
     """How far the wall clock is trusted.
 
     Attributes:
-        max_step_seconds: Commit time follows the wall clock forward over at most so much at once; more is a jump.
-        trust_seconds: A jump forward is followed once the wall clock has kept it for as long as it is wide, or for so
-            long where it is wider.
+        max_step_seconds: The largest step forward of the wall clock that commit time follows; a larger step is a jump.
+        trust_seconds: Commit time follows a jump forward once the wall clock has kept it for as long as the jump is
+            wide, or for this long if the jump is wider.
     """
 
     max_step_seconds: float = 300.0
@@ -86,17 +86,17 @@ class ClockLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTimes:
-    """What a data directory keeps of the clocks of its servers, in nanoseconds.
+    """The stored clocks of a data directory, in nanoseconds.
 
     Attributes:
-        service: For how long servers have run.
+        service: How long servers have run on the directory.
         commit: The commit time.
-        wall: The wall clock at that moment, since 1970.
-        uptime: The machine's uptime at that moment.
-        boot: The start of the machine that `uptime` and `jumped` count from.
-        jumped: The uptime when the wall clock jumped last.
+        wall: The wall clock at the same instant, since 1970.
+        uptime: The uptime of the machine at the same instant.
+        boot: The boot from which `uptime` and `jumped` count.
+        jumped: The uptime when the wall clock last jumped.
         agreed: The last commit time at which commit time and wall clock agreed.
-        doubtful: The spans of commit time in which times given from outside may mean something else, ascending.
+        doubtful: The spans of commit time, ascending, in which a time given by a client may mean another instant.
     """
 
     service: int
@@ -111,7 +111,7 @@ class StoredTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStatus:
-    """What there is to report of the clocks.
+    """The state of the clocks, for reports.
 
     Attributes:
         offset_millis: How far the wall clock is ahead of commit time; negative when it is behind.
@@ -125,9 +125,9 @@ class ClockStatus:
 def next_commit_time(commit: int, elapsed: int, wall: int, max_step: int) -> int:
     """The commit time after some time has passed, all in nanoseconds.
 
-    It follows the wall clock forward, as long as that takes no step of over `max_step`. Ahead of the wall clock it goes
-    at half the pace until the two meet, so that no time is given to everything that is committed until then. Where the
-    wall clock has jumped forward it goes at its own pace.
+    Commit time follows the wall clock forward, in steps of at most `max_step`. While it is ahead of the wall clock, it
+    advances at half the pace until the two meet, so that commits in the meantime still get different times. After the
+    wall clock has jumped forward, commit time advances at its own pace.
     """
     expected = commit + elapsed
     if wall < expected:
@@ -139,8 +139,8 @@ class ServerClock:
     """The one clock of a server. Thread-safe.
 
     Args:
-        machine: The clocks to read.
-        stored: What an earlier server on the same data directory has left. None: nothing.
+        machine: The clocks of the machine. None: the real ones.
+        stored: The times that an earlier server has stored in the data directory. None: it has none.
         limits: How far the wall clock is trusted.
     """
 
@@ -174,7 +174,7 @@ class ServerClock:
         if stored.boot and stored.boot == self._machine.boot and stored.uptime <= self._uptime:
             self._wall, self._uptime, self._jumped = stored.wall, stored.uptime, stored.jumped
             return
-        # For how long the machine was away the wall clock alone can say.
+        # Only the wall clock can tell how long the machine was off.
         if self._wall >= stored.commit:
             if stored.commit - stored.wall > self._max_step:
                 self._doubt(stored.agreed, stored.commit)
@@ -188,37 +188,37 @@ class ServerClock:
             self._report_jump(self._wall - stored.commit)
 
     def monotonic(self) -> float:
-        """Seconds that nobody sets, for what is kept in memory."""
+        """Monotonic seconds, for everything kept in memory."""
         return self._machine.monotonic()
 
     def service_micros(self) -> int:
-        """Microseconds for which servers have run on the data directory: for what is kept on disk and expires."""
+        """Service time in microseconds, for everything on disk that expires."""
         with self._lock:
             return self._service_now() // 1000
 
     def commit_micros(self) -> int:
-        """The commit time, in microseconds since 1970: never less than before."""
+        """The commit time, in microseconds since 1970. It never decreases."""
         with self._lock:
             self._advance()
             return self._commit // 1000
 
     def status(self) -> ClockStatus:
-        """What there is to report of the clocks."""
+        """Reports the state of the clocks."""
         with self._lock:
             self._advance()
             return ClockStatus(offset_millis=(self._wall - self._commit) // 1_000_000, jumps=self._jumps)
 
     def check_time(self, micros: int, what: str) -> None:
-        """Refuses a time given from outside where it may not mean what its giver thinks.
+        """Refuses a time given by a client that may not mean the instant that the client thinks of.
 
-        Rule: no request reads from, or to, another place than its timestamp says without being told.
+        Rule: no request silently starts or stops reading at another position than its timestamp says.
 
         Args:
             micros: The time, in microseconds since 1970.
-            what: What errors call it.
+            what: What errors call the time.
 
         Raises:
-            InvalidRequest: The wall clock had jumped around that time, and commit time had not followed it.
+            InvalidRequest: The wall clock had jumped around that time, and commit time did not follow it.
         """
         with self._lock:
             self._advance()
@@ -227,13 +227,13 @@ class ServerClock:
             if start < micros * 1000 <= end:
                 until = "on" if end == math.inf else f"to {_time_text(int(end))}"
                 raise InvalidRequest(
-                    f"{what} is at {_time_text(micros * 1000)}, and from {_time_text(start)} {until} commits may have "
-                    "other times than they should, because the clock of the server's machine has jumped: give log "
-                    "offsets, or a time outside of that"
+                    f"{what} is at {_time_text(micros * 1000)}, but from {_time_text(start)} {until} commits may have "
+                    "wrong times, because the clock of the server's machine has jumped: give log offsets, or a time "
+                    "outside of this span"
                 )
 
     def store(self) -> StoredTimes:
-        """What to keep for the next server."""
+        """The times to store for the next server."""
         with self._lock:
             self._advance()
             self._stored_at = self._commit, self._uptime
@@ -250,7 +250,7 @@ class ServerClock:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether commit time is no longer what a server after a crash would work out of what is stored."""
+        """Whether commit time differs from what a server would compute from the stored times after a crash."""
         with self._lock:
             self._advance()
             commit, uptime = self._stored_at
@@ -275,7 +275,7 @@ class ServerClock:
         self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
         self._offset = wall - self._commit
         if self._offset > self._max_step and uptime - self._jumped >= min(self._offset, self._trust):
-            _log.warning("commit time now follows the wall clock, which has been %s ahead", _text(self._offset))
+            _log.warning("commit time follows the wall clock again, which was %s ahead", _text(self._offset))
             self._doubt(self._commit, wall)
             self._commit, self._offset = wall, 0
         if abs(self._offset) <= self._max_step:
@@ -284,11 +284,11 @@ class ServerClock:
             self._agreed = self._commit
 
     def _open_span(self) -> tuple[int, float]:
-        """The span of commit time that is in doubt now; empty while commit time and the wall clock agree."""
+        """The span of commit time that is currently doubtful; empty while commit time and wall clock agree."""
         if self._offset > self._max_step:
             return self._commit, self._wall
         if self._offset < -self._max_step:
-            # The wall clock is believed to be right now: since it was left, commits have later times than they should.
+            # The wall clock is assumed to be right now, so all commits since `_agreed` have times that are too late.
             return self._agreed, math.inf
         return 0, 0
 
@@ -298,21 +298,21 @@ class ServerClock:
     def _report_jump(self, step: int) -> None:
         if step > 0:
             _log.error(
-                "the wall clock has jumped %s forward: commits go on at the pace of before, and follow it once it has "
-                "stayed there for %s; set it right if it is wrong",
+                "the wall clock has jumped %s forward: commit time continues at its own pace, and follows the wall "
+                "clock once it has kept the jump for %s; correct the wall clock if it is wrong",
                 _text(step),
                 _text(min(step, self._trust)),
             )
         else:
             _log.error(
-                "the wall clock has jumped %s back: commit times do not go back, and advance at half the pace while "
-                "they are ahead of it; set it right if it is wrong",
+                "the wall clock has jumped %s back: commit time does not go back, and advances at half the pace while "
+                "it is ahead of the wall clock; correct the wall clock if it is wrong",
                 _text(-step),
             )
 
 
 def _time_text(nanos: int) -> str:
-    """A time for people, in UTC."""
+    """A time in UTC, for people."""
     return (_EPOCH + timedelta(microseconds=nanos // 1000)).isoformat().replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""The server's settings: one frozen dataclass with units in its names, and where each value comes from."""
+"""The settings of the server, and where their values come from: flags, environment, a file, defaults."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _MEBIBYTE = 1 << 20
 
 LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
-"""Stored bytes of a chunk, whatever was asked for: making one of 16 MiB held the event loop for 150 ms."""
+"""Most stored bytes of a chunk, whatever a request asks for: building 16 MiB blocked the event loop for 150 ms."""
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-"""How severe a message of the log is, the least severe first."""
+"""Severities of log messages, the least severe first."""
 
 
 RANGES: Final[dict[str, tuple[float, float]]] = {
@@ -93,77 +93,78 @@ class ServerConfig:
     """Settings of one server. Immutable and picklable.
 
     Attributes:
-        data: The data directory; made when it is not there.
-        host: Address to listen on. Anything but loopback needs `insecure`.
-        port: Port to listen on; 0 picks a free one.
-        log_level: The least severe messages that are logged: `debug`, `info`, `warning` or `error`.
-        insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
-        chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
-        max_live_scans: Scans that may hold iterators at once.
-        max_live_scans_per_bucket: Scans that may hold an iterator on one bucket at once.
-        max_waiting_scans: Scans that may wait while there are that many; further ones are refused with `TooManyScans`.
-        admission_wait_seconds: How long a scan may wait before it is refused with `TooManyScans`.
-        stall_timeout_seconds: A scan whose reader takes nothing for so long is ended with `ScanStalled`.
-        max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
-        max_followers: Streams of changes that there may be at once.
-        max_waiting_calls: Calls that may wait at once until what they ask about has changed, as watches do; further
-            ones are answered without waiting.
-        max_request_bytes_in_flight: Bytes of requests of more than 64 KiB that may be in memory at once; further ones
-            are refused with `ServerBusy`, and tried again by their clients. A write takes several times its bytes
-            while it is carried out.
-        request_receive_seconds: How long a request may take to arrive once its call has begun.
-        max_calls_per_connection: Calls that one connection may have at once; its client keeps further ones back.
-        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected, after the third.
-        follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
+        data: The data directory. Created if it does not exist.
+        host: Address to listen on. Addresses other than loopback need `insecure`.
+        port: Port to listen on. 0 picks a free one.
+        log_level: The least severe messages to log: `debug`, `info`, `warning` or `error`.
+        insecure: Allows listening beyond loopback, although there is neither encryption nor authentication.
+        chunk_bytes: Most stored bytes of a chunk, for requests that do not set it.
+        max_live_scans: Most scans that hold iterators at once.
+        max_live_scans_per_bucket: Most scans that hold an iterator on one bucket at once.
+        max_waiting_scans: Most scans that wait for admission at once. Further scans are refused with `TooManyScans`.
+        admission_wait_seconds: How long a scan waits for admission before it is refused with `TooManyScans`.
+        stall_timeout_seconds: A scan whose reader takes nothing for this long ends with `ScanStalled`.
+        max_scan_seconds: A scan that takes longer ends with `ScanTooLong`.
+        max_followers: Most streams of changes at once.
+        max_waiting_calls: Most calls that wait at once for a change of their result, as watches do. Further calls are
+            answered without waiting.
+        max_request_bytes_in_flight: Most bytes in memory at once of requests over 64 KiB. Further requests are refused
+            with `ServerBusy`, and their clients retry them. The server needs several times the bytes of a write while
+            it carries it out.
+        request_receive_seconds: How long a request may take to arrive after its call has begun.
+        max_calls_per_connection: Most calls of one connection at once. Its client queues further calls.
+        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected after the third one.
+        follow_heartbeat_seconds: Interval of heartbeats on a stream of changes that waits for changes.
         base_maintenance_seconds: How often the server checks which columnar bases to rebuild.
-        base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
-        base_changed_share: Changes since a base, as a share of its rows, beyond which it is built anew.
-        base_max_age_seconds: A base that is older is built anew if anything has changed since, also where
-            `base_max_write_amplification` says no.
-        base_max_write_amplification: How many times the bytes of the rows written since a base building it anew may
-            write; before so much was written it is not built anew, whatever share has changed.
-        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base. When it grows
-            larger, scans stop using the base until it is rebuilt.
+        base_min_rows: Least number of rows of a bucket that gets a base with `columnar_base=auto`.
+        base_changed_share: A base is rebuilt when the changes since it was built exceed this share of its rows.
+        base_max_age_seconds: A base that is older is rebuilt if anything has changed since, even beyond
+            `base_max_write_amplification`.
+        base_max_write_amplification: Most bytes that rebuilding a base writes, as a multiple of the bytes of the rows
+            written since it was built. A base is not rebuilt before enough was written, whatever share has changed.
+        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base was built. Scans
+            stop using a base with a larger delta until it is rebuilt.
         base_total_delta_bytes: Memory for the deltas of all buckets, including older states that scans still read. When
             maintenance finds more, the buckets with the largest deltas lose their bases.
-        base_cpu_share: How much of a core building bases takes at most, of all tables together.
+        base_cpu_share: Most CPU time for building bases of all tables, as a share of one core.
         log_maintenance_seconds: How often the server rewrites small records of changelogs and removes old ones.
-        max_retention_hold_bytes: How much of one bucket's changelog retention holds may keep beyond its retention. A
-            reader that needs more gets `PositionExpired`.
-        catch_up_changes: A stream that asks for net changes gets them where a bucket is more changes behind.
-        catch_up_memory_bytes: How much of the net changes of one bucket is kept in memory before it goes to disk.
-            Making them takes about three times as much in all.
-        heartbeat_seconds: A scan that finds no rows to return is heard from that often.
-        drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`. Those that
-            follow changes do so at once, and so do calls that wait.
-        snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
-        consumer_ttl_seconds: A consumer of which nothing is heard for so long is forgotten: no stream, no commit.
-        max_consumers: Consumers that there may be at once, of all tables.
-        writer_ttl_seconds: A named writer of which nothing is heard for so long is forgotten: it must be opened anew.
-        max_writers_per_bucket: Writers that each bucket of a table knows at once: named ones, and clients that wrote to
-            it within the last hour, each as often as it writes side by side.
-        max_transactions: Transactions that there may be at once, neither committed nor aborted.
-        max_transaction_bytes: Bytes that each may stage.
-        transaction_ttl_seconds: A transaction of which nothing is heard for so long is aborted, when it does not say.
+        max_retention_hold_bytes: Most bytes of the changelog of one bucket that retention holds keep beyond its
+            retention. A reader that needs more gets `PositionExpired`.
+        catch_up_changes: A stream that asks for net changes gets them from buckets with a greater lag, in changes.
+        catch_up_memory_bytes: Memory for the net changes of one bucket before they spill to disk. Computing them takes
+            about three times as much in all.
+        heartbeat_seconds: Interval of heartbeats on a scan that finds no rows to return.
+        drain_seconds: How long running calls may continue after SIGTERM. Then scans end with `ServerDraining`. Streams
+            of changes and waiting calls end at once.
+        snapshot_ttl_seconds: Time to live of the lease of a snapshot, for pins that do not set it.
+        consumer_ttl_seconds: A consumer without a stream or a commit for this long is deleted.
+        max_consumers: Most consumers at once, of all tables.
+        writer_ttl_seconds: A named writer without a request for this long is forgotten, and must be opened again.
+        max_writers_per_bucket: Most writers that each bucket remembers at once: named writers, and the anonymous
+            writers of clients that wrote to it within the last hour, one for each of their concurrent writes.
+        max_transactions: Most transactions at once that are neither committed nor aborted.
+        max_transaction_bytes: Most bytes that one transaction stages.
+        transaction_ttl_seconds: A transaction without calls for this long is aborted, if it does not set its own time
+            to live.
         committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
-            Those without an id are for an hour, and the last one of a job always.
-        max_snapshot_leases: Leases on snapshots that there may be at once.
-        max_snapshot_bytes: Bytes on disk that snapshots may keep in addition to the tables before new ones are refused.
-        block_cache_bytes: Memory for blocks read by key, shared by all buckets.
-        write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
-        result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
-            at most a sixteenth of it. 0 keeps none.
-        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed,
-            except, while files are plentiful, those used within the last minute. An open one takes some ten file
-            descriptors and up to 256 for its files, and is opened again in some 20 ms.
-        bucket_idle_seconds: A bucket that nobody has used for so long is closed.
+            Commits without an id are remembered for an hour, and the last commit of a job always.
+        max_snapshot_leases: Most leases on snapshots at once.
+        max_snapshot_bytes: Most bytes on disk that only snapshots keep. Beyond it, new snapshots are refused.
+        block_cache_bytes: Memory for blocks that lookups by key read, shared by all buckets.
+        write_buffer_bytes: Memory for writes that are not in table files yet, shared by all buckets.
+        result_cache_bytes: Memory of the result cache, which answers repeated queries while their table does not
+            change. One result takes at most a sixteenth of it. 0 disables the cache.
+        max_open_buckets: Most buckets that stay open without being in use. Beyond it, the least recently used are
+            closed, except those used within the last minute while file descriptors are plentiful. An open bucket takes
+            about ten file descriptors and up to 256 for its files, and opens again in about 20 ms.
+        bucket_idle_seconds: A bucket that is unused for this long is closed.
         storage_threads: Threads for writes, lookups and syncs.
-        max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
-            jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
-        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
-            or for so long where it is wider.
-        aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
-            in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
+        max_clock_step_seconds: Commit times follow the machine's clock forward by at most this much at once. A greater
+            step is a jump: it is logged, reported by `stats`, and not followed. See docs/clocks.md.
+        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as the jump is
+            wide, or for this long if the jump is wider.
+        aggregate_functions: Names of the aggregate functions of other packages to load, as in their entry points in the
+            group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
     """
 
     data: Path
@@ -245,10 +246,10 @@ def _text(number: float) -> str:
 def load_config(
     flags: Mapping[str, object], config_file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> ServerConfig:
-    """The settings from four places, the first that has one wins: flag, environment, file, default.
+    """Loads the settings. Of flag, environment, file and default, the first that has a setting wins.
 
     Args:
-        flags: Values by setting name; None means not given. Strings are converted.
+        flags: Values by setting name. None means not given. Strings are converted.
         config_file: A TOML file with settings at its top level.
         environ: Environment variables; `SCANKV_DRAIN_SECONDS` sets `drain_seconds`.
 
@@ -272,17 +273,17 @@ def load_config(
 
 
 def as_toml(config: ServerConfig) -> str:
-    """The settings as a TOML file that `load_config` reads, each below what it means."""
-    meanings = _meanings()
+    """The settings as a TOML file that `load_config` reads, each with its description as a comment."""
+    descriptions = _descriptions()
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     return "".join(
-        f"{meanings.get(name, '')}{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n"
+        f"{descriptions.get(name, '')}{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n"
         for name, value in values.items()
     )
 
 
-def _meanings() -> dict[str, str]:
-    """What the docstring says of each setting, as TOML comments; nothing where docstrings were left out (`-OO`)."""
+def _descriptions() -> dict[str, str]:
+    # Python omits docstrings with -OO; then there are no comments.
     text = inspect.cleandoc(ServerConfig.__doc__ or "").partition("Attributes:\n")[2]
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
     return {
@@ -325,12 +326,12 @@ def _convert(name: str, value: object, to: type) -> object:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address as gRPC and clients write it: an IPv6 host stands in brackets."""
+    """The address as gRPC and clients write it, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address reaches this machine alone."""
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

@@ -82,7 +82,7 @@ _log = logging.getLogger(__name__)
 
 
 class PortTaken(ScanKvError):
-    """The address to listen on is in use, or not this machine's."""
+    """The address to listen on is in use, or does not belong to this machine."""
 
     code = "UNAVAILABLE"
     reason = "PORT_TAKEN"
@@ -94,12 +94,12 @@ class Server:
     Bound to the running event loop; leaving the block drains.
 
     Args:
-        config: Its settings.
+        config: The settings of the server.
         clocks: The clocks of the machine. None: the real ones.
 
     Attributes:
-        address: `HOST:PORT` that it listens on, once entered.
-        incarnation: Differs for every start.
+        address: The `HOST:PORT` on which the server listens, inside the block.
+        incarnation: A unique id of this start.
     """
 
     def __init__(self, config: ServerConfig, *, clocks: MachineClocks | None = None) -> None:
@@ -114,9 +114,9 @@ class Server:
         Raises:
             DirectoryLocked: Another server uses the directory.
             ForeignDirectory: The directory is neither empty nor a ScanKV data directory.
-            PortTaken: The address cannot be listened on.
+            PortTaken: The server cannot listen on the address.
             UsageError, DataLoss: The directory cannot be used; the message says why.
-            ScanKvError: A transaction that was committed cannot be applied.
+            ScanKvError: A committed transaction cannot be applied.
         """
         raise_file_limit()
         self._tables = Tables(self.config, clocks=self._clocks)
@@ -156,8 +156,8 @@ class Server:
         self.address = address_of(self.config.host, port)
         if not is_loopback(self.config.host):
             _log.warning(
-                "listening on %s without encryption or authentication: whoever reaches this address can read and "
-                "change every table",
+                "listening on %s without encryption or authentication: everybody who reaches this address can read "
+                "and change every table",
                 self.address,
             )
         for name in ("", *_SERVICES):
@@ -180,7 +180,9 @@ class Server:
         admin = AdminService(
             self._tables, self._registry, results, self._waiting, writes, self._intake, self.incarnation, version
         )
-        server: Any = self._intake.registering(self._server)  # Of a server it has what generated code uses.
+        server: Any = self._intake.registering(
+            self._server
+        )  # It has the methods of a server that generated code calls.
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
@@ -191,7 +193,7 @@ class Server:
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        # `enable_server_reflection` does this for gRPC's own server class alone.
+        # `enable_server_reflection` only works with gRPC's own server class.
         names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in its stub
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
@@ -209,10 +211,11 @@ class Server:
         return int(port)
 
     async def __aexit__(self, *_: object) -> None:
-        """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order.
+        """Drains the server, then closes every bucket in order.
 
-        Scans that run longer are ended with `ServerDraining`, which their readers have a second to take. Those that
-        follow a changelog, and calls that wait for a change, are ended so at once.
+        The server takes no new calls and gives running calls `drain_seconds`. Scans that run longer end with
+        `ServerDraining`, which their readers have a second to receive. Scans that follow a changelog, and calls that
+        wait for a change, end that way at once.
         """
         self._registry.close()
         self._waiting.close()
@@ -239,14 +242,16 @@ _EXIT_CODES = {
 def run(config: ServerConfig) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
 
-    Prints one line on stdout when ready; logs go to stderr. The code is 0 after a drain, 3 when the data directory is
-    locked, 4 when the port is taken, 5 when the data directory is not ScanKV's, 1 for anything else that keeps it from
-    starting, and 128 and the signal's number after a second signal: what was acknowledged is safe, as after a crash.
+    Prints one line on stdout when the server is ready; logs go to stderr. Every file that the process creates is
+    private to its user (umask 077), because RocksDB has no option for that.
 
-    Every file that this process makes is private to its user (umask 077): RocksDB has no option for that.
+    Returns:
+        The exit code: 0 after a drain; 3 when the data directory is locked; 4 when the port is taken; 5 when the data
+        directory does not belong to ScanKV; 1 for any other reason not to start. A second signal ends the process with
+        128 plus the number of the signal; acknowledged writes are safe, as after a crash.
     """
     os.umask(0o077)
-    # Arrow's own allocator keeps what big requests needed once: a quarter less memory after a load with the system's.
+    # Arrow's own allocator keeps the memory of big requests. The system's takes a quarter less after a load.
     pa.set_memory_pool(pa.system_memory_pool())
     logging.basicConfig(
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -263,14 +268,14 @@ async def _serve(config: ServerConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def signalled(number: int) -> None:
+    def handle_signal(number: int) -> None:
         if stop.is_set():
             _log.warning("ending at once on a second signal")
             os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled, number)
+        loop.add_signal_handler(number, handle_signal, number)
     async with Server(config) as server:
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
@@ -286,16 +291,16 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # Without this, a second server on the same port would start and get some of the connections.
         ("grpc.so_reuseport", 0),
-        # What is received of calls before they are read is at most this much of each. Both are needed: with probing,
-        # gRPC widens the window of every stream to what the network carries.
+        # The most that gRPC receives of each call before the server reads it. Both options are needed: with probing,
+        # gRPC widens the window of every stream to the capacity of the network.
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         # By default, a client that sends keepalive pings more often than every five minutes is disconnected.
         ("grpc.http2.min_ping_interval_without_data_ms", int(config.min_ping_interval_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Calls that have come and that the event loop has not begun with; beyond the first number gRPC drops some,
-        # beyond the second all. By default 1,000 and 3,000, which a few clients have at once after a long step.
+        # Received calls that the event loop has not started yet: gRPC drops some beyond the first number, and all
+        # beyond the second. The defaults are 1,000 and 3,000, which a few clients reach together after a long step.
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
     ]

@@ -1,4 +1,4 @@
-"""For test suites: a real server in a process of its own, which a test may kill and start again.
+"""For test suites: a real server in a process of its own, which a test may kill and restart.
 
     from scankv.sync import connect
     from scankv.testing import ServerProcess
@@ -35,15 +35,15 @@ _LOG_CHARACTERS: Final = 4000
 
 
 class ServerProcess:
-    """`scankv serve` over a data directory, listening on loopback; leaving `with` kills it unless it has ended.
+    """A process that runs `scankv serve` over a data directory on loopback. Leaving `with` kills it.
 
-    Its calls block. Not thread-safe. The process is in a session of its own: an interrupt from the keyboard reaches the
-    test, not the server.
+    All methods block. Not thread-safe. The process is in a session of its own, so an interrupt from the keyboard
+    reaches the test and not the server.
 
     Attributes:
-        url: `127.0.0.1:PORT`; the same after `restart`.
-        data_dir: The data directory; it outlives the process.
-        log_path: The file that its log is appended to, beside the data directory.
+        url: `127.0.0.1:PORT`; it stays the same after `restart`.
+        data_dir: The data directory, which outlives the process.
+        log_path: The file to which the server appends its log, beside the data directory.
         process: The process that was started last.
     """
 
@@ -51,10 +51,10 @@ class ServerProcess:
         """Starts the server, as `start` does.
 
         Args:
-            data_dir: Where the data goes; made when it is not there, but its parent must be.
-            *arguments: Further arguments of `scankv serve`, as `"--set", "max_live_scans=2"`.
+            data_dir: The data directory. It is created when it is missing; its parent must exist.
+            *arguments: Further arguments of `scankv serve`, such as `"--set", "max_live_scans=2"`.
             port: The port to listen on. 0: a free one.
-            wrapper: A command to run the server under, as `("strace", "-f")`.
+            wrapper: A command that runs the server, such as `("strace", "-f")`.
         """
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
@@ -64,47 +64,49 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Starts the process and waits until it says that it is ready. `__init__` has done so already.
+        """Starts the process and waits until it reports that it is ready. `__init__` calls this method.
 
         Raises:
-            Unavailable: It did not become ready; the message has the end of its log.
+            Unavailable: The server did not become ready. The message has the end of its log.
         """
         command = [sys.executable, "-m", "scankv", "serve", "--data", str(self.data_dir), "--port", str(self._port)]
         with self.log_path.open("ab") as log:
             self.process = self._popen([*self._wrapper, *command, *self._arguments], log)
         try:
             line = self._first_line()
-        except BaseException:  # Ctrl-C: nobody has the object yet who could end the process.
+        except BaseException:  # After Ctrl-C, the caller has no object yet by which to end the process.
             self.kill()
             raise
         if not line.startswith(_READY):
             self._reap()
-            raise Unavailable(f"the server did not start; it said {line!r}, and its log ends: {self._end_of_log()}")
+            raise Unavailable(
+                f"the server did not start: it printed {line!r}, and its log ends with: {self._end_of_log()}"
+            )
         self.url = line.removeprefix(_READY).strip()
 
     @property
     def log(self) -> str:
-        """What the server has logged so far, over all its starts."""
+        """The log of the server so far, over all its starts."""
         return self.log_path.read_text()
 
     def kill(self) -> None:
-        """Ends the process (and a wrapper around it) at once, as `kill -9` does, and waits until it is gone."""
-        # Its number may belong to another process once it was waited for.
+        """Kills the process and its wrapper, as `kill -9` does, and waits for their end."""
+        # After a wait for the process, its id may belong to another one.
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self._reap()
 
     def stop(self, timeout: float = 60) -> int:
-        """Drains the server with SIGTERM; its exit code.
+        """Drains the server with SIGTERM, and returns its exit code.
 
         Args:
-            timeout: Seconds within which it must have ended; then it is killed.
+            timeout: Seconds after which the server is killed.
 
         Raises:
-            subprocess.TimeoutExpired: It had not.
+            subprocess.TimeoutExpired: The server had not ended by then.
         """
         if self.process.poll() is None:
-            # To the group: a wrapper such as strace keeps the signal to itself.
+            # To the process group, because a wrapper such as strace does not forward the signal.
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
             return self.process.wait(timeout)
@@ -112,14 +114,14 @@ class ServerProcess:
             self.kill()
 
     def restart(self) -> None:
-        """Starts the server anew on the same directory and the same port.
+        """Starts the server again, with the same directory and port.
 
         Raises:
-            Unavailable: It did not become ready.
-            UsageError: It is still running.
+            Unavailable: The server did not become ready.
+            UsageError: The server is still running.
         """
         if self.process.poll() is None:
-            raise UsageError("the server is still running; end it with kill() or stop() before it is started again")
+            raise UsageError("the server is still running: end it with kill() or stop() before you restart it")
         self._reap()
         self._port = int(self.url.rsplit(":", 1)[1])
         self.start()
@@ -129,7 +131,7 @@ class ServerProcess:
 
     def _first_line(self) -> str:
         assert self.process.stdout is not None
-        # Without a timer: an interrupt as it starts would leave it to end another process of this number, much later.
+        # No timer: an interrupt while one starts could leave it behind, to kill another process of this id much later.
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             if not selector.select(_START_SECONDS):

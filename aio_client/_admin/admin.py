@@ -1,4 +1,4 @@
-"""What a server says of itself and of its scans, as plain values."""
+"""Statistics of a server, and its live scans."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """Statistics of a server, since its start unless said otherwise.
+    """Statistics of a server, since its start unless stated otherwise.
 
     Attributes:
-        version: The version of its software.
-        incarnation: Differs after every start.
-        uptime_millis: How long it has been running.
-        tables: Tables there are.
+        version: The server's version.
+        incarnation: Identifies the run of the server: every start has another value.
+        uptime_millis: How long the server has been running, in milliseconds.
+        tables: The number of tables.
         open_buckets: Buckets that are open now.
         live_scans: Scans that hold an iterator now.
         waiting_scans: Scans that wait to be admitted now.
-        open_cursors: What the live scans hold now: one for each bucket they have not finished.
-        undelivered_errors: Scans that the server ended while their reader took nothing. Their readers have not
-            fetched the error yet.
+        open_cursors: Cursors of the live scans now: one for each bucket that a scan has not finished.
+        undelivered_errors: Scans that the server ended while their reader took nothing. Their readers have not fetched
+            the error yet.
         scans_started: Scans started.
-        rows_scanned: Rows read by scans.
+        rows_scanned: Rows that scans read from storage.
         bytes_returned: Bytes of Arrow data that scans returned.
         open_transactions: Transactions that are neither committed nor aborted now.
         closed_commit_barriers: Transactions that are being applied now, behind a closed commit barrier.
         commits: Transactions committed.
         longest_commit_micros: The longest time that the commit barrier of a transaction was closed, in microseconds.
         rows_written: Rows in upserts and deletes that were acknowledged.
-        log_syncs: Syncs of write-ahead logs; one may serve many writers.
+        log_syncs: Syncs of write-ahead logs; one sync may serve many writers.
         resident_bytes: Resident memory now.
-        peak_resident_bytes: Resident memory at its highest.
-        open_files: File descriptors open now; 0 where the server's system does not say.
-        file_limit: How many there may be.
+        peak_resident_bytes: The highest resident memory.
+        open_files: File descriptors open now; 0 if the server's system does not report them.
+        file_limit: The most file descriptors that the server may open.
         tasks: Tasks of the server's event loop now.
-        snapshot_views: Views kept now for pinned snapshots.
-        snapshot_leases: Leases on them.
-        snapshot_bytes: Bytes on disk that only they keep.
+        snapshot_views: Views kept for pinned snapshots now.
+        snapshot_leases: Leases on these views now.
+        snapshot_bytes: Bytes on disk that only these views keep.
         unchanged_results: Counts, aggregates, top-N and scans that were answered with "nothing has changed".
         cached_results: Counts, aggregates and top-N that another call had computed, before or at the same time.
         computed_results: Counts, aggregates and top-N that were computed.
         result_cache_bytes: Memory of the result cache now.
-        waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
-        clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
-            when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
+        waiting_calls: Calls that wait for a change now, such as those of watches.
+        clock_offset_millis: How far the clock of the server's machine is ahead of the commit times, in milliseconds;
+            negative if it is behind. Beyond `max_clock_step_seconds`, the clock has jumped and needs attention.
         clock_jumps: How often that clock has jumped.
-        request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
-        refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
-        free_disk_bytes: What is free on the disk of the data directory.
+        request_bytes_in_flight: Memory of requests larger than 64 KiB now.
+        refused_requests: Requests refused with `ServerBusy`, because too many of these were in memory.
+        free_disk_bytes: Free bytes on the disk of the data directory.
         disk: What the data directory takes on disk.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
-        bases: The columnar bases of each table in use that has any, by table.
+        bases: The columnar bases of each table in use that has any, by table name.
     """
 
     version: str
@@ -102,7 +102,7 @@ class ServerStats:
 
     @classmethod
     def of(cls, message: admin_pb2.StatsResponse) -> Self:
-        """The figures in an answer."""
+        """Decodes the statistics in an answer."""
         return cls(
             version=message.version,
             incarnation=message.incarnation,
@@ -148,18 +148,18 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveScan:
-    """A scan that held iterators at the server when it was asked.
+    """A scan that held iterators when the server was asked.
 
     Attributes:
-        scan_id: Its name, as `stream.scan_id` and the server's log have it.
+        scan_id: The scan's id, as in `stream.scan_id` and the server's log.
         table: `database.table`.
-        buckets: The buckets it reads, ascending.
-        age_seconds: Since it was admitted.
-        rows: Rows it has read from storage.
-        bytes: Bytes of Arrow data made from them.
-        peer: The address of its client.
-        idle_seconds: Since its reader last took something.
-        snapshot_id: The snapshot it reads; None for the live table.
+        buckets: The buckets that the scan reads, ascending.
+        age_seconds: Seconds since the scan was admitted.
+        rows: Rows that it has read from storage.
+        bytes: Bytes of Arrow data that it has produced.
+        peer: The network address of its client.
+        idle_seconds: Seconds since its reader last took a message.
+        snapshot_id: The snapshot that it reads. None: the live table.
     """
 
     scan_id: str
@@ -174,7 +174,7 @@ class LiveScan:
 
     @classmethod
     def of(cls, message: admin_pb2.LiveScan) -> Self:
-        """One scan of an answer."""
+        """Decodes a scan in an answer."""
         return cls(
             scan_id=message.scan_id,
             table=message.table,

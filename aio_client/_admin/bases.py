@@ -1,4 +1,4 @@
-"""What a server says of columnar bases, as plain values."""
+"""Statistics of columnar bases."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseStatistics:
-    """The columnar base of one bucket; zeros where there is none. Costs are since the start of the server.
+    """The columnar base of one bucket; zeros if it has none. Costs are since the start of the server.
 
     Attributes:
         unused_reason: Why scans do not read a base of the bucket, in words. None if they read one.
-        log_offset: The offset of the first change that is not in it.
-        rows: Rows in it.
+        log_offset: The offset of the first change that is not in the base.
+        rows: Rows in the base.
         disk_bytes: Bytes of its files.
-        changes_since: How many changes there are since, as log offsets count them.
+        changes_since: The number of changes after the base, as log offsets count them.
         delta_rows: Rows and deletions in the delta, which is in memory. A key that was written several times may count
             several times.
         delta_bytes: Memory of the delta, including older states of it that scans still read.
-        age_seconds: Since its building was begun.
+        age_seconds: Seconds since the build of the base began.
         builds: Bases that were built.
-        build_cpu_seconds: What building took of one core, also where no base came of it.
-        written_bytes: Bytes of the files of all that were built.
-        last_build_cpu_seconds: What building the last one took.
-        last_written_bytes: Bytes of the files of that.
+        build_cpu_seconds: Processor time of all builds, including failed ones.
+        written_bytes: Bytes of the files of all bases built.
+        last_build_cpu_seconds: Processor time of the last build.
+        last_written_bytes: Bytes of the files of the last base built.
     """
 
     unused_reason: str | None
@@ -46,7 +46,7 @@ class BaseStatistics:
 
     @classmethod
     def of(cls, message: table_pb2.BaseStatistics) -> Self:
-        """The figures in an answer."""
+        """Decodes the statistics in an answer."""
         return cls(
             unused_reason=message.unused_reason or None,
             log_offset=message.log_offset,
@@ -66,21 +66,21 @@ class BaseStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBases:
-    """The columnar bases of one table: sums over its buckets, but for the age. See `BaseStatistics`.
+    """The columnar bases of one table: sums over its buckets, except for the age. See `BaseStatistics`.
 
     Attributes:
         table: `database.table`.
-        buckets: Its buckets.
-        bases: How many of them are read from a base.
+        buckets: The number of buckets.
+        bases: How many of the buckets are read from a base.
         rows: Rows in bases.
         disk_bytes: Bytes of their files.
-        changes_since: Changes since.
+        changes_since: The number of changes after the bases.
         delta_rows: Rows and deletions in the deltas, which are in memory.
         delta_bytes: Memory of the deltas.
-        age_seconds: Since the building of the oldest was begun.
+        age_seconds: Seconds since the build of the oldest base began.
         builds: Bases that were built.
-        build_cpu_seconds: What building took of one core.
-        written_bytes: Bytes of the files of all that were built.
+        build_cpu_seconds: Processor time of all builds.
+        written_bytes: Bytes of the files of all bases built.
         unused_reasons: Why scans do not read bases of some buckets, each reason once.
     """
 
@@ -100,7 +100,7 @@ class TableBases:
 
     @classmethod
     def of(cls, message: admin_pb2.TableBases) -> Self:
-        """The figures in an answer."""
+        """Decodes the statistics in an answer."""
         return cls(
             table=message.table,
             buckets=message.buckets,

@@ -1,4 +1,4 @@
-"""Checking a table: whether all that the server has stored of it agrees."""
+"""Checking a table: whether everything that the server has stored of it agrees."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCheck:
-    """What was found of one index in one bucket.
+    """The result of checking one index in one bucket.
 
     Attributes:
-        columns: The columns it is ordered by, the first one first.
-        entries: How many entries it has.
-        ready: Whether it is used. One that is still built is not compared with the rows.
-        problem: What is wrong with it; None when nothing is.
+        columns: The columns of the index, in order.
+        entries: The number of entries.
+        ready: Whether the index is used. An index that is still being built is not compared with the rows.
+        problem: What is wrong with the index. None: nothing.
     """
 
     columns: tuple[str, ...]
@@ -32,13 +32,13 @@ class IndexCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketCheck:
-    """What was found of one bucket, as of one instant.
+    """The result of checking one bucket, as of one instant.
 
     Attributes:
-        bucket: Its number.
-        rows: How many rows it has.
-        indexes: Its part of every index, in the order of the table's indexes.
-        problem: What is wrong with the rows, or why they cannot be read; None when nothing is.
+        bucket: The bucket's number.
+        rows: The number of rows.
+        indexes: The result for each index, in the order of the table's indexes.
+        problem: What is wrong with the rows, or why they cannot be read. None: nothing.
     """
 
     bucket: int
@@ -48,12 +48,12 @@ class BucketCheck:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether nothing is wrong, neither with the rows nor with an index."""
+        """Whether nothing is wrong with the rows and the indexes."""
         return self.problem is None and all(index.problem is None for index in self.indexes)
 
     @classmethod
     def of(cls, message: admin_pb2.BucketCheck) -> Self:
-        """One bucket of an answer."""
+        """Decodes the result of one bucket."""
         return cls(
             bucket=message.bucket,
             rows=message.rows,
@@ -73,7 +73,7 @@ class BucketCheck:
 async def check_table(
     transport: Transport, name: str, on_bucket: Callable[[BucketCheck], None] | None
 ) -> list[BucketCheck]:
-    """Checks every bucket, and tells of each as soon as it is done. See `Client.check_table`."""
+    """Checks every bucket, and reports each one as soon as it is done. See `Client.check_table`."""
     call = transport.open_check(admin_pb2.CheckTableRequest(table=name))
     checks = []
     while (message := await call.read(None)) is not None:

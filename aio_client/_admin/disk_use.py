@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 class DiskUse:
     """Bytes on disk, as the file system allocates them.
 
-    A file that several parts share by hard links, as snapshots do with the table, is counted once, for the first of
-    these that has it.
+    A file that several parts share by hard links, as snapshots do with the table, counts once, for the first of these
+    parts that has it.
 
     Attributes:
         rows: Table files of rows.
         changelog: Table files of the changelog.
         indexes: Table files of index entries.
-        write_ahead_logs: What was written and is not in table files yet. It shrinks with the next flush.
+        write_ahead_logs: Writes that are not in table files yet. Shrinks with the next flush.
         bases: Columnar bases.
-        snapshots: What pinned snapshots alone keep.
-        staging: What open transactions have staged. 0 for a single table.
-        unopened: Table files of buckets that were not opened since the server started: what they hold is not known.
+        snapshots: Files that only pinned snapshots keep.
+        staging: Rows that open transactions have staged. 0 for a single table.
+        unopened: Table files of buckets that were not opened since the server started, so that their parts are unknown.
         other: Everything else.
-        total: All of them.
+        total: The sum of all of these.
     """
 
     rows: int
@@ -42,5 +42,5 @@ class DiskUse:
 
     @classmethod
     def of(cls, message: table_pb2.DiskUse) -> Self:
-        """The figures in an answer."""
+        """Decodes the bytes in an answer."""
         return cls(**{name: getattr(message, name) for name in cls.__slots__})

@@ -1,4 +1,4 @@
-"""Indexes of a table: named by their columns, how far they are built, and waiting until they are."""
+"""Indexes of a table: their columns, how far their builds have come, and waiting for a build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
 
 Indexes: TypeAlias = Sequence[str | Sequence[str]]
-"""Some indexes: of each the name of its column, or the names of its columns, the first one first."""
+"""Indexes: for each, the name of its column, or the names of its columns in order."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -26,14 +26,14 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
-    """How far an index is built. It is used when it is ready in every bucket that is read.
+    """How far the build of an index has come. The index is used when it is ready in every bucket that is read.
 
     Attributes:
-        columns: The columns it is ordered by, the first one first.
-        ready: Whether it is whole, and used.
-        rows_done: About how many of the table's rows it has.
-        rows: The table's rows; None where they are not counted, see `BucketStatistics`.
-        failure: Why it cannot be built; None otherwise. It is not used, and is to be dropped.
+        columns: The columns of the index, in order.
+        ready: Whether the index is complete, and used.
+        rows_done: About how many of the table's rows are in the index.
+        rows: The number of rows in the table. None if the table does not count them; see `BucketStatistics.rows`.
+        failure: Why the index cannot be built, in which case it is not used and should be dropped. None otherwise.
     """
 
     columns: tuple[str, ...]
@@ -44,29 +44,29 @@ class IndexStatus:
 
 
 def index_messages(indexes: Indexes, option: str) -> list[table_pb2.IndexColumns]:
-    """The columns of each index as the server is sent them.
+    """The columns of each index as requests carry them.
 
     Args:
-        indexes: What the caller gave; a text is the one index on that column.
-        option: The argument it was given as, for the message.
+        indexes: The caller's argument; a text is the only column of a single index.
+        option: The argument's name, for messages.
 
     Raises:
-        UsageError: It is not made of names.
+        UsageError: The argument does not consist of names.
     """
     given = (indexes,) if isinstance(indexes, str) else indexes
     if not isinstance(given, Sequence):
-        raise UsageError(_not_indexes(option, given), option=option)
+        raise UsageError(_invalid_indexes_text(option, given), option=option)
     messages = []
     for columns in given:
         names = (columns,) if isinstance(columns, str) else columns
         if not isinstance(names, Sequence) or not all(map(is_text, names)):
-            raise UsageError(_not_indexes(option, columns), option=option)
+            raise UsageError(_invalid_indexes_text(option, columns), option=option)
         messages.append(table_pb2.IndexColumns(columns=names))
     return messages
 
 
 def index_statuses(response: table_pb2.GetTableResponse) -> list[IndexStatus]:
-    """The states in an answer that was asked for with statistics, in the order of the table's indexes."""
+    """The states of the indexes in a description with statistics, in the order of the table's indexes."""
     columns = {index.id: tuple(index.columns) for index in response.table.indexes}
     return [
         IndexStatus(
@@ -86,23 +86,23 @@ async def wait_until_built(
     added: Collection[tuple[str, ...]],
     on_progress: Callable[[list[IndexStatus]], None] | None,
 ) -> None:
-    """Waits until some indexes are ready, for as long as it takes; also while the server restarts.
+    """Waits until some indexes are ready, however long it takes, also while the server restarts.
 
     Args:
         transport: The client's connection.
-        table: The table as it was when the indexes were there.
+        table: The description of the table that has the indexes.
         added: The columns of each index.
-        on_progress: Given their states whenever the server has been asked.
+        on_progress: Called with the states of these indexes whenever the server has been asked.
 
     Raises:
-        InvalidRequest: One cannot be built, or was dropped meanwhile.
-        TableNotFound: The table was dropped meanwhile.
-        ConnectionFailed: There was no answer for the operation timeout; the server goes on building.
+        InvalidRequest: An index cannot be built, or was dropped during the wait.
+        TableNotFound: The table was dropped during the wait.
+        ConnectionFailed: No answer came for the operation timeout; the server continues to build the indexes.
     """
     ids = {index.id for index in table.indexes if tuple(index.columns) in added}
     pause = _FIRST_PAUSE_SECONDS
     while True:
-        response = await _described(transport, table.name)
+        response = await _describe(transport, table.name)
         if response.table.incarnation != table.incarnation:
             raise TableNotFound(f"table {table.name} was dropped while its indexes were built", table=table.name)
         if not ids <= {index.id for index in response.table.indexes}:
@@ -116,25 +116,25 @@ async def wait_until_built(
             on_progress(ours)
         for status in ours:
             if status.failure is not None:
-                raise InvalidRequest(_failed(table.name, status), table=table.name)
+                raise InvalidRequest(_failure_text(table.name, status), table=table.name)
         if all(status.ready for status in ours):
             return
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-async def _described(transport: Transport, name: str) -> table_pb2.GetTableResponse:
+async def _describe(transport: Transport, name: str) -> table_pb2.GetTableResponse:
     request = table_pb2.GetTableRequest(name=name, statistics=True)
     return await call_again(transport, lambda: transport.services.tables.GetTable, request)
 
 
-def _not_indexes(option: str, given: object) -> str:
+def _invalid_indexes_text(option: str, given: object) -> str:
     return f'{option} is a list of indexes, each a column or several, as ["score", ("league", "score")], not {given!r}'
 
 
-def _failed(table: str, status: IndexStatus) -> str:
+def _failure_text(table: str, status: IndexStatus) -> str:
     columns = ", ".join(status.columns)
     return (
-        f"the index on ({columns}) of {table} cannot be built: {status.failure}; it is not used, and is to be dropped: "
+        f"the index on ({columns}) of {table} cannot be built: {status.failure}; it is not used; drop it with "
         f"alter_table(..., drop_indexes=[{status.columns!r}]), or scankv index drop {table} {','.join(status.columns)}"
     )

@@ -1,4 +1,4 @@
-"""The connection to a server: opened, closed, and the tables behind it."""
+"""`connect` and `Client`: the connection to a server, its tables, and its administration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._client.table import Table
 from aio_client._client.transaction import (
     TransactionOpener,
-    TransactionPart,
     abort_transaction,
     give_up_transaction,
     list_transactions,
 )
+from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import names_of, text_of, timeout_of
-from aio_client._input.awaitable import Opener
+from aio_client._input.awaitable import AwaitableOpener
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.config import ClientConfig, default_url
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
-    from aio_client._client.transaction import ConflictMode, LostWrites, TransactionInfo
+    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction_info import LostWrites, TransactionInfo
     from aio_client._scan.snapshot import Snapshot
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """A connection to one server. It connects with the first call, and again when the server was away.
+    """A connection to one server. It connects with the first call, and reconnects after the server was away.
 
     Belongs to the event loop it was opened in, where many tasks may use it at once; not to be used in a forked process.
     Made by `connect`.
@@ -69,7 +70,7 @@ class Client:
 
     @property
     def config(self) -> ClientConfig:
-        """What the client was opened with; picklable."""
+        """The settings that the client was opened with; picklable."""
         return self._config
 
     async def aclose(self) -> None:
@@ -91,40 +92,45 @@ class Client:
         aggregates: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int,
     ) -> Table:
-        """Creates a table; it is durable when this returns.
+        """Creates a table. The table is durable when the call returns.
 
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
-            schema: The columns. Types that differ in layout only are stored as one, so `large_string` as `string`.
+            schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
             primary_key: The key columns, in key order; they become NOT NULL.
-            bucket_key: The key columns whose values choose the bucket. Default: the whole primary key.
-            buckets: How many buckets the table has, 1 to 1024. Default: the server's, 4.
-            indexes: Of each index its column, or its columns, the first one first: `["score", ("league", "score")]`.
-                An index makes top-N by its first column, and predicates on its first columns, read what they return
-                instead of all rows; it makes every write read the old row.
-            version_column: Of `merge_engine="versioned"`: of two rows that with the greater version stays. Null is
-                least, and of equal ones the later row stays.
-            sequence_column: Of `merge_engine="last_row"`: the same by one column or several, so that rows that come
-                late lose.
-            sequence_groups: Of `merge_engine="partial_update"`: columns that change together, by the column, or the
-                columns in a tuple, that say how new they are: `{"seq": ["a", "b"]}`. They change by rows that are not
-                older, then also to null.
-            aggregates: What becomes of columns: `{"total": agg.sum(), "worst": agg.max()}`. Of
-                `merge_engine="aggregate"`, where the others keep the last value that is not null, and of columns in
+            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key.
+            buckets: The number of buckets, 1 to 1024. Default: the server's, 4.
+            indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
+                top-N by its first column, and predicates on its first columns, read only the rows that they return. It
+                makes every write read the old row.
+            version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
+                two equal versions the later row wins.
+            sequence_column: For `merge_engine="last_row"`: the same with one column or several, so that rows that
+                arrive late lose.
+            sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
+                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. Only rows that are not older change
+                them, also to null.
+            aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
+                `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
             **options: Table options by name: `merge_engine` ("last_row", "first_row", "versioned", "partial_update" or
                 "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
-                `row_deduplicate`, `compression`, and what else the server knows. `changelog` is what those who follow
-                the table get: "full" the rows before and after every change; "upsert" the rows after it, and the keys
-                of deleted ones; "none" nothing, as nobody can follow it. Without "full", without an index and with
-                whole rows, writes of a `last_row` table are faster, as they do not read the rows that they replace.
-                Then a row written again as it is, and the deletion of a key that is not there, are changes like others;
-                and the number of rows is not kept, so that `count` reads them.
+                `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
+                the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
+                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. Without "full",
+                without an index and with complete rows, writes of a `last_row` table are faster, because they do not
+                read the rows that they replace. Then a row that is written again unchanged, and the deletion of a key
+                without a row, are changes like others; and the table does not keep its number of rows, so `count` reads
+                them.
+
+        Returns:
+            The new table.
 
         Raises:
-            TableExists: There is a table of that name.
-            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is not possible;
-                InvalidOption for an option, SchemaMismatch for a column.
+            TableExists: A table of that name exists.
+            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is invalid; InvalidOption
+                for an option, SchemaMismatch for a column.
+            UsageError: An argument has the wrong type.
         """
         if not isinstance(schema, pa.Schema):
             raise UsageError(f"schema is a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
@@ -147,10 +153,13 @@ class Client:
         return Table(self._transport, response.table)
 
     async def drop_table(self, name: str) -> None:
-        """Drops a table with its rows and changelog; scans of it that are running end with TableNotFound.
+        """Drops a table with its rows and its changelog. Running scans of the table end with TableNotFound.
+
+        Args:
+            name: `database.table`.
 
         Raises:
-            TableNotFound: There is none of that name.
+            TableNotFound: The table does not exist.
         """
         request = table_pb2.DropTableRequest(name=text_of(name, "name"))
         await self._transport.call(lambda: self._transport.services.tables.DropTable, request, repeatable=False)
@@ -168,26 +177,30 @@ class Client:
     ) -> Table:
         """Adds columns at the end of a table, and adds and drops indexes: all of it, durably, or nothing.
 
-        Rows written before are null in a new column, and scans that are running keep theirs. An index is built by the
-        server while the table is read and written, and is used once it is whole.
+        Rows written before are null in a new column, and running scans keep the columns that they began with. The
+        server builds an index while the table is read and written, and uses it once it is complete.
 
         Args:
             name: `database.table`.
-            add_columns: The columns, all nullable.
-            add_indexes: The columns of each, as in `create_table`. They may be columns that are added.
-            drop_indexes: The columns of each, exactly.
-            add_aggregates: What becomes of columns that are added, as `aggregates` of `create_table`.
-            wait: Whether to return only when the added indexes are ready, for as long as that takes. To give up waiting
-                ends nothing: the server goes on building. Default: yes.
-            on_progress: Called with the states of the added indexes, whenever the server was asked while waiting; at
+            add_columns: The columns to add, all nullable.
+            add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
+            drop_indexes: The exact columns of each index to drop.
+            add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
+                does not stop the server from building them. Default: yes.
+            on_progress: Called with the states of the added indexes whenever the server was asked during the wait; at
                 least once.
 
+        Returns:
+            The table with its new description.
+
         Raises:
-            TableNotFound: There is no such table, or it was dropped meanwhile.
-            SchemaMismatch: A name is taken, a type cannot be stored or not in an index, or a column is NOT NULL.
-            InvalidRequest: There is such an index already, or none to drop; or an index cannot be built: the message
-                says why. Then it is there, is not used, and is to be dropped.
-            ConnectionFailed: There was no answer; while waiting, for the operation timeout.
+            TableNotFound: The table does not exist, or was dropped during the call.
+            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL.
+            InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
+                the message says why: the index exists then, is not used, and should be dropped.
+            ConnectionFailed: No answer came; during the wait, for the operation timeout.
+            UsageError: Nothing was to be altered, or an argument has the wrong type.
         """
         if add_columns is not None and not isinstance(add_columns, pa.Schema):
             raise UsageError(
@@ -215,44 +228,49 @@ class Client:
     async def check_table(
         self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None
     ) -> list[BucketCheck]:
-        """Has the server read a whole table, and says whether all that is stored of it agrees.
+        """Has the server read a complete table and verify that everything stored of it agrees.
 
-        Each row can be decoded and has its key, there are as many as are counted, and every index has exactly the
-        entries of the rows. Each bucket is checked as of one instant; writes go on meanwhile. No rows travel. It takes
-        about as long as a scan of all columns, and has no timeout.
+        The server verifies that each row can be decoded and has its key, that the number of rows is right, and that
+        every index has exactly the entries of the rows. Each bucket is checked as of one instant, and writes continue.
+        No rows are sent. The call takes about as long as a scan of all columns, and has no timeout.
 
         Args:
             name: `database.table`.
-            on_bucket: Called with each bucket as soon as it is done.
+            on_bucket: Called with the result of each bucket as soon as it is done.
 
         Returns:
-            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.is_consistent`.
+            The result of each bucket, in ascending order. Damage is reported, not raised: see
+            `BucketCheck.is_consistent`.
 
         Raises:
-            TableNotFound: There is no such table, or it was dropped meanwhile.
-            TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, of which it is one.
+            TableNotFound: The table does not exist, or was dropped during the call.
+            TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, because the server
+                runs it as one.
         """
         return await check_table(self._transport, text_of(name, "name"), on_bucket)
 
     async def table(self, name: str) -> Table:
-        """The table of that name.
+        """Returns the table of that name.
+
+        Args:
+            name: `database.table`.
 
         Raises:
-            TableNotFound: There is none; the message has the near ones.
+            TableNotFound: The table does not exist; the message suggests similar names.
         """
         request = table_pb2.GetTableRequest(name=text_of(name, "name"))
         response = await self._transport.call(lambda: self._transport.services.tables.GetTable, request)
         return Table(self._transport, response.table)
 
     async def tables(self) -> list[Table]:
-        """All tables that can be used, by name, ascending. `damaged_tables` has the others."""
+        """Lists all usable tables, in ascending order of names. `damaged_tables` lists the others."""
         response = await self._list_tables()
         return [Table(self._transport, description) for description in response.tables]
 
     async def damaged_tables(self) -> list[DamagedTable]:
-        """The tables that cannot be used, or of which some buckets cannot, with the reasons; by name, ascending.
+        """Lists the tables that are damaged, completely or in some buckets, with the reasons, by name.
 
-        Of buckets, as far as the server knows: it finds damage when it opens or reads them. `check_table` reads all.
+        The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
         response = await self._list_tables()
         usable = {table.name for table in response.tables}
@@ -269,31 +287,31 @@ class Client:
         """Makes a scan of a `Scan.spec`, which may come from another process.
 
         Raises:
-            UsageError: It is none.
+            UsageError: `spec` is not a ScanSpec.
         """
         if not isinstance(spec, ScanSpec):
             raise UsageError(f"scan takes a ScanSpec, as scan.spec gives it, not {spec!r:.80}")
         return Scan(self._transport, spec)
 
     async def server_stats(self) -> ServerStats:
-        """The figures of the whole server; nothing is opened for them."""
+        """Returns statistics of the whole server. The server opens no bucket for them."""
         response = await self._transport.call(lambda: self._transport.services.admin.Stats, admin_pb2.StatsRequest())
         return ServerStats.of(response)
 
     async def live_scans(self) -> list[LiveScan]:
-        """The scans of all clients that hold iterators now, the oldest first."""
+        """Lists the scans of all clients that hold iterators now, oldest first."""
         response = await self._transport.call(
             lambda: self._transport.services.admin.ListScans, admin_pb2.ListScansRequest()
         )
         return [LiveScan.of(scan) for scan in response.scans]
 
     async def cancel_scan(self, scan_id: str) -> None:
-        """Ends a scan, also of another client: what it holds is free when this returns; its reader gets ScanCancelled.
+        """Ends a scan of any client. Its iterators are freed when the call returns; its reader gets ScanCancelled.
 
-        Of a scan that is just being opened it is free as soon as that is done, which takes milliseconds.
+        The iterators of a scan that is just being opened are freed as soon as it is open, some milliseconds later.
 
         Args:
-            scan_id: As `live_scans` and `stream.scan_id` have it.
+            scan_id: The id in `live_scans` and `stream.scan_id`.
 
         Raises:
             ScanNotFound: There is no such live scan; it may have ended by itself.
@@ -302,32 +320,35 @@ class Client:
         await self._transport.call(lambda: self._transport.services.admin.CancelScan, request, repeatable=False)
 
     async def snapshots(self, table: str | None = None) -> list[Snapshot]:
-        """The pinned snapshots of all clients, the oldest view first. None of them is renewed by being listed.
+        """Lists the pinned snapshots of all clients, in the order of their views, oldest first. Renews none of them.
 
         Args:
-            table: Only those of this table, as `database.table`. Default: of all tables.
+            table: List only snapshots of this table, given as `database.table`. Default: of all tables.
 
         Raises:
-            TableNotFound: There is no such table.
+            TableNotFound: The table does not exist.
         """
         return await list_snapshots(self._transport, None if table is None else text_of(table, "table"))
 
     async def column_locks(self, table: str | None = None) -> list[ColumnLock]:
-        """The column locks of all clients, by table and id. None of them is renewed by being listed.
+        """Lists the column locks of all clients, by table and id. Renews none of them.
 
         Args:
-            table: Only those of this table, as `database.table`. Default: of all tables.
+            table: List only locks of this table, given as `database.table`. Default: of all tables.
 
         Raises:
-            TableNotFound: There is no such table.
+            TableNotFound: The table does not exist.
         """
         return await list_locks(self._transport, None if table is None else text_of(table, "table"))
 
     async def release_column_lock(self, lock_id: str) -> None:
-        """Ends a column lock, also of another client, whose writes then are as those of any other.
+        """Ends a column lock of any client. Later writes that name the lock are refused with LockLost.
+
+        Args:
+            lock_id: `ColumnLock.id`.
 
         Raises:
-            LockLost: There is none of that id.
+            LockLost: No lock has that id.
         """
         await release_lock(self._transport, lock_id)
 
@@ -340,86 +361,94 @@ class Client:
         writer: str | None = None,
         attempt: str | None = None,
     ) -> TransactionOpener:
-        """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
+        """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
             async with client.transaction(id="job-1:7") as tx:
                 await tx.upsert(flights, rows)
                 await tx.delete(queue, keys)
 
-        In `async with`, it is committed at the end of the block, and aborted when that is left by an error. With `tx =
-        await client.transaction(...)`, both are the caller's. Writes are checked and kept on the server's disk until
-        the commit, also over a restart of the server. Readers, and those who follow changes, see all of it or nothing.
+        `async with` commits the transaction at the end of the block, and aborts it if an error leaves the block. After
+        `tx = await client.transaction(...)`, the caller commits or aborts it. Writes are checked at once and staged on
+        the server's disk until the commit, which survives a restart of the server. Readers, including readers of
+        changes, see all of a transaction or nothing.
 
         Args:
-            id: What the transaction is, so that it is committed once however often it is repeated, also by another
-                process after a crash: 1 to 128 characters, as "job:sequence". Beginning it again aborts the one that
-                was begun before, or tells that that was committed: see `Transaction.result`. Ids are remembered for 7
-                days, and the last one of all that begin equally, up to the last `:`, for good. Default: none.
-            conflict: What becomes of it when others have changed keys that it writes since it has first written to
-                their table: "last_wins" replaces what they have written, with "abort" the commit raises
-                TransactionConflict.
-            ttl: Seconds after which it is aborted when nothing is heard of it, 1 to 604,800. Default: the server's, an
+            id: The id by which the transaction is committed once, however often it is repeated, also by another process
+                after a crash: 1 to 128 characters, such as "job:sequence". Beginning an id again aborts its open
+                transaction; if the id was committed, nothing is staged and `Transaction.result` has the result. The
+                server remembers ids for 7 days, and of all ids with the same text before the last `:` the last one for
+                good. Default: none.
+            conflict: What the commit does if other writers have changed keys that the transaction writes since it first
+                wrote to their table: "last_wins" replaces their changes, "abort" raises TransactionConflict.
+            ttl: Seconds without a call after which the transaction is aborted, 1 to 604,800. Default: the server's, one
                 hour.
-            writer: The id of the writer whose changes those of the transaction are, so that `Table.undo` takes them
-                back with what it has written itself. It need not be open, nor does this fence it. Default: nobody's.
-            attempt: With an id: whoever begins it with the same attempt, in whatever process, gets the transaction that
-                is open, in place of aborting it; each then stages by `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _ -`.
-                Default: each beginning is one of its own.
+            writer: The id of the writer to which the changes belong, so that `Table.undo` reverts them together with
+                that writer's own. The writer need not be open, and is not fenced. Default: no writer.
+            attempt: With an id: every caller, in any process, that begins the id with the same attempt gets the open
+                transaction instead of aborting it; each then stages with `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _
+                -`. Default: each call is an attempt of its own.
+
+        Returns:
+            An object for `async with` or `await`, which begins a `Transaction` each time.
 
         Raises:
-            TooManyTransactions: The server has as many open ones as it allows.
-            UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
+            TooManyTransactions: The server has as many open transactions as it allows.
+            UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
         return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
-        """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.
+        """Takes part in a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
 
         Args:
-            token: That of the transaction.
-            part: Names what is staged here, differently for each attempt: 1 to 128 characters.
+            token: `Transaction.token`.
+            part: Names what is staged here, with another name for each attempt: 1 to 128 characters.
         """
         return TransactionPart(self._transport, text_of(token, "token"), text_of(part, "part"))
 
     async def transactions(self) -> list[TransactionInfo]:
-        """The open transactions of all clients, the oldest first. None of them is renewed by being listed.
+        """Lists the open transactions of all clients, oldest first. Renews none of them.
 
-        With them those that are committed and could not be applied everywhere, which have `stuck`.
+        Includes committed transactions that could not be applied everywhere, which have `stuck` set.
         """
         return await list_transactions(self._transport)
 
     async def abort_transaction(self, token: str) -> None:
-        """Aborts a transaction, also of another client; nothing happens when there is none of that token.
+        """Aborts a transaction of any client. Does nothing if no transaction has that token.
+
+        Args:
+            token: `TransactionInfo.token`.
 
         Raises:
-            TransactionCommitted: It is committed, or is being committed.
+            TransactionCommitted: The transaction is committed, or is being committed.
         """
         await abort_transaction(self._transport, token)
 
     async def give_up_transaction(self, token: str) -> list[LostWrites]:
-        """Accepts that a committed transaction is lost where it cannot be applied, so that all its buckets are served.
+        """Accepts that a committed transaction is lost where it cannot be applied, so that its buckets serve again.
 
-        For an operator, when what it has staged, a bucket or the definition of a table is damaged, and there is no copy
-        to restore it from: `transactions()` lists it, with `stuck`. All that can be applied is applied first. From then
-        on the transaction counts as committed; what is lost cannot be had back.
+        For operators, if staged rows, a bucket or a table definition is damaged, and no copy exists to restore it from:
+        `transactions()` lists the transaction with `stuck`. The server first applies everything that it can apply.
+        Afterwards, the transaction counts as committed, and what is lost cannot be recovered.
 
         Args:
-            token: Names it.
+            token: `TransactionInfo.token`.
 
         Returns:
-            What is lost, by table and bucket; nothing when all of it could be applied.
+            What is lost, by table and bucket. Empty if everything could be applied.
 
         Raises:
-            TransactionLost: No committed transaction of that token is stuck.
-            TransactionCommitted: It may be applied yet, because the disk is full, or it waits for an earlier one.
-            DiskFull: It cannot be written down.
+            TransactionLost: No committed transaction with that token is stuck.
+            TransactionCommitted: The transaction may still be applied, because the disk is full, or because it waits
+                for an earlier one.
+            DiskFull: The decision cannot be stored.
         """
         return await give_up_transaction(self._transport, token)
 
     async def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
-        """The snapshot of that id, which another process may have taken; its time to live begins anew.
+        """Returns the snapshot of that id, which another process may have taken, and starts its time to live again.
 
-        While the server is away it is tried for the operation timeout: leases survive a restart.
+        While the server is away, the client tries for the operation timeout: leases survive a restart.
 
         Args:
             snapshot_id: `Snapshot.id`.
@@ -427,24 +456,25 @@ class Client:
 
         Raises:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
         """
         return await adopt_snapshot(self._transport, text_of(snapshot_id, "snapshot_id"), ttl)
 
     async def wait_ready(self, timeout: float = 30.0) -> None:
-        """Waits until the server serves, also when it is not there yet.
+        """Waits until the server serves requests. The server need not be running yet.
 
         Args:
-            timeout: Seconds.
+            timeout: The longest time to wait, in seconds.
 
         Raises:
-            UsageError: It is no such number.
-            DeadlineExceeded: It did not within the timeout; says what it did last.
+            UsageError: `timeout` is not such a number.
+            DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         await self._transport.wait_ready(timeout_of(timeout))
 
 
-class ClientOpener(Opener):
-    """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
+class ClientOpener(AwaitableOpener):
+    """The result of `connect`: `async with connect(...) as client`, or `client = await connect(...)`."""
 
     call = "connect(...)"
     name = "client"
@@ -483,21 +513,25 @@ def connect(
 ) -> ClientOpener:
     """Opens a client, in `async with` or by `await`.
 
-    The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
-    writes, which the server applies once however often they are repeated, and scans that know where they stand, of a
-    pinned snapshot or with a resume token, wait for it.
+    The server need not run yet: the first call connects, and fails within milliseconds if nothing listens at the
+    address. Only calls that are safe to repeat wait for an absent server: writes, which the server applies once however
+    often they are repeated, and scans with a known position, which are those of a pinned snapshot or with a resume
+    token.
 
     Args:
-        url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, else
-            `localhost:7070`.
+        url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, or
+            `localhost:7070` without it.
         operation_timeout: Seconds for one operation with all its attempts; for a scan, the time without progress.
         attempt_timeout: Seconds until the first message of an answer.
         next_chunk_timeout: Seconds until the next chunk or heartbeat of a scan, while the caller waits for it.
         read_ahead_bytes: Bytes of a scan that the server may send ahead, 64 KiB to 64 MiB.
         read_ahead_chunks: The same in chunks, 1 to 1024; the lesser of both counts.
 
+    Returns:
+        An object for `async with` or `await`, which opens a `Client`.
+
     Raises:
-        UsageError: The url cannot be read, or a number is out of its range.
+        UsageError: The url cannot be parsed, or a number is out of range.
     """
     return ClientOpener(
         ClientConfig(

@@ -1,47 +1,38 @@
-"""Transactions: writes to many buckets and tables that are seen all at once or never."""
+"""Transactions: writes to many buckets and tables that become visible together, or never."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 import anyio
 
+from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
+from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import text_of
-from aio_client._input.awaitable import Opener
-from aio_client._input.data import rows_of
-from aio_client._input.keys import is_one_key, keys_of
-from aio_client._input.optional import to_pylist
-from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._queries.lookup import LookupAnswer, assemble
+from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
-from aio_client._write.column_locks import lock_ids_of
-from aio_client._write.write_requests import WritePieces, mode_of
-from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
-from scankv.model.limits import MAX_WAIT_MILLIS
-from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
+from scankv.model.errors import ConnectionFailed, ScanKvError, UsageError
+from scankv.v1 import transaction_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Sequence
     from types import TracebackType
 
     import pyarrow as pa
 
     from aio_client._client.table import Table
-    from aio_client._input.data import Data
     from aio_client._transport.transport import Transport
     from aio_client._write.column_locks import ColumnLock
-    from aio_client._write.merging import Names, WriteMode
+    from aio_client._write.merging import WriteMode
+    from aio_client._write.write_requests import WritePieces
 
 ConflictMode: TypeAlias = Literal["last_wins", "abort"]
-"""What becomes of a transaction whose keys others have written meanwhile."""
+"""What a commit does if other writers have changed the transaction's keys since it first wrote to their table."""
 
-# An abort that the server does not answer must not hold up whoever leaves the block; the transaction expires by itself.
+# An abort that the server does not answer must not delay the end of the block: the transaction expires by itself.
 _ABORT_SECONDS: Final = 5.0
 _MODES: Final = {
     "last_wins": transaction_pb2.CONFLICT_MODE_LAST_WINS,
@@ -50,324 +41,11 @@ _MODES: Final = {
 _MAIN: Final = "main"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitResult:
-    """What a commit has done; all of it is durable, and seen by everybody.
-
-    Attributes:
-        rows: Rows, and keys, that were given.
-        log_offsets: By table and bucket, the offset of the first change after the transaction.
-    """
-
-    rows: int
-    log_offsets: dict[str, LogOffsets]
-
-    @classmethod
-    def of(cls, message: transaction_pb2.CommitTransactionResponse) -> CommitResult:
-        """The result in an answer."""
-        offsets = {each.table: LogOffsets.of(each.log_offsets, each.table_incarnation) for each in message.tables}
-        return cls(rows=message.rows, log_offsets=offsets)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionInfo:
-    """A transaction that is neither committed nor aborted, or that is committed and could not be applied everywhere.
-
-    Attributes:
-        token: Names it.
-        id: Its id; empty when it has none.
-        conflict: "last_wins" or "abort".
-        tables: The tables that it has written to so far.
-        rows: Rows, and keys, that it has staged.
-        bytes: What these take on the server's disk.
-        age_seconds: How long ago it was begun, or the server started.
-        ttl: Seconds after which it is aborted when nothing is heard of it.
-        remaining: What is left of these.
-        committing: Whether it is being committed.
-        stuck: Why it is committed and could not be applied everywhere, and what to do; empty otherwise. See
-            `Client.give_up_transaction`.
-    """
-
-    token: str
-    id: str
-    conflict: str
-    tables: tuple[str, ...]
-    rows: int
-    bytes: int
-    age_seconds: float
-    ttl: float
-    remaining: float
-    committing: bool
-    stuck: str
-
-    @classmethod
-    def of(cls, message: transaction_pb2.OpenTransaction) -> TransactionInfo:
-        """The transaction in an answer."""
-        finds = message.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT
-        return cls(
-            token=message.token,
-            id=message.id,
-            conflict="abort" if finds else "last_wins",
-            tables=tuple(message.tables),
-            rows=message.rows,
-            bytes=message.bytes,
-            age_seconds=message.age_millis / 1000,
-            ttl=message.ttl_millis / 1000,
-            remaining=message.remaining_millis / 1000,
-            committing=message.committing,
-            stuck=message.stuck,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostWrites:
-    """What one bucket never gets of a transaction that was given up.
-
-    Attributes:
-        table: The bucket's table.
-        bucket: Its number.
-        rows: How many rows and keys of the transaction fall to the bucket; None when that cannot be read any more.
-        applied: How many of these, each key once, it has all the same.
-        reason: Why it cannot have the others.
-    """
-
-    table: str
-    bucket: int
-    rows: int | None
-    applied: int
-    reason: str
-
-    @classmethod
-    def of(cls, message: transaction_pb2.LostWrites) -> LostWrites:
-        """What an answer says of one bucket."""
-        return cls(
-            table=message.table,
-            bucket=message.bucket,
-            rows=message.rows if message.HasField("rows") else None,
-            applied=message.applied,
-            reason=message.reason,
-        )
-
-
-class TransactionPart:
-    """What one participant stages for a transaction, in the order of its calls.
-
-    A transaction has a part of its own. Others, also in other processes, take part by its token:
-    `client.transaction_part(token, part)`; the commit names the parts that count.
-
-    Belongs to the event loop of its client; calls of several tasks are made one after another.
-    """
-
-    def __init__(self, transport: Transport, token: str, part: str) -> None:
-        """Called by `Client.transaction_part` and `Transaction`."""
-        self._token = token
-        self._part = part
-        self._requests = 0
-        self._transport = transport
-        self._turn = asyncio.Lock()
-        self._failure: ScanKvError | None = None
-
-    @property
-    def token(self) -> str:
-        """Names the transaction."""
-        return self._token
-
-    @property
-    def part(self) -> str:
-        """Names the part, differently for each attempt of what may fail and be repeated."""
-        return self._part
-
-    @property
-    def requests(self) -> int:
-        """How many requests it has staged so far; what the commit is told of a part."""
-        return self._requests
-
-    async def upsert(
-        self,
-        table: Table,
-        data: Data,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> int:
-        """Stages an upsert: checked now, seen with the commit. The number of rows.
-
-        The arguments and errors are those of `Table.upsert`; each request is repeated until it is answered, and staged
-        once. Locks must last until the commit.
-
-        Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            RequestTooLarge: It would stage more than the server allows for one.
-        """
-        rows = await asyncio.to_thread(rows_of, data)
-        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
-        return await self._stage(pieces, locks)
-
-    async def retract(
-        self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
-    ) -> int:
-        """Stages taking rows back. The arguments and errors are those of `Table.retract`, and of `upsert`."""
-        rows = await asyncio.to_thread(rows_of, data)
-        pieces = await table._handle.build_for_shape(
-            lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True)
-        )
-        return await self._stage(pieces, locks)
-
-    async def delete(
-        self,
-        table: Table,
-        keys: object,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> int:
-        """Stages a delete. The arguments and errors are those of `Table.delete`, and of `upsert`."""
-        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
-        return await self._stage(pieces, locks)
-
-    async def delete_all(
-        self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
-    ) -> int:
-        """Stages the deletion of all rows that the table has at the moment of the call. The number of these rows.
-
-        With writes staged behind it, a commit replaces the rows of a table at once. It is one more write in the order
-        of these: what is staged behind it stays; of what was staged before it, those keys go that the table has. Rows
-        that others insert after the call stay. With `conflict="abort"`, the commit fails when one of the rows has
-        changed. No key leaves the server, which reads and stages some million a second.
-
-        Args:
-            table: The table.
-            mode: As for `Table.delete`: "overwrite" deletes whatever the engine and `delete_behavior`.
-            locks: As for `Table.delete`; they must last until the commit.
-
-        Raises:
-            InvalidRequest: The table deletes no rows.
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            RequestTooLarge: It would stage more than the server allows for one.
-            ColumnLocked, LockLost: A lock forbids it.
-        """
-        async with self._turn:
-            calls = self._transport
-            request = transaction_pb2.StageDeleteAllRequest(
-                token=self.token,
-                part=self.part,
-                sequence=self.requests,
-                table=table.name,
-                mode=mode_of(mode),
-                column_locks=lock_ids_of(locks),
-                wait_millis=min(MAX_WAIT_MILLIS, int(calls.config.call_timeout * 1000 / 2)),
-            )
-            with self._noted():
-                while True:
-                    answer = await call_again(calls, lambda: calls.services.transactions.StageDeleteAll, request)
-                    if answer.done:
-                        break
-        return answer.rows
-
-    async def get_for_update(
-        self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
-    ) -> pa.Table:
-        """The rows with these keys, of which none may change until the commit, which fails otherwise. Locks nothing.
-
-        Shows what is committed, without what this transaction has staged. Arguments and result as for `Table.lookup`;
-        the rows of one call must fit into 32 MiB for each 10,000 keys.
-
-        Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            InvalidRequest: The table has no changelog, so that changes cannot be found.
-            InvalidKey: A key is incomplete, null, or not of its columns' types.
-        """
-        if missing not in ("omit", "null"):
-            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
-        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
-        answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
-        return assemble(answers, table.schema, fill_missing=missing == "null")
-
-    async def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """The row with this key as it would be if this was committed now, None when there is none. See `lookup`."""
-        if not is_one_key(key):
-            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
-        rows = to_pylist(await self.lookup(table, key))
-        return rows[0] if rows else None
-
-    async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """The rows with these keys as they would be if this was committed now: with what it has staged so far.
-
-        Whatever the merge engine; of others' parts nothing. The commit does not depend on what is read, see
-        `get_for_update`. The server reads all that is staged here for each 10,000 keys. Arguments and result are as for
-        `Table.lookup`; the rows of one call must fit into 32 MiB for each 10,000 keys.
-
-        Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            InvalidRequest: What is staged cannot be merged, as when a sum overflows.
-            InvalidKey: A key is incomplete, null, or not of its columns' types.
-        """
-        if missing not in ("omit", "null"):
-            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
-        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
-        answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
-        return assemble(answers, table.schema, fill_missing=missing == "null")
-
-    async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
-        async with self._turn:
-            request = transaction_pb2.LookupStagedRequest(
-                token=self.token, part=self.part, requests=self.requests, table=table.name, keys=to_ipc(keys)
-            )
-            calls = self._transport
-            response = await call_again(calls, lambda: calls.services.transactions.LookupStaged, request)
-        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
-
-    async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
-        async with self._turn:
-            request = transaction_pb2.GetForUpdateRequest(
-                token=self.token, part=self.part, sequence=self.requests, table=table.name, keys=to_ipc(keys)
-            )
-            calls = self._transport
-            with self._noted():
-                response = await call_again(calls, lambda: calls.services.transactions.GetForUpdate, request)
-        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
-
-    async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
-        rows = 0
-        async with self._turn:
-            held = lock_ids_of(locks)
-            while (request := await asyncio.to_thread(pieces.next_request)) is not None:
-                request.column_locks.extend(held)
-                request.transaction.token, request.transaction.part = self.token, self.part
-                request.transaction.sequence = self.requests
-                with self._noted():
-                    rows += (await self._write(request)).rows
-        return rows
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Stages one request: what it is, when it was answered; and that nothing can follow one that was not."""
-        if self._failure is not None:
-            raise UsageError(
-                "an earlier write of this transaction was not answered, so that it cannot be told whether it is "
-                "staged: begin another transaction"
-            ) from self._failure
-        try:
-            yield
-        except ConnectionFailed as error:
-            self._failure = error
-            raise
-        self._requests += 1
-
-    async def _write(self, request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> write_pb2.WriteResponse:
-        calls = self._transport
-        if isinstance(request, write_pb2.DeleteRequest):
-            return await call_again(calls, lambda: calls.services.writes.Delete, request)
-        return await call_again(calls, lambda: calls.services.writes.Upsert, request)
-
-
 class Transaction(TransactionPart):
-    """A transaction that was begun: what is staged with it is seen all at once, when it is committed, or never.
+    """A transaction: what is staged with it becomes visible together when it is committed, or never.
 
-    Made by `client.transaction(...)`. In `async with`, it is committed at the end of the block, and aborted when that
-    is left by an error.
+    Made by `client.transaction(...)`. `async with` commits it at the end of the block, and aborts it if an error leaves
+    the block.
     """
 
     def __init__(
@@ -387,22 +65,22 @@ class Transaction(TransactionPart):
         if kind is None:
             await self._commit_or_abort()
         elif self._result is None:
-            await _abandon(self)
+            await _try_to_abort(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id or self.token}>"
 
     @property
     def id(self) -> str:
-        """Its id; empty when it has none."""
+        """The transaction's id; empty if it has none."""
         return self._id
 
     @property
     def result(self) -> CommitResult | None:
-        """What the commit has done; None before.
+        """The result of the commit. None before the commit.
 
-        Of an id that was committed earlier, as before a crash, it is there from the beginning: then all calls stage
-        nothing, and the commit returns it.
+        If the id was committed earlier, for example before a crash, the result is there from the beginning: then all
+        calls stage nothing, and the commit returns the result.
         """
         return self._result
 
@@ -412,45 +90,50 @@ class Transaction(TransactionPart):
     async def delete_all(
         self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """See `TransactionPart.delete_all`; where the id was committed earlier, it does nothing."""
+        """As `TransactionPart.delete_all`. If the id was committed earlier, it does nothing."""
         return await super().delete_all(table, mode=mode, locks=locks) if self._is_open() else 0
 
     async def get_for_update(
         self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
     ) -> pa.Table:
-        """See `TransactionPart.get_for_update`; where the id was committed earlier, the rows of now."""
+        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the rows of now."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().get_for_update(table, keys, missing=missing)
 
     async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """See `TransactionPart.lookup`; where the id was committed earlier, the rows of now."""
+        """As `TransactionPart.lookup`. If the id was committed earlier, returns the rows of now."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().lookup(table, keys, missing=missing)
 
     def _is_open(self) -> bool:
-        """Whether anything is to be staged. Raises UsageError once this object has committed."""
+        """Whether calls stage anything. Raises UsageError once this object has committed."""
         if self.result is not None and self.token:
             raise UsageError("the transaction is committed: begin another one")
         return bool(self.token)
 
     async def commit(self, parts: Sequence[TransactionPart | tuple[str, int]] = ()) -> CommitResult:
-        """Commits: when it returns, all is durable, and seen by everybody. Again, it returns the same.
+        """Commits the transaction. When the call returns, all writes are durable and visible to all readers.
 
         The call is repeated until it is answered, for the operation timeout; a large commit takes about as long as its
-        writes would have. When the answer never comes, the transaction may be committed: begin one with the same id.
+        writes would have taken. If no answer ever comes, the transaction may be committed: begin a transaction with the
+        same id to find out. Calling it again returns the same result.
 
         Args:
-            parts: The parts of others that count, as `(part, requests)` or themselves; they are applied behind what
-                this object has staged, in this order. What other parts have staged is dropped.
+            parts: The parts of other participants that count, as `(part, requests)` or as objects. They are applied
+                after what this object has staged, in this order. What other parts have staged is dropped.
+
+        Returns:
+            The number of rows, and the log offsets after the transaction.
 
         Raises:
-            TransactionConflict: A key that it depends on has changed. Nothing was written.
-            TransactionLost: It was aborted, has expired, or was begun anew elsewhere. Nothing was written by it.
+            TransactionConflict: A key that the transaction depends on has changed. Nothing was written.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere. It wrote nothing.
             InvalidRequest: A part does not have as many requests; or a merge has no result. Nothing was written.
-            TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
-            ConnectionFailed: There was no answer within the operation timeout.
+            TableNotFound, ColumnLocked, LockLost, PositionExpired: A table was dropped, or a lock or a missing
+                changelog forbids the commit. Nothing was written.
+            ConnectionFailed: No answer came within the operation timeout.
         """
         if self._result is None:
             async with self._turn:
@@ -466,10 +149,10 @@ class Transaction(TransactionPart):
         return self._result
 
     async def abort(self) -> None:
-        """Aborts: what was staged is removed. Idempotent; does nothing to one whose id was committed earlier.
+        """Aborts the transaction: what was staged is removed. Idempotent; does nothing if the id was committed earlier.
 
         Raises:
-            TransactionCommitted: It is committed, or is being committed.
+            TransactionCommitted: The transaction is committed, or is being committed.
         """
         if self.token:
             await abort_transaction(self._transport, self.token)
@@ -478,15 +161,15 @@ class Transaction(TransactionPart):
         try:
             await self.commit()
         except ConnectionFailed:
-            # It may be committed.
+            # No answer came, so the transaction may be committed.
             raise
         except BaseException:
-            await _abandon(self)
+            await _try_to_abort(self)
             raise
 
 
-class TransactionOpener(Opener):
-    """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
+class TransactionOpener(AwaitableOpener):
+    """The result of `client.transaction()`: each `async with` or `await` begins a transaction."""
 
     call = "client.transaction(...)"
     name = "tx"
@@ -501,11 +184,11 @@ class TransactionOpener(Opener):
         writer: str | None,
         attempt: str | None,
     ) -> None:
-        """Called by `Client.transaction`; begins nothing yet. Raises UsageError for what is not possible."""
+        """Called by `Client.transaction`; begins nothing yet. Raises UsageError for invalid arguments."""
         if not isinstance(conflict, str) or conflict not in _MODES:
             raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
-            raise UsageError("attempt is of a transaction that has an id", option="attempt")
+            raise UsageError("attempt needs a transaction with an id: give id, too", option="attempt")
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
             id="" if id_ is None else text_of(id_, "id"),
@@ -520,7 +203,7 @@ class TransactionOpener(Opener):
         return self.begin().__await__()
 
     async def begin(self) -> Transaction:
-        """Begins a transaction, which the caller commits or aborts. The errors are those of `Client.transaction`."""
+        """Begins a transaction, which the caller commits or aborts. Raises as `Client.transaction`."""
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self._request)
         request.attempt = request.attempt or uuid.uuid4().hex
@@ -543,21 +226,21 @@ class TransactionOpener(Opener):
         await transaction.__aexit__(kind, error, traceback)
 
 
-async def _abandon(transaction: Transaction) -> None:
-    """Aborts in the short time that there may be; otherwise it expires."""
+async def _try_to_abort(transaction: Transaction) -> None:
+    """Aborts within a short time. If that fails, the transaction expires."""
     with anyio.move_on_after(_ABORT_SECONDS, shield=True), suppress(ScanKvError):
         await transaction.abort()
 
 
 async def list_transactions(transport: Transport) -> list[TransactionInfo]:
-    """The open transactions of all clients, the oldest first."""
+    """The open transactions of all clients, oldest first."""
     request = transaction_pb2.ListTransactionsRequest()
     response = await transport.call(lambda: transport.services.transactions.ListTransactions, request)
     return [TransactionInfo.of(each) for each in response.transactions]
 
 
 async def abort_transaction(transport: Transport, token: str) -> None:
-    """Aborts a transaction, also of another client. Raises TransactionCommitted."""
+    """Aborts a transaction of any client. Raises TransactionCommitted."""
     request = transaction_pb2.AbortTransactionRequest(token=text_of(token, "token"))
     await call_again(transport, lambda: transport.services.transactions.AbortTransaction, request)
 

@@ -1,4 +1,4 @@
-"""What is opened by `await` or `async with`, and says so to whoever forgets it."""
+"""Objects that `await` or `async with` opens, and that say so if they are used without."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class NotAwaitedError(UsageError, AttributeError):
-    """An attribute of an object was asked for that `await` has yet to give.
+    """An object was used before `await` or `async with` opened it.
 
-    It is an AttributeError, too, so that `hasattr` and the like work as ever.
+    Also an AttributeError, so that `hasattr` works.
     """
 
 
-class Opener(ABC):
-    """What a call returns that is opened by `await` or `async with`.
+class AwaitableOpener(ABC):
+    """The result of a call that is opened by `await` or `async with`.
 
-    Using it without either is a UsageError that says what to write.
+    Using it without either raises a UsageError that says what to write.
 
     Attributes:
-        call: How it was made, for messages.
-        name: What its result is called in them.
-        result: The class of what it gives.
+        call: The call that made it, for messages.
+        name: The name of its result in messages.
+        result: The class of its result.
     """
 
     call: ClassVar[str]
@@ -35,24 +35,24 @@ class Opener(ABC):
 
     @abstractmethod
     def __await__(self) -> Generator[None, None, object]:
-        """Opens it."""
+        """Opens the object."""
 
     if not TYPE_CHECKING:  # so that type checkers still miss the attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(self.result, name):
-                raise NotAwaitedError(f"{self.forgotten} before .{name}")
+                raise NotAwaitedError(f"{self.correction} before .{name}")
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __enter__(self) -> NoReturn:
-        raise UsageError(f"{self.forgotten}; scankv.sync is for code that blocks")
+        raise UsageError(f"{self.correction}; scankv.sync is for code that blocks")
 
     def __exit__(self, *_: object) -> NoReturn:
-        # Without it, `with` would not come to `__enter__`.
-        raise UsageError(self.forgotten)
+        # Without this method, `with` would not call `__enter__`.
+        raise UsageError(self.correction)
 
     @property
-    def forgotten(self) -> str:
+    def correction(self) -> str:
         """What to write instead, for messages."""
         ways = f"`{self.name} = await {self.call}`, or `async with {self.call} as {self.name}`"
         return f"{self.call} is not open yet: write {ways}"

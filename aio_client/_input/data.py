@@ -1,4 +1,4 @@
-"""What rows may be given as, and how each form becomes Arrow batches that fit the columns of a table."""
+"""The forms in which callers give rows, and their conversion to Arrow batches that fit the columns of a table."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ Data: TypeAlias = SupportsArrowStream | SupportsArrowArray | Sequence[Mapping[st
 object with `__arrow_c_stream__` or `__arrow_c_array__`."""
 
 
-class Rows(Protocol):
-    """Rows in one of the forms that callers have them in."""
+class InputRows(Protocol):
+    """Rows in one of the forms that callers may use."""
 
     @property
     def in_memory(self) -> bool:
-        """Whether all batches may be made before one is used. A reader may have more than memory, or no end."""
+        """Whether all batches may be made before one is used. A reader may be larger than memory, or endless."""
 
     def has(self, name: str) -> bool:
-        """Whether there is a column of this name."""
+        """Whether a column of this name exists."""
 
     def check_names(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatch when there is a column that the schema does not have."""
+        """Raises SchemaMismatch if the schema lacks a column of the rows."""
 
     def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows in the columns of the schema, where nothing is lost by it; other columns are left out.
+        """The rows in the columns of the schema, converted without loss; other columns are left out.
 
-        Of the columns that are `counted`, of whatever type, there is 1 for each value that is not null.
+        Columns that are `counted` may have any type; they get 1 for each value that is not null.
 
         Raises:
-            SchemaMismatch: A column is missing, or a value cannot be in its column. Names column and row.
+            SchemaMismatch: A column is missing, or its type cannot hold a value; the message names column and row.
         """
 
 
-def rows_of(data: object) -> Rows:
-    """Recognises the form that rows are given in; nothing is read or checked yet.
+def rows_of(data: object) -> InputRows:
+    """Recognises the form in which rows are given. Nothing is read or checked yet.
 
     Raises:
-        UsageError: No rows can be taken from the object.
+        UsageError: The object has no rows of a known form.
     """
     if isinstance(data, pa.RecordBatch):
         return _ArrowRows(data.schema, [data], in_memory=True)
@@ -92,7 +92,7 @@ def rows_of(data: object) -> Rows:
 
 
 def is_frame_of(library: str, data: object) -> bool:
-    """Whether the object is a DataFrame of that library, found out without importing it."""
+    """Whether the object is a DataFrame of that library, which is not imported for the check."""
     return type(data).__name__ == "DataFrame" and type(data).__module__.partition(".")[0] == library
 
 
@@ -117,7 +117,7 @@ class _ArrowRows:
 
 
 class _DictRows:
-    """A key that a row does not have is null."""
+    """A column that a dictionary does not have is null."""
 
     in_memory = True
 
@@ -152,7 +152,7 @@ class _DictRows:
 
 
 class _PandasRows:
-    """NaN is null. Index levels that have a name are columns."""
+    """NaN is null. Index levels with a name are columns."""
 
     in_memory = True
 

@@ -1,4 +1,4 @@
-"""Ranges of keys as callers name them: by the values of the key columns, or of the leading ones."""
+"""Key ranges as callers give them: by values of the key columns, or of the leading ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Inclusive: TypeAlias = Literal["both", "left", "right", "neither"]
-"""Which ends belong to a range, as pandas calls them: `left` is the start, `right` the end."""
+"""Which bounds belong to a range, named as in pandas: `left` is the start, `right` the end."""
 
 
 def range_between(start: object, end: object, inclusive: Inclusive, key_schema: pa.Schema) -> KeyRange:
-    """The keys from a start to an end, each of which may be a value, a tuple of leading values, or None for no bound.
+    """The keys from `start` to `end`, each a value, a tuple or dictionary of leading values, or None for no bound.
 
     Raises:
-        UsageError: The start is behind the end, or `inclusive` is none of its values.
-        InvalidKey: A value is null, or not one of its key column.
+        UsageError: `start` is greater than `end`, or `inclusive` is invalid.
+        InvalidKey: A value is null, or not of its key column's type.
     """
     if inclusive not in get_args(Inclusive):
         raise UsageError(f"inclusive is one of {', '.join(get_args(Inclusive))}, not {inclusive!r}", option="inclusive")
@@ -41,10 +41,10 @@ def range_between(start: object, end: object, inclusive: Inclusive, key_schema: 
 
 
 def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
-    """The keys whose leading columns are these, the last of them, where it is text or bytes, at its beginning.
+    """The keys whose leading columns have these values. Of the last value, text or bytes need only be the beginning.
 
     Raises:
-        InvalidKey: A value is null, or not one of its key column.
+        InvalidKey: A value is null, or not of its key column's type.
     """
     values = _values(prefix, key_schema)
     encoded = _encoded(values, key_schema)
@@ -54,14 +54,16 @@ def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
 
 
 def _from(start: bytes | None) -> KeyRange:
-    """The keys from here on; none where this is behind all that there can be."""
+    """The keys from `start` on; no keys if `start` is after all possible keys."""
     return NO_KEYS if start is None else KeyRange(start, None)
 
 
 def _check_order(start: Sequence[object], end: Sequence[object], key_schema: pa.Schema) -> None:
     common = min(len(start), len(end))
     if _encoded(start[:common], key_schema) > _encoded(end[:common], key_schema):
-        raise UsageError("the start of the key range is behind its end: exchange them, and reverse() reads backwards")
+        raise UsageError(
+            "the start of the key range is greater than its end: swap them; reverse() returns descending keys"
+        )
 
 
 def _values(given: object, key_schema: pa.Schema) -> tuple[object, ...]:
@@ -89,6 +91,6 @@ def _values_by_name(given: Mapping[Any, object], key_schema: pa.Schema) -> tuple
 
 
 def _encoded(values: Sequence[object], key_schema: pa.Schema) -> bytes:
-    columns = pa.schema([key_schema.field(place) for place in range(len(values))])
+    columns = pa.schema([key_schema.field(position) for position in range(len(values))])
     encoded: bytes = KeyCodec(columns.types, columns.names).encode(keys_of([tuple(values)], columns).columns)[0].as_py()
     return encoded

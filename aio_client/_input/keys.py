@@ -1,4 +1,4 @@
-"""What keys may be given as, and how they become a batch of the key columns in key order."""
+"""The forms in which callers give keys, and their conversion to a batch of the key columns."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from scankv.model.types.conform import conform
 
 
 def keys_of(keys: object, schema: pa.Schema) -> pa.RecordBatch:
-    """Brings keys into the key columns.
+    """Converts keys to the key columns.
 
     Args:
-        keys: One key (a scalar where the key has one column, a tuple in key order, or a dictionary of all key columns),
-            an iterable of those, an Arrow or NumPy array where the key has one column, or rows with the key columns as
-            Arrow, pandas or Polars hold them, whose other columns are ignored.
+        keys: One key (a scalar if the key has one column, a tuple in key order, or a dictionary of all key columns), an
+            iterable of keys, an Arrow or NumPy array if the key has one column, or rows with the key columns in Arrow,
+            pandas or Polars, whose other columns are ignored.
         schema: The key columns in key order.
 
     Returns:
-        A batch of the given schema, one row a key, in the order given.
+        A batch of the given schema with one row per key, in the order given.
 
     Raises:
-        InvalidKey: A key is not whole, or a value is null or not one of its column. Names column and row.
+        InvalidKey: A key is incomplete, or a value is null or not of its column's type; the message names column and
+            row.
     """
     if isinstance(keys, pa.Array | pa.ChunkedArray | np.ndarray):
         return _from_array(keys, schema)
@@ -43,24 +44,23 @@ def keys_of(keys: object, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def is_one_key(keys: object) -> bool:
-    """Whether the caller means one key, rather than several."""
+    """Whether the argument is one key, rather than several."""
     if isinstance(keys, str | bytes | bytearray | memoryview | tuple | Mapping):
         return True
     return not isinstance(keys, Iterable) and not _holds_rows(keys)
 
 
 def check_key_sizes(rows: pa.RecordBatch, key_schema: pa.Schema, first_row: int = 0) -> None:
-    """Refuses keys over the limit before the first of several requests is sent; the server would do it for each.
+    """Raises InvalidKey for a key over 16 KiB when encoded.
 
-    Raises:
-        InvalidKey: A key is over 16 KiB when encoded.
+    The server checks each request, but this check refuses a bad key before the first of several requests is sent.
     """
     columns = [rows.column(name) for name in key_schema.names]
     variable = [column for column in columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
     if not variable:
         return
     lengths = sum(pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64) for column in variable)
-    # Escaping doubles a key at most, and columns of fixed width are small: only these can be over the limit.
+    # Escaping at most doubles a key, and columns of fixed width are small, so only long values can exceed the limit.
     codec = KeyCodec(key_schema.types, key_schema.names)
     for row in np.flatnonzero(lengths > MAX_KEY_BYTES // 4):
         try:

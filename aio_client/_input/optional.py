@@ -1,4 +1,4 @@
-"""What needs a package that a bare installation does not have: imported on use, with what to install in the error."""
+"""Importing packages that a bare installation does not have: on use, with an error that says what to install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def import_optional(package: str) -> ModuleType:
     """Imports a package.
 
     Raises:
-        UsageError: It is not installed; the message has the line that installs it.
+        UsageError: The package is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(package)

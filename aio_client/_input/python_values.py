@@ -1,4 +1,4 @@
-"""How Python values become an Arrow column without loss: pyarrow alone would cut 1.5 to 1 and drop time zones."""
+"""Converting Python values to an Arrow column without loss; pyarrow alone would cut 1.5 to 1 and drop time zones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LONGEST_VALUE: Final = 40
-_PANDAS_NULLS: Final = {"NaTType", "NAType"}  # named, because pandas may not be there to import them from
+_PANDAS_NULLS: Final = {"NaTType", "NAType"}  # By name, because pandas may not be installed.
 _UNITS_OF_TIME: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
@@ -29,8 +29,8 @@ class NotAValueError(ValueError):
     """A Python value cannot be a value of a column.
 
     Attributes:
-        row: Its index.
-        reason: What it is, and why it cannot be taken.
+        row: The row's index.
+        reason: The value, and why it does not fit.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -40,20 +40,20 @@ class NotAValueError(ValueError):
 
 
 def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
-    """Makes a column of Python, NumPy or Arrow values; None is null, and a value keeps its kind and itself.
+    """Makes a column of Python, NumPy or Arrow values, each unchanged in kind and value; None is null.
 
-    The kinds are those of `scankv.model.types.casts`, with one difference: a Python float has no width of its own. It
-    takes the width of a narrower float column, and is rounded.
+    The kinds are those of `scankv.model.types.casts`, with one difference: a Python float has no width of its own, so a
+    narrower float column rounds it.
 
     Args:
         values: The values in row order.
         type_: A storable type.
 
     Raises:
-        NotAValueError: A value cannot be taken.
+        NotAValueError: A value does not fit.
     """
-    if not set(map(type, values)) <= _taken_as_they_are(type_):
-        values = [_checked(value, type_, row) for row, value in enumerate(values)]
+    if not set(map(type, values)) <= _exact_classes(type_):
+        values = [_exact_or_error(value, type_, row) for row, value in enumerate(values)]
     try:
         return pa.array(values, type_)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
@@ -62,8 +62,8 @@ def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
         raise
 
 
-def _taken_as_they_are(type_: pa.DataType) -> set[type]:
-    """The classes of which pyarrow takes each value as it is, or raises."""
+def _exact_classes(type_: pa.DataType) -> set[type]:
+    """The classes whose values pyarrow takes unchanged, or refuses."""
     classes: set[type] = {type(None)}
     if pat.is_integer(type_):
         classes |= {int}
@@ -82,7 +82,7 @@ def _taken_as_they_are(type_: pa.DataType) -> set[type]:
     return classes
 
 
-def _checked(value: object, type_: pa.DataType, row: int) -> object:
+def _exact_or_error(value: object, type_: pa.DataType, row: int) -> object:
     try:
         return _exact(value, type_)
     except (ValueError, TypeError, OverflowError) as error:
@@ -97,16 +97,16 @@ def _check_alone(value: object, type_: pa.DataType, row: int) -> None:
 
 
 def _reason(value: object, type_: pa.DataType, error: Exception) -> str:
-    text = "" if isinstance(value, pa.Scalar) else repr(value)  # a date over the year 9999 has no text
+    text = "" if isinstance(value, pa.Scalar) else repr(value)  # A date after the year 9999 has no text.
     shown = text if 0 < len(text) <= _LONGEST_VALUE else f"a value of type {type(value).__name__}"
     return f"{shown} cannot be cast to {format_type(type_)}: {str(error).partition(chr(10))[0]}"
 
 
 def _exact(value: Any, type_: pa.DataType) -> object:  # noqa: ANN401  # whatever a caller puts into a row
-    """The value in a form that pyarrow takes as it is; ValueError or TypeError when there is none."""
+    """The value in a form that pyarrow takes unchanged. Raises ValueError or TypeError if there is none."""
     if isinstance(value, pa.Scalar):
         if pat.is_temporal(value.type) or pat.is_nested(value.type):
-            # Python has no nanoseconds in a time of day, and no years over 9999.
+            # Python has no nanoseconds in a time of day, and no years after 9999.
             return cast_exactly(pa.array([value], value.type), type_)[0]
         value = value.as_py()
     if value is None or type(value).__name__ in _PANDAS_NULLS:

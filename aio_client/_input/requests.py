@@ -1,4 +1,4 @@
-"""How rows are cut into requests: small enough for the server, large enough that few are needed."""
+"""Cutting rows into requests that are small enough for the server, and large enough that few are needed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
-"""What a request aims at; a quarter of what a server takes."""
+"""The size at which a request is sent, a quarter of what a server takes."""
 
 REQUEST_ROWS: Final = 100_000
-"""The most rows of a request, so that small rows, too, are acknowledged now and then."""
+"""The most rows of a request, so that small rows are acknowledged from time to time, too."""
 
 LOOKUP_KEYS: Final = 10_000
-"""The most keys of a lookup, whose answer has a limit of bytes as well."""
+"""The most keys of a lookup. Its answer is also limited in bytes."""
 
 
 def cut(
     batches: Iterable[pa.RecordBatch], *, max_rows: int = REQUEST_ROWS, max_bytes: int = REQUEST_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Cuts and joins batches of one schema into those of one request each, in their order, without empty ones.
+    """Cuts and joins batches of one schema into batches of one request each, in order and without empty ones.
 
-    A row over `max_bytes` comes alone.
+    A row over `max_bytes` is a batch of its own.
 
     Raises:
-        RequestTooLarge: A row is over 16 MiB; names its index.
+        RequestTooLarge: A row is over 16 MiB; the message has its index.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = first_row = 0
     for batch in batches:
         for piece in _pieces(batch, first_row, max_rows, max_bytes):
             if waiting and (rows + piece.num_rows > max_rows or size + piece.nbytes > max_bytes):
-                yield _joined(waiting)
+                yield _join(waiting)
                 waiting, rows, size = [], 0, 0
             waiting.append(piece)
             rows += piece.num_rows
             size += piece.nbytes
         first_row += batch.num_rows
     if waiting:
-        yield _joined(waiting)
+        yield _join(waiting)
 
 
 def to_ipc(batch: pa.RecordBatch) -> bytes:
-    """Writes a batch as a whole Arrow IPC stream."""
+    """Writes a batch as a complete Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -57,7 +57,7 @@ def to_ipc(batch: pa.RecordBatch) -> bytes:
 
 
 def _pieces(batch: pa.RecordBatch, first_row: int, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Halves a batch until every piece fits; rows differ in size, so an average would not do."""
+    """Halves a batch until every piece fits. Rows differ in size, so an average would not do."""
     if batch.num_rows <= max_rows and batch.nbytes <= max_bytes:
         if batch.num_rows:
             yield batch
@@ -74,6 +74,6 @@ def _pieces(batch: pa.RecordBatch, first_row: int, max_rows: int, max_bytes: int
     yield from _pieces(batch.slice(half), first_row + half, max_rows, max_bytes)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch, because each batch in a message costs a frame of its own."""
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Joins batches to one, because each batch in a message costs a frame of its own."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,7 +1,7 @@
-"""How an asynchronous scan comes to a stream for code that blocks.
+"""How an asynchronous scan opens a stream for code that blocks.
 
-The blocking client imports the asynchronous one, never the other way round. So what opens blocking streams is not
-imported here: the package registers it.
+The blocking client imports the asynchronous one, never the reverse. So this module does not import what opens blocking
+streams; the package registers it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BlockingStream(Protocol):
-    """The rows of a scan as Arrow batches, for code that blocks. See `scankv.sync.ScanStream` for all that it has."""
+    """The rows of a scan as Arrow batches, for code that blocks. See `scankv.sync.ScanStream` for all members."""
 
     def __enter__(self) -> Self: ...
 
@@ -32,10 +32,10 @@ class BlockingStream(Protocol):
     def __next__(self) -> pa.RecordBatch: ...
 
     def poll(self, timeout: float) -> pa.RecordBatch | None:
-        """The next rows if they come in time."""
+        """Returns the next rows if they arrive within `timeout` seconds, else None."""
 
     def commit(self, token: bytes | None = None) -> LogOffsets:
-        """Commits what was returned so far, or up to a token."""
+        """Commits the position of the stream's consumer: all that was returned so far, or all up to a token."""
 
     def close(self) -> None:
         """Ends the scan."""
@@ -46,28 +46,28 @@ class BlockingStream(Protocol):
 
     @property
     def resume_token(self) -> bytes | None:
-        """What goes on behind the last batch that was returned."""
+        """The token that continues after the last batch that was returned."""
 
     @property
     def ended(self) -> bool:
         """Whether the stream is over."""
 
 
-class Opener(Protocol):
+class StreamOpener(Protocol):
     """Opens a blocking stream."""
 
     def __call__(self, config: ClientConfig, spec: ScanSpec) -> BlockingStream:
-        """One scan over a connection of its own, which ends with it."""
+        """One scan over a connection of its own, which ends with the stream."""
 
 
-_openers: list[Opener] = []
+_openers: list[StreamOpener] = []
 
 
-def register_opener(opener: Opener) -> None:
-    """Has blocking streams opened by this from now on."""
+def register_opener(opener: StreamOpener) -> None:
+    """Makes `open_blocking_stream` use this opener from now on."""
     _openers[:] = [opener]
 
 
 def open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
-    """One scan over a connection of its own, which ends with it."""
+    """One scan over a connection of its own, which ends with the stream."""
     return _openers[0](config, spec)

@@ -1,4 +1,4 @@
-"""The rows of a scan as a table in DuckDB: made by one statement of DuckDB's, which reads them as they come."""
+"""Creating a table in DuckDB from the rows of a scan, by one statement of DuckDB that reads them as they come."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchStream(Protocol):
 
 
 def check_connection(con: object, name: object) -> None:
-    """Raises UsageError where they are not a connection and the name of a table; before a scan starts."""
+    """Raises UsageError, before a scan starts, if `con` is not a connection or `name` not a table name."""
     duckdb = import_optional("duckdb")
     if not isinstance(con, duckdb.DuckDBPyConnection):
         raise UsageError(f"con is a connection as duckdb.connect() makes one, not a {type(con).__name__}")
@@ -40,21 +40,21 @@ def check_connection(con: object, name: object) -> None:
 def create_table(
     con: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> duckdb.DuckDBPyRelation:
-    """Creates a table of some batches, or none when they end in an error. Blocks.
+    """Creates a table from some batches, or no table if they end with an error. Blocks.
 
     Args:
-        con: A connection that nothing else uses meanwhile.
-        name: As DuckDB reads it: `flights`, `main.flights`, `"odd name"`.
-        schema: Of the batches.
-        batches: Pulled one by one, in a thread of DuckDB's.
+        con: A connection that nothing else uses until the call returns.
+        name: The table's name as DuckDB parses it: `flights`, `main.flights`, `"odd name"`.
+        schema: The schema of the batches.
+        batches: Read one by one, in a thread of DuckDB.
 
     Raises:
-        duckdb.Error: There is such a table, or DuckDB cannot store these rows.
-        Exception: What `batches` raised, of which DuckDB would keep the text only.
+        duckdb.Error: The table exists already, or DuckDB cannot store these rows.
+        Exception: The error that `batches` raised, of which DuckDB would keep only the text.
     """
     failures: list[Exception] = []
 
-    def watched() -> Iterator[pa.RecordBatch]:
+    def record_failure() -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
         except Exception as error:
@@ -62,7 +62,7 @@ def create_table(
             raise
 
     try:
-        con.from_arrow(pa.RecordBatchReader.from_batches(schema, watched())).create(name)
+        con.from_arrow(pa.RecordBatchReader.from_batches(schema, record_failure())).create(name)
     except Exception as error:
         if failures:
             raise failures[0] from error
@@ -73,9 +73,10 @@ def create_table(
 async def create_table_of_stream(
     con: duckdb.DuckDBPyConnection, name: str, stream: BatchStream
 ) -> duckdb.DuckDBPyRelation:
-    """Does so with the rows of a stream of this event loop, which goes on meanwhile.
+    """Creates a table from the rows of an asynchronous stream, which is read in this event loop.
 
-    When it is cancelled, it waits until DuckDB has given the statement up, since the connection is in use until then.
+    When the call is cancelled, it waits until DuckDB has ended the statement, because the connection is in use until
+    then.
     """
     loop = asyncio.get_running_loop()
 
@@ -87,7 +88,7 @@ async def create_table_of_stream(
     try:
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
-        await stream.aclose()  # so that DuckDB's next read fails, and its statement with it
+        await stream.aclose()  # Makes DuckDB's next read fail, which ends the statement.
         with suppress(Exception):
             await asyncio.shield(creating)
         raise

@@ -1,4 +1,4 @@
-"""A scan as a Polars LazyFrame, of which `collect` reads no more than the query needs."""
+"""A scan as a Polars LazyFrame, whose `collect` reads no more than the query needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from aio_client._input.optional import import_optional
-from aio_client._integrations.polars_predicates import pushed_down
+from aio_client._integrations.polars_predicates import translate_predicate
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 
-class Narrowable(Protocol):
-    """A scan that can be refined."""
+class RefinableScan(Protocol):
+    """A scan, of either client."""
 
     @property
     def spec(self) -> ScanSpec: ...
 
-    def select(self, columns: Sequence[str]) -> Narrowable: ...
+    def select(self, columns: Sequence[str]) -> RefinableScan: ...
 
-    def limit(self, rows: int) -> Narrowable: ...
+    def limit(self, rows: int) -> RefinableScan: ...
 
-    def where(self, where: Predicate) -> Narrowable: ...
+    def where(self, where: Predicate) -> RefinableScan: ...
 
 
-def lazy_frame(scan: Narrowable, schema: pa.Schema, start: Callable[[ScanSpec], BlockingStream]) -> pl.LazyFrame:
-    """Makes a LazyFrame whose every `collect` runs the scan anew.
+def lazy_frame(scan: RefinableScan, schema: pa.Schema, start: Callable[[ScanSpec], BlockingStream]) -> pl.LazyFrame:
+    """Makes a LazyFrame that runs the scan with every `collect`.
 
     Args:
-        scan: What is read at most.
-        schema: Of its rows.
+        scan: The scan without the query's refinements.
+        schema: The schema of its rows.
         start: Starts a scan for code that blocks; called in a thread of Polars.
     """
     polars, plugins = import_optional("polars"), import_optional("polars.io.plugins")
@@ -46,15 +46,15 @@ def lazy_frame(scan: Narrowable, schema: pa.Schema, start: Callable[[ScanSpec], 
     def read(
         columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, _batch_rows: int | None
     ) -> Iterator[pl.DataFrame]:
-        stream = start(narrowed(scan, schema, columns, predicate, rows).spec)
+        stream = start(refine_scan(scan, schema, columns, predicate, rows).spec)
         try:
-            for batch in _first(rows, stream):
+            for batch in _first_rows(rows, stream):
                 frame = polars.from_arrow(batch)
-                # What was pushed down is true of these rows already; what was not is decided here.
+                # The rows match the part of the predicate that was pushed down. Polars evaluates the rest.
                 frame = frame if predicate is None else frame.filter(predicate)
                 yield frame if columns is None else frame.select(columns)
         finally:
-            # Polars may let go of this much later; a client closed meanwhile has ended the scan.
+            # Polars may drop this generator much later, when the client is closed and has ended the scan.
             with suppress(UsageError):
                 stream.close()
 
@@ -62,8 +62,8 @@ def lazy_frame(scan: Narrowable, schema: pa.Schema, start: Callable[[ScanSpec], 
     return frame
 
 
-def _first(rows: int | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches up to so many rows, which the limit of a scan with a resume token does not see to."""
+def _first_rows(rows: int | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches up to this many rows. Needed for a scan with a resume token, whose limit stays as it is."""
     left = rows
     for batch in batches:
         yield batch if left is None else batch.slice(0, left)
@@ -73,24 +73,24 @@ def _first(rows: int | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
                 return
 
 
-def narrowed(
-    scan: Narrowable, schema: pa.Schema, columns: Sequence[str] | None, predicate: pl.Expr | None, rows: int | None
-) -> Narrowable:
+def refine_scan(
+    scan: RefinableScan, schema: pa.Schema, columns: Sequence[str] | None, predicate: pl.Expr | None, rows: int | None
+) -> RefinableScan:
     """The scan that reads as little as Polars asks for.
 
     Args:
-        scan: What is read at most.
-        schema: Of its rows.
-        columns: The columns that Polars wants, those of the predicate among them; None for all.
-        predicate: What Polars keeps of the rows; of the first `rows`, where that is given.
+        scan: The scan without the query's refinements.
+        schema: The schema of its rows.
+        columns: The columns that Polars wants, including those of the predicate; None for all.
+        predicate: The predicate that Polars applies; with `rows`, to the first `rows` rows.
         rows: How many rows Polars wants; None for all.
     """
-    # A token belongs to exactly its scan; changes have columns of their own, of which the server knows no predicate.
+    # A token fits only its own scan. Changes have additional columns, for which the server takes no predicate.
     if scan.spec.resume_token is not None or scan.spec.log is not None:
         return scan
     limits = [limit for limit in (scan.spec.limit, rows) if limit is not None]
-    # With a limit the predicate is about the rows within it, where the server would look for others.
-    where = None if predicate is None or limits else pushed_down(predicate, schema)
+    # With a limit, the predicate applies to the rows within it, but the server would look for further matching rows.
+    where = None if predicate is None or limits else translate_predicate(predicate, schema)
     if columns:
         scan = scan.select(columns)
     if limits:

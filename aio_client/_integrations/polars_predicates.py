@@ -1,7 +1,7 @@
-"""What of a Polars predicate the server can decide: those of its conjuncts that mean the same there, null for null.
+"""Translating the part of a Polars predicate that the server decides exactly as Polars does, null for null.
 
-Polars shows an expression as JSON. That form may change with its versions; what is not recognised is not pushed down,
-and Polars looks at the rows itself.
+Polars shows an expression as JSON, in a form that may change with its versions. What is not recognised is not pushed
+down, and Polars evaluates it itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import Column, Predicate
 
 _UNITS: Final = {"Milliseconds": "ms", "Microseconds": "us", "Nanoseconds": "ns"}
-# What Polars calls the types of which its values are those of Arrow, compared in the same order.
+# Polars' names of the types whose values and order equal those of Arrow.
 _TYPES: Final = {
     "Boolean": pa.bool_(),
     "Int8": pa.int8(),
@@ -40,8 +40,8 @@ _TYPES: Final = {
     "String": pa.string(),
     "Date": pa.date32(),
 }
-# For Polars NaN is above all other floats and equal to itself, for the server no comparison with it but `!=` is true.
-# So "above" is said as "not at most", which differs for NaN alone; null stays unknown.
+# In Polars, NaN is greater than all other floats and equal to itself. In the server, only `!=` is true for NaN.
+# So "greater" is written as "not less or equal", which differs only for NaN; null stays unknown.
 _COMPARISONS: Final[dict[str, Callable[[Column, pa.Scalar], Predicate]]] = {
     "Eq": lambda column, value: column == value,
     "NotEq": lambda column, value: column != value,
@@ -60,23 +60,24 @@ _BOUNDS: Final = {
 
 
 class _NotTheSameError(Exception):
-    """The server would decide it differently, or cannot."""
+    """The server would decide the expression differently, or cannot decide it."""
 
 
-def pushed_down(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """A predicate that is true of all rows of which `predicate` is true, and of as few others as it can; or None.
+def translate_predicate(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
+    """A predicate that is true for all rows for which `predicate` is true, and for as few others as possible; or None.
 
     Args:
-        predicate: Over the columns of the schema, with literals cast to the types that they are compared with.
-        schema: Of the rows.
+        predicate: A predicate over the columns of the schema, with literals cast to the types that they are compared
+            with.
+        schema: The schema of the rows.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))
-    except Exception:  # of a type of Polars' own, for functions in Python and whatever has no JSON
+    except Exception:  # Polars raises an error type of its own for Python functions and other parts without JSON.
         return None
     kept = []
     for conjunct in _conjuncts(tree):
-        # UsageError: it is larger than predicates may be.
+        # UsageError: the predicate is larger than the server allows.
         with suppress(_NotTheSameError, UsageError):
             kept.append(_predicate(conjunct, schema))
     return all_of(kept) if kept else None
@@ -99,9 +100,9 @@ def _predicate(tree: Any, schema: pa.Schema) -> Predicate:  # noqa: ANN401  # JS
         case {"BinaryExpr": {"left": left, "op": "Or" | "LogicalOr", "right": right}}:
             return any_of([_predicate(left, schema), _predicate(right, schema)])
         case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(operator), "right": literal}}:
-            return _compared(name, operator, literal, schema)
+            return _comparison(name, operator, literal, schema)
         case {"BinaryExpr": {"left": literal, "op": str(operator), "right": {"Column": str(name)}}}:
-            return _compared(name, _FLIPPED.get(operator, operator), literal, schema)
+            return _comparison(name, _FLIPPED.get(operator, operator), literal, schema)
         case {"Function": {"input": inputs, "function": {"Boolean": function}}}:
             return _boolean(function, inputs, schema)
         case {"Function": {"input": [{"Column": str(name)}, literal], "function": {"StringExpr": function}}}:
@@ -119,7 +120,7 @@ def _boolean(function: Any, inputs: list[Any], schema: pa.Schema) -> Predicate: 
             return col(name).is_not_null()
         case {"IsBetween": {"closed": str(closed)}}, [{"Column": str(name)}, low, high] if closed in _BOUNDS:
             above, below = _BOUNDS[closed]
-            return all_of([_compared(name, above, low, schema), _compared(name, below, high, schema)])
+            return all_of([_comparison(name, above, low, schema), _comparison(name, below, high, schema)])
         case {"IsIn": {"nulls_equal": False}}, [{"Column": str(name)}, {"Literal": {"Scalar": {"List": data}}}]:
             return col(name).is_in(_values(data, _type(name, schema)))
     raise _NotTheSameError
@@ -134,7 +135,7 @@ def _text_match(name: str, function: Any, text: pa.Scalar) -> Predicate:  # noqa
     raise _NotTheSameError
 
 
-def _compared(name: str, operator: str, literal: Any, schema: pa.Schema) -> Predicate:  # noqa: ANN401  # JSON
+def _comparison(name: str, operator: str, literal: Any, schema: pa.Schema) -> Predicate:  # noqa: ANN401  # JSON
     if operator not in _COMPARISONS:
         raise _NotTheSameError
     return _COMPARISONS[operator](col(name), _value(literal, _type(name, schema)))
@@ -147,7 +148,7 @@ def _type(name: str, schema: pa.Schema) -> pa.DataType:
 
 
 def _value(literal: Any, type_: pa.DataType) -> pa.Scalar:  # noqa: ANN401  # JSON
-    """The value of a literal that is of exactly this type; no null, and no NaN, which JSON does not have."""
+    """The value of a literal of exactly this type. Refuses null, and NaN, which JSON does not have."""
     match literal:
         case {"Literal": {"Scalar": {"Datetime": [int(value), str(unit), zone]}}}:
             name = zone.get("inner") if isinstance(zone, dict) else None
@@ -161,7 +162,7 @@ def _value(literal: Any, type_: pa.DataType) -> pa.Scalar:  # noqa: ANN401  # JS
 
 
 def _values(data: list[int], type_: pa.DataType) -> pa.Array:
-    """The values of a list, which Polars gives as an Arrow IPC stream; of exactly this type, without null or NaN."""
+    """The values of a list, which Polars gives as an Arrow IPC stream, of exactly this type and without null or NaN."""
     try:
         (values,) = pa.ipc.open_stream(bytes(data)).read_all().columns
     except (pa.ArrowException, TypeError, ValueError) as error:

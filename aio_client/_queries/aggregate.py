@@ -1,4 +1,4 @@
-"""Answers about many rows that the server computes, so that the rows do not travel: counts, aggregates, top-N."""
+"""The calls of counts, aggregates and top-N: requests, retries and the check of the answers."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-_Question = TypeVar("_Question", "CountRequest", "AggregateRequest", "TopNRequest")
-_Answered = TypeVar("_Answered", "CountResponse", "AggregateResponse", "TopNResponse")
+_Query = TypeVar("_Query", "CountRequest", "AggregateRequest", "TopNRequest")
+_Result = TypeVar("_Result", "CountResponse", "AggregateResponse", "TopNResponse")
 
 _BUSY: Final = (TooManyScans, ServerBusy)
-"""Errors of a server that has not begun with the question."""
+"""Errors of a server that has not begun to compute the query."""
 
 _AWAY: Final = (*_BUSY, Unavailable, ServerDraining)
-"""Errors that pass."""
+"""Errors of a server that is expected to return."""
 
 Ties: TypeAlias = Literal["key", "all"]
-"""Which of the rows that are equal to the last one are returned: the first by key, or all."""
+"""Which rows to return among those that equal the last one: the first by key, or all."""
 
 
 def count_request(table: str, where: Predicate | None, snapshot_id: str | None) -> CountRequest:
-    """Asks for the number of rows of a table, or of a snapshot of it, for which a predicate is true."""
+    """The request for the number of rows of a table, or of its snapshot, for which a predicate is true."""
     return lookup_pb2.CountRequest(
         table=table, where=None if where is None else to_proto(where), snapshot=_snapshot(snapshot_id)
     )
@@ -69,7 +69,7 @@ def aggregate_request(
     group_by: Sequence[str],
     snapshot_id: str | None,
 ) -> AggregateRequest:
-    """Asks for functions of columns over all rows or for groups. Raises UsageError for one that does not exist."""
+    """The request for aggregates over all rows or by group. Raises UsageError for an unknown function."""
     if not isinstance(functions, Mapping):
         raise UsageError(f'functions is a dictionary such as {{"score": ["sum"]}}, not a {type(functions).__name__}')
     return lookup_pb2.AggregateRequest(
@@ -94,7 +94,7 @@ def top_n_request(
     ties: Ties,
     snapshot_id: str | None,
 ) -> TopNRequest:
-    """Asks for the first rows in the order of a column. Raises UsageError for what no question can have."""
+    """The request for the first rows in the order of a column. Raises UsageError for invalid arguments."""
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_TOP_N:
         raise UsageError(f"n must be a whole number from 1 to {MAX_TOP_N:,}, not {n!r}")
     if not isinstance(by, str):
@@ -115,77 +115,77 @@ def top_n_request(
 
 
 async def count(transport: Transport, request: CountRequest) -> CountResponse:
-    """Asks. Without a predicate the answer is immediate, so that the attempt timeout bounds it."""
+    """Runs a count. Without a predicate, the server answers at once, so the attempt timeout applies."""
     if not request.HasField("where"):
-        return _checked(request, await transport.call(lambda: transport.services.lookups.Count, request))
-    return _checked(request, await _answer(transport, lambda: transport.services.lookups.Count, request))
+        return _check_unchanged(request, await transport.call(lambda: transport.services.lookups.Count, request))
+    return _check_unchanged(request, await _run(transport, lambda: transport.services.lookups.Count, request))
 
 
 async def aggregate(transport: Transport, request: AggregateRequest) -> AggregateResponse:
-    """Asks."""
-    return _checked(request, await _answer(transport, lambda: transport.services.lookups.Aggregate, request))
+    """Runs an aggregation."""
+    return _check_unchanged(request, await _run(transport, lambda: transport.services.lookups.Aggregate, request))
 
 
 async def top_n(
-    transport: Transport, request: TopNRequest, trouble: Callable[[ScanKvError], object] | None = None
+    transport: Transport, request: TopNRequest, on_error: Callable[[ScanKvError], object] | None = None
 ) -> TopNResponse:
-    """Asks; with `trouble` also again when the server is not there, for the operation timeout.
+    """Runs a top-N query. With `on_error`, repeats it while the server is away, for the operation timeout.
 
     Args:
         transport: The client's connection.
-        request: What is asked.
-        trouble: Is told each error after which it is asked again, or may be.
+        request: The query.
+        on_error: Called with each error after which the query is repeated, or may be.
     """
 
     def retries(error: ScanKvError) -> bool:
-        if trouble is None:
+        if on_error is None:
             return _may_pass(error)
-        trouble(error)
+        on_error(error)
         return isinstance(error, _AWAY)
 
-    return _checked(request, await _answer(transport, lambda: transport.services.lookups.TopN, request, retries))
+    return _check_unchanged(request, await _run(transport, lambda: transport.services.lookups.TopN, request, retries))
 
 
-async def changed_top_n(
+async def wait_for_changed_top_n(
     transport: Transport,
     request: TopNRequest,
-    trouble: Callable[[ScanKvError], object],
+    on_error: Callable[[ScanKvError], object],
     *,
     wait: float,
     timeout: float,
 ) -> TopNResponse:
-    """Asks for what has changed since a version, and lets the server wait with the answer until something has.
+    """Runs a top-N query that waits at the server until the table has changed since a version.
 
-    One attempt waits. After one that got no answer it is asked as by `top_n`, which tells at once whether the server
-    is there again, and tries for the operation timeout.
+    One attempt waits. If it gets no answer, the query is run as by `top_n`, which shows at once whether the server is
+    back, and tries for the operation timeout.
 
     Args:
         transport: The client's connection.
-        request: What is asked, with `if_changed_since`.
-        trouble: Is told each error after which it is asked again, or may be.
+        request: The query, with `if_changed_since`.
+        on_error: Called with each error after which the query is repeated, or may be.
         wait: Seconds that the server may wait, at most 60.
-        timeout: Seconds that it may then take to answer.
+        timeout: Seconds that the server may then take to answer.
     """
     waiting = lookup_pb2.TopNRequest()
     waiting.CopyFrom(request)
     waiting.wait_millis = round(wait * 1000)
     try:
         response = await transport.call_and_wait(lambda services: services.lookups.TopN, waiting, wait + timeout)
-        return _checked(waiting, response)
+        return _check_unchanged(waiting, response)
     except (*_AWAY, DeadlineExceeded) as error:
-        trouble(error)
+        on_error(error)
         retry_after = error.retry_after
     await asyncio.sleep(backoff(1, retry_after))
-    return await top_n(transport, request, trouble)
+    return await top_n(transport, request, on_error)
 
 
-async def _answer(
+async def _run(
     transport: Transport,
     method: Callable[[], Method[_Request, _Response]],
     request: _Request,
     retries: Callable[[ScanKvError], bool] | None = None,
 ) -> _Response:
-    """Asks with the whole operation timeout, since the server may have much to read, and again after some errors."""
+    """Runs a query with the complete operation timeout, because it may read much. Repeats it after some errors."""
 
     async def attempt(deadline: float) -> _Response:
         return await transport.attempt(method, request, deadline=deadline, is_long=True)
@@ -194,12 +194,12 @@ async def _answer(
 
 
 def _may_pass(error: ScanKvError) -> bool:
-    """Whether the server has not begun with the question, or its answer was dropped on the way: it is asked again."""
+    """Whether the server has not begun with the query, or the answer was dropped on the way, so that it is repeated."""
     return isinstance(error, _BUSY) or (isinstance(error, Unavailable) and error.shed)
 
 
-def _checked(request: _Question, response: _Answered) -> _Answered:
-    """The response, unless it says that nothing has changed since a version that it was not asked about."""
+def _check_unchanged(request: _Query, response: _Result) -> _Result:
+    """The response, unless it says that nothing has changed although the request did not ask for that."""
     if response.unchanged and not (
         request.HasField("if_changed_since") and response.version == request.if_changed_since
     ):
@@ -223,7 +223,7 @@ def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.Aggrega
 
 
 def decode_rows(data: bytes) -> pa.Table:
-    """The rows that an answer carries. Raises ProtocolViolation when there are none to be read."""
+    """The rows in an answer. Raises ProtocolViolation if they are not Arrow data."""
     try:
         return pa.ipc.open_stream(data).read_all()
     except (pa.ArrowException, OSError) as error:

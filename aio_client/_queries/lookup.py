@@ -1,4 +1,4 @@
-"""How the answers to lookups become one table in the order of the keys."""
+"""Joining the answers to lookups to one table in the order of the keys."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VersionedRows:
-    """Rows that were looked up, and what they are as of.
+    """Rows that were looked up, and the log offsets that they are as of.
 
     Attributes:
         rows: The rows.
-        log_offsets: For every bucket of a key, also of one without a row, the offset of the first change that the rows
+        log_offsets: For every bucket of a key, even a key without a row, the offset of the first change that the rows
             do not show.
     """
 
@@ -36,10 +36,10 @@ class VersionedRows:
 
 @dataclass(frozen=True, slots=True)
 class LookupAnswer:
-    """What the server said to one request.
+    """The server's answer to one request.
 
     Attributes:
-        keys: The keys asked for.
+        keys: The keys of the request.
         rows: The rows found, in the order of their keys.
         found: For every key, whether it has a row.
         log_offsets: For every bucket of a key, the offset of the first change that the rows do not show.
@@ -52,10 +52,11 @@ class LookupAnswer:
 
     @classmethod
     def decode(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
-        """Reads the response to a request for these keys.
+        """Decodes the response to a request for these keys.
 
         Raises:
-            ProtocolViolation: It is not Arrow data, or does not say of every key whether it was found.
+            ProtocolViolation: The rows are not Arrow data, or the response does not say for every key whether it was
+                found.
         """
         try:
             rows = pa.ipc.open_stream(response.rows).read_all()
@@ -73,21 +74,21 @@ class LookupAnswer:
 
 
 def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
-    """Joins the answers in their order.
+    """Joins answers in their order.
 
     Args:
-        answers: The answers; those after an `alter_table` may have more columns than those before.
-        schema: The columns of the result when nothing was asked for.
-        fill_missing: Whether a key without a row gets one that is null but for the key.
+        answers: The answers. After an `alter_table`, later answers may have more columns than earlier ones.
+        schema: The columns of the result if there is no answer.
+        fill_missing: Whether a key without a row gets a row that is null except for the key.
     """
     if not answers:
         return schema.empty_table()
-    tables = [_filled(answer) if fill_missing else answer.rows for answer in answers]
+    tables = [_fill_missing(answer) if fill_missing else answer.rows for answer in answers]
     return pa.concat_tables(tables, promote_options="default")
 
 
 def oldest_offsets(answers: Sequence[LookupAnswer]) -> LogOffsets:
-    """By bucket, the offset that all answers show at least; of the table of the first one."""
+    """By bucket, the least offset of all answers, with the table incarnation of the first one."""
     offsets = LogOffsets()
     offsets.table_incarnation = answers[0].log_offsets.table_incarnation if answers else ""
     for answer in answers:
@@ -96,7 +97,7 @@ def oldest_offsets(answers: Sequence[LookupAnswer]) -> LogOffsets:
     return offsets
 
 
-def _filled(answer: LookupAnswer) -> pa.Table:
+def _fill_missing(answer: LookupAnswer) -> pa.Table:
     positions = pa.array(np.cumsum(answer.found) - 1, mask=~answer.found)
     rows = answer.rows.take(positions)
     keys = dict(zip(answer.keys.schema.names, answer.keys.columns, strict=True))

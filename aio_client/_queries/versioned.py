@@ -1,4 +1,4 @@
-"""Answers with the version of the table that they are of, so that the same question can be asked again cheaply."""
+"""Query results with the version of the table that they are as of, so that clients can repeat a query cheaply."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """An answer, and the version of what it was computed from.
+    """A query result, and the version of the table that it was computed from.
 
     Attributes:
-        value: The answer.
-        version: What to give as `since`, to be told only when something has changed. Opaque: equal as long as no row
-            and no column of the table changes, also over restarts of the server; no clock.
+        value: The result.
+        version: What to pass as `since`, to get a result only if something has changed. Opaque. Equal as long as no row
+            and no column of the table changes, also across restarts of the server; not a clock.
     """
 
     value: T
@@ -25,7 +25,7 @@ class Versioned(Generic[T]):
 
 
 class Conditional(Protocol):
-    """A request that can be answered with `unchanged`."""
+    """A request that the server may answer with `unchanged`."""
 
     if_changed_since: bytes
 
@@ -34,10 +34,10 @@ _Request = TypeVar("_Request", bound=Conditional)
 
 
 def require_change(request: _Request, since: bytes | None) -> _Request:
-    """The same request, to be answered only when something has changed since a version; None: in any case.
+    """The same request, to be computed only if something has changed since a version. None: in any case.
 
     Raises:
-        UsageError: It is no version.
+        UsageError: `since` is not a version.
     """
     if since is not None:
         check_version("since", since)

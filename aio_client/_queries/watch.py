@@ -1,4 +1,4 @@
-"""Watching the first rows of a table: asked once until something changes, told only what does, and what moved."""
+"""Watching the first rows of a table: the query waits at the server, and the reader gets the rows when they differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 import pyarrow.types as pat
 
-from aio_client._queries.aggregate import changed_top_n, decode_rows, top_n
+from aio_client._queries.aggregate import decode_rows, top_n, wait_for_changed_top_n
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
 from scankv.v1 import lookup_pb2
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
 
 MIN_SECONDS: Final = 0.1
-"""Between two answers of a watch."""
+"""The least time between two answers of a watch."""
 
 WAIT_SECONDS: Final = 30.0
-"""How long a question waits at the server for a change. Shorter than what most proxies allow a call that is silent."""
+"""How long a query waits at the server for a change. Shorter than the idle timeout of most proxies."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopN:
-    """The first rows of a table, and what has moved since those that were given before.
+    """The first rows of a table, and the differences from the answer before.
 
-    Ranks are int32 and count from 1. Rows are told apart by their primary key: one whose other columns changed, but not
-    its rank, is in none of the three, and `rows` has it as it is now.
+    Ranks are int32 and count from 1. Rows are identified by their primary key: a row whose other columns have changed,
+    but not its rank, is in none of the three tables of differences, and `rows` has its new values.
 
     Attributes:
         rows: The rows, the first one first.
-        version: What they were computed from, as `Versioned.version`.
-        entered: The rows that were not there before: key columns and `rank`, by rank. All of them the first time.
-        left: Those that are there no more: key columns and `rank`, which is the last one they had.
-        moved: Those with another rank: key columns, `rank_before` and `rank`, by the latter.
+        version: The version that they were computed from, as `Versioned.version`.
+        entered: The rows that were not in the answer before: key columns and `rank`, in order of `rank`. In the first
+            answer, all rows.
+        left: The rows that are no longer there: key columns and `rank`, which is their last rank.
+        moved: The rows with another rank: key columns, `rank_before` and `rank`, in order of `rank`.
     """
 
     rows: pa.Table
@@ -58,9 +59,9 @@ class Ranking:
     """One answer about the first rows.
 
     Attributes:
-        rows: The columns that were asked for.
+        rows: The columns that the caller asked for.
         keys: The key columns.
-        version: What it was computed from.
+        version: The version that the rows were computed from.
     """
 
     rows: pa.Table
@@ -69,41 +70,41 @@ class Ranking:
 
     @classmethod
     def of(cls, rows: pa.Table, version: bytes, primary_key: Sequence[str], hidden: Sequence[str]) -> Ranking:
-        """An answer, of which some columns were asked for only because they are in the key.
+        """Splits the rows of an answer. `hidden` columns were only requested because they belong to the key.
 
         Raises:
-            SchemaMismatch: Key columns are missing: it is another table by now.
+            SchemaMismatch: Key columns are missing, so the table is another one now.
         """
         if not set(primary_key) <= set(rows.schema.names):
-            raise _another_key()
+            raise _key_changed_error()
         return cls(rows.drop_columns(list(hidden)), rows.select(list(primary_key)), version)
 
     def same_rows(self, other: Ranking) -> bool:
-        """Whether the rows are the same, to the bit."""
+        """Whether the rows are equal, bit for bit."""
         return (
             self.rows.schema == other.rows.schema
-            and _same_values(self.keys, other.keys)
-            and _same_values(self.rows, other.rows)
+            and _equal_tables(self.keys, other.keys)
+            and _equal_tables(self.rows, other.rows)
         )
 
 
-def compared(before: Ranking | None, now: Ranking) -> TopN:
-    """The rows of now, and what has moved since those before; None: since there were none.
+def compare_rankings(before: Ranking | None, now: Ranking) -> TopN:
+    """The rows of now, and their differences from the answer before; `before` is None for the first answer.
 
     Raises:
-        SchemaMismatch: The keys are of other types: it is another table by now.
+        SchemaMismatch: The key columns have other types, so the table is another one now.
     """
     schema = now.keys.schema
     earlier = schema.empty_table() if before is None else before.keys
     if earlier.schema != schema:
-        raise _another_key()
+        raise _key_changed_error()
     names = [str(number) for number in range(len(schema))]
-    ranked = [_ranked(earlier, names, "before"), _ranked(now.keys, names, "now")]
+    ranked = [_with_ranks(earlier, names, "before"), _with_ranks(now.keys, names, "now")]
     both = pa.concat_tables(ranked, promote_options="default")
     ranks = both.group_by(names, use_threads=False).aggregate([("before", "max"), ("now", "max")])
     was, is_ = pc.is_valid(ranks["before_max"]), pc.is_valid(ranks["now_max"])
 
-    def found(where: pa.ChunkedArray, order: str, **columns: str) -> pa.Table:
+    def select(where: pa.ChunkedArray, order: str, **columns: str) -> pa.Table:
         chosen = ranks.filter(where).sort_by(order)
         fields = [*schema, *(pa.field(name, pa.int32()) for name in columns)]
         return pa.Table.from_arrays([chosen[name] for name in [*names, *columns.values()]], schema=pa.schema(fields))
@@ -112,24 +113,24 @@ def compared(before: Ranking | None, now: Ranking) -> TopN:
     return TopN(
         rows=now.rows,
         version=now.version,
-        entered=found(pc.invert(was), "now_max", rank="now_max"),
-        left=found(pc.invert(is_), "before_max", rank="before_max"),
-        moved=found(moved, "now_max", rank_before="before_max", rank="now_max"),
+        entered=select(pc.invert(was), "now_max", rank="now_max"),
+        left=select(pc.invert(is_), "before_max", rank="before_max"),
+        moved=select(moved, "now_max", rank_before="before_max", rank="now_max"),
     )
 
 
 class TopNPolls:
-    """Asks for the first rows again and again, and gives the answers whose rows differ from the one before.
+    """Repeats a top-N query, and returns the answers whose rows differ from those of the answer before.
 
-    A question waits at the server until something has changed, so that it is answered at once then. The next question
-    comes so many seconds after an answer with rows, and at once after one that says, having waited, that nothing has
-    changed. A server that says so without having waited, as it may, is asked every so many seconds.
+    A query waits at the server until something has changed, so it is answered at once then. The next query follows
+    `every` seconds after an answer with rows, and at once after an answer that waited and found nothing changed. A
+    server may answer "unchanged" without waiting; it is asked every `every` seconds.
 
     Belongs to the event loop of its client.
 
     Attributes:
-        unchanged: How many answers in a row had the rows of the one before.
-        current_error: Why the server has not answered since the last answer; None while it does.
+        unchanged: How many answers in a row had the rows of the answer before.
+        current_error: Why the server has not answered since the last answer. None while it answers.
     """
 
     def __init__(
@@ -146,15 +147,15 @@ class TopNPolls:
 
         Args:
             transport: The client's connection.
-            request: What is asked.
+            request: The query.
             primary_key: The key columns in key order.
-            hidden: Those of them that are asked for only to tell the rows apart.
-            every: The least seconds from one answer with rows to the next question.
-            wait: Seconds that a question waits at the server for a change.
+            hidden: Those of them that are only requested to identify rows.
+            every: The least time from an answer with rows to the next query, in seconds.
+            wait: How long a query waits at the server for a change, in seconds.
             clock: Monotonic seconds.
 
         Raises:
-            UsageError: `every` is out of its range.
+            UsageError: `every` is out of range.
         """
         if not isinstance(every, int | float) or isinstance(every, bool) or not MIN_SECONDS <= every < math.inf:
             raise UsageError(f"every is a number of seconds, at least {MIN_SECONDS:g}, not {every!r}", option="every")
@@ -174,15 +175,15 @@ class TopNPolls:
         self._closed = False
 
     async def next(self) -> Ranking | None:
-        """The next rows that differ, as soon as they do; None once it is closed. Nothing is lost when it is cancelled.
+        """Waits for rows that differ from the last ones. None once the object is closed. Cancelling it loses nothing.
 
         Raises:
             TableNotFound: The table was dropped.
             Unavailable, ServerDraining: The server was away for longer than the operation timeout.
-            ScanKvError: As `Table.top_n`.
+            ScanKvError: As for `Table.top_n`.
         """
         try:
-            # Without an end of its own: `close` ends it.
+            # No timeout of its own: `close` sets one to end the wait.
             async with asyncio.timeout(None) as self._waiting:
                 while not self._closed:
                     await self._until_due()
@@ -197,7 +198,7 @@ class TopNPolls:
         return None
 
     def close(self) -> None:
-        """Asks no more; whoever waits gets None. Idempotent."""
+        """Stops asking; a waiting `next` returns None. Idempotent."""
         self._closed = True
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(0)
@@ -213,9 +214,9 @@ class TopNPolls:
             return
 
     async def _poll(self) -> Ranking | None:
-        """Asks once; the rows, unless they are those that were given last."""
+        """Asks once. Returns the rows unless they equal the last ones."""
         asked, last = self._clock(), self._last
-        # Also where it is cancelled: reads that are given up early do not make more questions.
+        # Set before the query, so that reads that are cancelled early do not cause more queries.
         self._due = asked + self._every
         response = await (self._first() if last is None else self._next_since(last.version))
         self.current_error = None
@@ -225,14 +226,14 @@ class TopNPolls:
             now = Ranking.of(decode_rows(response.rows), response.version, self._primary_key, self._hidden)
             self._last = now
             ranking = None if last is not None and last.same_rows(now) else now
-        elif answered - asked >= self._wait / 2:  # else it did not wait
+        elif answered - asked >= self._wait / 2:  # Otherwise the server did not wait.
             self._due = answered
         self.unchanged = self.unchanged + 1 if ranking is None else 0
         return ranking
 
     async def _first(self) -> TopNResponse:
         asked = self._clock()
-        response = await top_n(self._transport, self._request, self._note)
+        response = await top_n(self._transport, self._request, self._record_error)
         self._took = self._clock() - asked
         return response
 
@@ -241,32 +242,35 @@ class TopNPolls:
         request.CopyFrom(self._request)
         request.if_changed_since = version
         config = self._transport.config
-        # The whole operation timeout would be how late it is noticed that a server is silent.
+        # With the complete operation timeout, a server that fell silent would be noticed that late.
         timeout = min(config.operation_timeout, config.call_timeout + 2 * self._took)
-        return await changed_top_n(self._transport, request, self._note, wait=self._wait, timeout=timeout)
+        return await wait_for_changed_top_n(
+            self._transport, request, self._record_error, wait=self._wait, timeout=timeout
+        )
 
-    def _note(self, error: ScanKvError) -> None:
-        # A copy, without the traceback whose frames keep the call.
+    def _record_error(self, error: ScanKvError) -> None:
+        # A copy has no traceback, whose frames would keep the call.
         self.current_error = copy(error)
 
 
 class TopNWatch:
-    """The first rows of a table, now and whenever they are others: an asynchronous iterator of `TopN`.
+    """The first rows of a table, now and whenever they differ: an asynchronous iterator of `TopN`.
 
-    The first one comes at once. Then the question waits at the server, which answers when a write has changed the
-    table. So a change is told at once, or `every` seconds after the answer before, if that is later: a busy table costs
-    at most one answer in that time. Nothing is asked while nobody waits for the next rows; who takes long gets, next
-    time, the rows of then, with what has moved since those that it was given. Changes of the table that do not change
-    the rows are not told.
+    The first answer comes at once. Then the query waits at the server, which answers when a write has changed the
+    table. The reader thus gets a change at once, or `every` seconds after the answer before if that is later, so a busy
+    table costs at most one answer in that time. Nothing is asked between reads: a slow reader gets, with its next read,
+    the rows of that time and the differences from the answer that it got last. Changes of the table that leave the rows
+    equal are not returned.
 
-    While nothing changes, the server says so every half minute or so, from memory. One at which too many calls wait
-    already says it at once, and is asked every `every` seconds instead.
+    While nothing changes, the server says so about every half minute, from memory. A server with too many waiting calls
+    says so at once, and is asked every `every` seconds instead.
 
-    A server that is away, as for a restart, is waited for, for the operation timeout; other errors, and that it was
-    away for longer, are raised and end the watch. Versions outlive a restart, so it costs nothing when nothing changed.
+    If the server is away, for example to restart, the watch waits for the operation timeout. Longer absences and other
+    errors are raised and end the watch. Versions survive a restart of the server, so a restart without changes causes
+    no answer.
 
     One reader at a time. Cancelling a read loses nothing: read again. Belongs to the event loop of its client. Nothing
-    runs between reads, so that `aclose` and `async with` are needed only to end a read that waits.
+    runs between reads, so `aclose` and `async with` are only needed to end a read that waits.
     """
 
     def __init__(self, polls: TopNPolls) -> None:
@@ -289,15 +293,18 @@ class TopNWatch:
         return self
 
     async def __anext__(self) -> TopN:
-        """The next rows, as soon as they differ from those that were given last.
+        """Waits for the next rows that differ from the last ones returned.
+
+        Returns:
+            The rows, with the differences from the last answer returned.
 
         Raises:
             StopAsyncIteration: The watch was closed.
             TableNotFound: The table was dropped.
-            SchemaMismatch: A column is no more: the table was dropped and created anew, differently.
+            SchemaMismatch: A column is missing, because the table was dropped and created again with other columns.
             Unavailable, ServerDraining: The server was away for longer than the operation timeout.
             UsageError: Another task is reading this watch, or the client was closed.
-            ScanKvError: As `Table.top_n`.
+            ScanKvError: As for `Table.top_n`.
         """
         if self._reading:
             raise UsageError("the watch is being read by another task; give each task its own")
@@ -310,7 +317,7 @@ class TopNWatch:
             ranking = await self._polls.next()
             if ranking is None:
                 raise StopAsyncIteration
-            top = compared(self._last, ranking)
+            top = compare_rankings(self._last, ranking)
         except ScanKvError as error:
             self._failure = error
             raise
@@ -321,38 +328,40 @@ class TopNWatch:
 
     @property
     def unchanged(self) -> int:
-        """How many answers in a row had the rows that were given last."""
+        """How many answers in a row had the rows that were returned last."""
         return self._polls.unchanged
 
     @property
     def current_error(self) -> ScanKvError | None:
-        """Why the server has not answered since its last answer, while it is asked again; None while it answers."""
+        """Why the server has not answered since its last answer, while the watch retries. None while it answers."""
         return self._polls.current_error
 
     async def aclose(self) -> None:
-        """Ends the watch; a read that waits ends as at the end. Idempotent."""
+        """Ends the watch. A read that waits ends as at the end of the iteration. Idempotent."""
         self._closed = True
         self._polls.close()
 
 
-def _ranked(keys: pa.Table, names: Sequence[str], rank: str) -> pa.Table:
+def _with_ranks(keys: pa.Table, names: Sequence[str], rank: str) -> pa.Table:
     ranks = pa.array(range(1, keys.num_rows + 1), pa.int32())
     return pa.Table.from_arrays([*keys.columns, ranks], names=[*names, rank])
 
 
-def _same_values(one: pa.Table, other: pa.Table) -> bool:
+def _equal_tables(one: pa.Table, other: pa.Table) -> bool:
     if one.num_rows != other.num_rows:
         return False
-    return all(_same_column(*columns) for columns in zip(one.columns, other.columns, strict=True))
+    return all(_equal_columns(*columns) for columns in zip(one.columns, other.columns, strict=True))
 
 
-def _same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+def _equal_columns(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     if pat.is_floating(one.type):
-        # As bits: to Arrow, NaN differs from itself.
+        # Compared as bits, because Arrow treats NaN as different from itself.
         bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[one.type.bit_width]
         one, other = (pa.chunked_array([part.view(bits) for part in each.chunks], bits) for each in (one, other))
     return bool(one.equals(other))
 
 
-def _another_key() -> SchemaMismatch:
-    return SchemaMismatch("the table was dropped and created anew with another key: open it anew and watch that")
+def _key_changed_error() -> SchemaMismatch:
+    return SchemaMismatch(
+        "the table was dropped and created again with another key: open it again and watch the new one"
+    )

@@ -1,4 +1,4 @@
-"""The refinements of a scan of the changelog, each of which returns a copy."""
+"""The methods that refine a scan of the changelog. Each returns a refined copy."""
 
 from __future__ import annotations
 
@@ -15,45 +15,63 @@ if TYPE_CHECKING:
 
 
 class ChangesBuilder(ABC):
-    """What can be said of the changes that a scan reads."""
+    """The methods of a scan that concern its changes."""
 
     __slots__ = ()
     _spec: ScanSpec
 
     def with_source(self, source: ScanSource) -> Self:
-        """Reads the changes of the table (`ScanSource.LOG`), from now on where nothing else is said, or its rows."""
+        """Reads the table's rows (`ScanSource.KV`, the default) or its changes (`ScanSource.LOG`).
+
+        Changes are read from now on, unless `start_from` says otherwise.
+
+        Raises:
+            UsageError: `source` is neither.
+        """
         if source not in tuple(ScanSource):
             raise UsageError(f"with_source takes ScanSource.KV or ScanSource.LOG, not {source!r}")
         return self._with(log=LogSpec() if source == ScanSource.LOG else None)
 
     def start_from(self, start: StartFrom, *, clamp: bool = False) -> Self:
-        """Where a scan of the changelog starts.
+        """Chooses where a scan of the changelog starts.
 
         Args:
             start: `StartFrom.FULL`, `EARLIEST`, `LATEST`, `timestamp(...)`, `offsets(...)` or `last(n)`.
-            clamp: Whether a start that is older than the oldest change that is kept, or beyond the end, stands for the
-                nearest change that is there, instead of PositionExpired and PositionOutOfRange.
+            clamp: Whether to start at the nearest change that exists if `start` lies before the oldest change kept, or
+                after the end. By default, such a start raises PositionExpired or PositionOutOfRange.
+
+        Raises:
+            UsageError: `start` is not a start, or the scan does not read the changelog.
         """
         return self._with(log=replace(self._log("start_from"), start=start, clamp=clamp))
 
     def stop_at(self, stop: StopAt | None) -> Self:
-        """Where a scan of the changelog ends: `StopAt.LATEST`, `timestamp(...)`, `offsets(...)`; None for never."""
+        """Chooses where a scan of the changelog ends.
+
+        Args:
+            stop: `StopAt.LATEST`, `timestamp(...)` or `offsets(...)`. None: never.
+
+        Raises:
+            UsageError: `stop` is not a stop, or the scan does not read the changelog.
+        """
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
     def with_catch_up(self, catch_up: Literal["all", "net"], *, lag_threshold: int | None = None) -> Self:
-        """Chooses what a backlog is read as: all changes, or one net change for each key (compacted catch-up).
+        """Chooses how a scan of the changelog reads a backlog: every change, or one net change per key.
 
-        With "net", a bucket whose lag is greater than `lag_threshold` returns net changes up to the end of its log: for
-        each key that differs from what it was, `+I`, `-D`, or `-U` and `+U`, with the offset and time of its last
-        change. That holds at the start, and whenever the lag grows so large again.
+        Reading a backlog as net changes is called compacted catch-up.
+
+        With "net", a bucket whose lag is greater than `lag_threshold` returns its backlog as net changes: for each key
+        that differs, deleted keys included, `+I`, `-D`, or `-U` and `+U`, with the offset and time of the key's last
+        change. The lag is checked at the start, and again whenever the stream falls behind.
 
         Args:
-            catch_up: `"all"` or `"net"`.
-            lag_threshold: With `"net"`, a number of changes, at least 1. Default: the server's setting
+            catch_up: "all" or "net".
+            lag_threshold: With "net", a number of changes, at least 1. Default: the server's setting
                 `catch_up_changes`, which is 100,000 unless configured.
 
         Raises:
-            UsageError: An argument is none of these, or this is not a scan of the changelog.
+            UsageError: An argument is none of these, or the scan does not read the changelog.
         """
         if catch_up not in tuple(CatchUp):
             raise UsageError(f'with_catch_up takes "all" or "net", not {catch_up!r}')
@@ -62,68 +80,82 @@ class ChangesBuilder(ABC):
         )
 
     def with_unmatched(self, unmatched: Literal["refuse", "delete"]) -> Self:
-        """What comes of rows that do not match the predicate of a scan of the changelog of a table without old rows.
+        """Chooses what happens to rows that do not match the predicate, in the changelog of a table without old rows.
 
-        A table that was created with `changelog="upsert"` does not tell what a row was before it changed. So nobody
-        knows which rows cease to match, and a predicate that looks at other columns than the key is refused, unless
-        every row that is written and does not match may come as `-D`, with its key. Whoever keeps the rows has exactly
-        those that match: it is told of more deletions than there were, but of all that there were.
+        A table created with `changelog="upsert"` does not record what a row was before a change. The server therefore
+        cannot tell which rows cease to match. By default, it refuses predicates on columns outside the key. With
+        "delete", every row that is written and does not match is returned as `-D`, with its key. A reader that stores
+        the rows then has exactly the matching ones: it gets more deletions than there were, and misses none.
 
-        For tables whose changelog has the old rows it changes nothing: there, rows that cease to match are `-D`.
+        If the changelog has the old rows, this changes nothing: rows that cease to match are `-D`.
+
+        Args:
+            unmatched: "refuse" or "delete".
+
+        Raises:
+            UsageError: `unmatched` is neither, or the scan does not read the changelog.
         """
         if unmatched not in tuple(Unmatched):
             raise UsageError(f'with_unmatched takes "refuse" or "delete", not {unmatched!r}')
         return self._with(log=replace(self._log("with_unmatched"), unmatched=Unmatched(unmatched)))
 
     def with_row_kind(self) -> Self:
-        """Has the rows of a scan of the changelog come with what happened to them, in four columns before their own.
+        """Returns the rows of a scan of the changelog with four additional columns before their own.
 
-        `_change_type` is `+I` for a new row, `-U` and `+U` for a row before and after an update, `-D` for one that was
-        deleted, as it was. Of a table created with `changelog="upsert"` every row written is `+U`, and `-D` has
-        its key alone, with null beside it.
+        `_change_type` is the row kind: `+I` for a new row, `-U` and `+U` for a row before and after an update, `-D` for
+        a deleted row with its last values. In a table created with `changelog="upsert"`, every row written is `+U`, and
+        `-D` has only its key, with null in all other columns.
 
-        `_log_offset` counts the changes of `_bucket`, `_commit_timestamp` says when. Of the rows of a start from the
-        whole table, which are `+I`, offset and timestamp are null.
+        `_log_offset` is the offset of the change in the changelog of `_bucket`, and `_commit_timestamp` its commit
+        time. The rows that a start with `StartFrom.FULL` begins with are `+I`; their offset and timestamp are null.
+
+        Raises:
+            UsageError: The scan does not read the changelog.
         """
         return self._with(log=replace(self._log("with_row_kind"), row_kind=True))
 
     def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False) -> Self:
-        """Reads the changes on behalf of a consumer, whose position the server keeps.
+        """Reads the changes as a consumer, whose position the server stores.
 
             async with table.changes(consumer_id="billing").stream() as stream:
                 async for changes in stream:
                     ...
                     await stream.commit()
 
-        A stream begins where the consumer has committed, in whichever process; where it never has, there where its
-        first stream began. `start_from` is for a consumer that there is not yet. What was not committed comes again.
-        The changelog is kept for it, from that first moment on, until nothing was heard of it for the server's
-        `consumer_ttl_seconds`. A new stream takes the consumer over: the one before it gets ConsumerFenced. So each
-        shard needs an id of its own.
+        A stream begins after the changes that the consumer has committed, in any process. If the consumer has committed
+        nothing, the stream begins where the consumer's first stream began. `start_from` applies only to a new consumer.
+        Changes that were not committed are delivered again. The consumer has a retention hold from its first stream on,
+        until it neither reads nor commits for the server's `consumer_ttl_seconds`. A new stream takes the consumer
+        over, and the earlier stream gets ConsumerFenced, so each shard needs an id of its own.
 
-        Columns, predicate and buckets may differ from those of the streams before; not while the rows of a start from
-        the whole table are read. It has no `limit`.
+        Columns, predicate and buckets may differ between the streams of a consumer, but not while the rows of a start
+        with `StartFrom.FULL` are read. The scan cannot have a `limit`.
 
         Args:
             consumer_id: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
-            must_exist: Whether the stream of a consumer that there is not raises ConsumerNotFound, instead of beginning
-                it: for one that must not start from scratch after it has expired, or by a misspelled id.
+            must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
+                it. For a reader that must not start from scratch after its consumer has expired, or because of a
+                misspelled id.
 
         Raises:
-            UsageError: It is no such id, or this is no scan of the changelog.
+            UsageError: `consumer_id` is not an id, or the scan does not read the changelog.
         """
         log = self._log("with_consumer_id")
-        if consumer_id is None:  # a setting that is missing: without an id, nothing would be kept
+        # Probably a missing setting: without an id, the server would store no position.
+        if consumer_id is None:
             raise UsageError("with_consumer_id takes the id of a consumer, not None")
         return self._with(log=replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist))
 
     def with_poll_interval_ms(self, millis: int) -> Self:
-        """Changes nothing, and is needless: the server sends changes when they are committed; nobody asks for them.
+        """Changes nothing: the server sends changes when they are committed, so nothing is polled.
 
-        For code that is written against interfaces which poll.
+        For code that is written against interfaces that poll.
 
         Args:
             millis: At least 0.
+
+        Raises:
+            UsageError: `millis` is not such a number.
         """
         if isinstance(millis, bool) or not isinstance(millis, int | float) or not millis >= 0:
             raise UsageError(f"a poll interval is a number of milliseconds, at least 0, not {millis!r}")
@@ -135,7 +167,7 @@ class ChangesBuilder(ABC):
         return self._spec.log
 
     def _readable(self) -> ScanSpec:
-        """The spec, if what it reads can be understood."""
+        """The spec. Raises UsageError if its changes would come without their row kinds."""
         if self._spec.log is not None and not self._spec.log.row_kind:
             raise UsageError(
                 "a stream of changes has rows that were deleted, and rows as they were before: ask with "

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from aio_client._scan.protocol import changelog
+from aio_client._scan.protocol import changelog_message
 from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from scankv.model.changes.log_offsets import LogOffsets
@@ -112,7 +112,7 @@ class ConsumerMethods(TableMethods):
         _check_id(consumer_id)
         transport = self._handle.transport
         request = consumer_pb2.ResetConsumerRequest(
-            table=self._handle.name, consumer_id=consumer_id, start=changelog(LogSpec(start=start, clamp=clamp))
+            table=self._handle.name, consumer_id=consumer_id, start=changelog_message(LogSpec(start=start, clamp=clamp))
         )
         # Not repeated: a second reset would fence a stream that was opened after the first one.
         response = await transport.call(lambda: transport.services.consumers.ResetConsumer, request, repeatable=False)

@@ -14,29 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanExplanation:
-    """What a scan would read and decode; `print` it. Texts are for people, and may change.
+    """What a scan would read and decode; `print` shows it. Texts are for people, and may change.
 
     Attributes:
-        source: The `live` table, or a `pinned` snapshot.
-        table: `database.table`.
+        source: "live" for the table, "pinned" for a snapshot.
+        table: The table's name, as `database.table`.
         buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
-        ranges: The ranges of keys that are read, as comparisons of key columns; the first ten. Empty: points are read,
+        ranges: The key ranges that are read, as comparisons of key columns; the first ten. Empty: only points are read,
             or nothing.
-        range_count: How many ranges are read.
+        range_count: How many key ranges are read.
         all_keys: Whether the ranges are all keys of these buckets.
-        points: How many single keys are looked up beside the ranges. Not those that an index tells.
-        first_points: The first ten of them.
-        index: The columns of the index that tells which keys are looked up. Empty: none does.
-        index_ranges: The ranges of it that are read, as comparisons of its columns; the first ten. Empty: no index is
-            used, or nothing in it can be asked for.
-        index_range_count: How many ranges of it are read.
-        index_keys: The most keys that are looked up through it: where it has more, the ranges are read instead.
-        residual: What is asked of each row read, because its key does not tell. None: nothing.
-        columns_read: The columns decoded of each row read. Without a residual, those that are returned.
-        columns_returned: The columns decoded of each row returned, in order.
-        ordered: Whether the rows of all buckets come in one order, not only those of each bucket.
-        reverse: Whether in descending order.
-        limit: The most rows. None: no limit.
+        points: How many single keys are looked up besides the ranges, without those found in an index.
+        first_points: The first ten of these keys.
+        index: The columns of the index that yields the keys to look up. Empty: no index is used.
+        index_ranges: The ranges of the index that are read, as comparisons of its columns; the first ten. Empty: no
+            index is used, or no entry can match.
+        index_range_count: How many ranges of the index are read.
+        index_keys: The most keys that are looked up through the index. If the index has more, `ranges` are read
+            instead.
+        residual: The residual predicate, which is evaluated for each row read. None: there is none.
+        columns_read: The columns that are decoded for each row read. Without a residual predicate, those returned.
+        columns_returned: The columns that are decoded for each row returned, in order.
+        ordered: Whether the rows of all buckets are returned in one order, not only those of each bucket.
+        reverse: Whether the order is descending.
+        limit: The most rows returned. None: no limit.
         read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, or `rocksdb`.
         read_path_reason: Why, in words.
     """
@@ -64,7 +65,7 @@ class ScanExplanation:
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
-        """Reads the answer of the server about a scan of a table."""
+        """Decodes the server's answer about a scan of a table."""
         return cls(
             source="pinned" if message.snapshot_id else "live",
             table=table,
@@ -96,7 +97,7 @@ class ScanExplanation:
         )
 
     def __str__(self) -> str:
-        """One line for each question."""
+        """The explanation with one line per question."""
         lines = {
             "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
             "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
@@ -105,7 +106,7 @@ class ScanExplanation:
             "read": ", ".join(self.columns_read) or "no columns",
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
-            "read path": f"{self.read_path}: {self.read_path_reason}",
+            "path": f"{self.read_path}: {self.read_path_reason}",
             "limit": "none" if self.limit is None else f"{self.limit:,} rows",
         }
         return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
@@ -113,7 +114,7 @@ class ScanExplanation:
     def _keys(self) -> str:
         if self.index:
             return (
-                f"told by the index on ({', '.join(self.index)}): "
+                f"from the index on ({', '.join(self.index)}): "
                 f"{_ranges_text(self.index_ranges, self.index_range_count) or 'none'}; "
                 f"if over {self.index_keys:,}: {_ranges_text(self.ranges, self.range_count)}"
             )
@@ -134,7 +135,7 @@ def _ranges_text(ranges: tuple[str, ...], count: int) -> str:
 
 
 async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:
-    """Asks the server how it would answer a scan; reads no rows. The errors are those that it would begin with."""
+    """Asks the server how it would answer a scan. Reads no rows. Raises what the start of the scan would raise."""
     return ScanExplanation.of(
         request.table, await transport.call(lambda: transport.services.scans.ExplainScan, request)
     )

@@ -1,4 +1,4 @@
-"""How far a scan has come over all its attempts, and that they are parts of one answer."""
+"""The progress of a scan over all its attempts, and the check that they are parts of one answer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def _now() -> datetime:
 class ScanProgress:
     """Adds up the attempts of one scan, each of which has a `ScanLedger`.
 
-    A chunk counts once it was booked, so the caller must be handed its rows before anything else is awaited.
-    Pure but for the clock that it is given, and the log.
+    A chunk counts as soon as it is booked, so the caller must get its rows before anything else is awaited. Pure except
+    for the given clock and the log.
 
     Attributes:
         spec: The scan.
         attempts: Attempts so far.
-        header: The last header that came, None before the first.
-        schema: The Arrow schema of the rows, the same in all attempts; None before the first header.
-        resumptions: Where the scan went on.
+        header: The last header that arrived. None before the first.
+        schema: The Arrow schema of the rows, the same in all attempts. None before the first header.
+        resumptions: Where the scan resumed.
     """
 
     def __init__(self, spec: ScanSpec, now: Callable[[], datetime] = _now) -> None:
@@ -66,54 +66,54 @@ class ScanProgress:
 
     @property
     def rows_scanned(self) -> int:
-        """Rows that the server read from storage, as it said last in each attempt."""
+        """Rows that the server read from storage, as last reported in each attempt."""
         return self._rows_scanned + self._ledger.rows_scanned
 
     @property
     def token(self) -> bytes | None:
-        """Where to go on behind what was received; None before the first chunk of a scan from the beginning."""
+        """The token that continues after the rows received. None before the first chunk of a new scan."""
         return self._ledger.token
 
     @property
     def fence(self) -> int:
-        """Which stream of its consumer it is, as the server said; 0 before that, and for one of none."""
+        """The fence of the consumer's stream, from the header. 0 before it, and without a consumer."""
         return 0 if self.header is None else self.header.consumer_fence
 
     @property
     def next_offsets(self) -> LogOffsets:
-        """Of changes, the offset of the next one of each bucket."""
+        """For changes: the offset of the next change of each bucket."""
         incarnation = "" if self.header is None else self.header.table_incarnation
         return LogOffsets.of(self._ledger.next_offsets, incarnation)
 
     @property
     def bucket(self) -> int | None:
-        """That of the last chunk; None before the first of an attempt."""
+        """The bucket of the last chunk. None before the first chunk of an attempt."""
         return self._ledger.bucket
 
     @property
     def scanning(self) -> bool:
-        """Of changes, whether rows of the table are still to come."""
+        """For changes: whether rows of the table are still to come."""
         return self._ledger.scanning
 
     @property
     def watermark_micros(self) -> int:
-        """Of changes, the time before which all that was committed was received; 0 where that is not known."""
+        """For changes: all changes committed before this time have arrived. 0 if not known."""
         self._watermark = max(self._watermark, self._ledger.watermark_micros)
         return self._watermark
 
     @property
     def complete(self) -> bool:
-        """Whether all rows have come, be it that the stream has not ended."""
+        """Whether all rows have arrived, even if the stream has not ended."""
         return self._ledger.trailer is not None or self.rows == self._limit
 
-    # Below `token`, whose type it hides within the class.
+    # Must stand below `token`, because it hides the type `bytes` in the rest of the class.
     @property
     def bytes(self) -> int:
         """Bytes of Arrow data received."""
         return self._bytes + self._ledger.bytes
 
     def begin_attempt(self) -> None:
-        """Begins the next attempt, which goes on from `token`."""
+        """Begins the next attempt, which continues from `token`."""
         ledger = self._ledger
         self._rows, self._bytes, self._chunks = self.rows, self.bytes, self.chunks
         self._rows_scanned = self.rows_scanned
@@ -122,15 +122,15 @@ class ScanProgress:
         self.attempts += 1
 
     def cut(self, cause: ScanKvError) -> None:
-        """Notes why the scan will have to go on; the first cause counts until it has."""
+        """Records why the scan has to resume. The first cause counts until it has resumed."""
         if self._cause is None and self.header is not None:
             self._cause = cause
 
     def book(self, message: ScanMessage) -> pa.RecordBatch | None:
-        """Takes the next message of the current attempt; the rows of a chunk, None for others.
+        """Books the next message of the current attempt. Returns the rows of a chunk, and None for other messages.
 
         Raises:
-            ProtocolViolation: It breaks the contract, within the attempt or across them.
+            ProtocolViolation: The message breaks the contract, within the attempt or across attempts.
         """
         rows = self._ledger.book(message)
         header = self._ledger.header
@@ -139,7 +139,7 @@ class ScanProgress:
         return rows
 
     def close(self) -> None:
-        """Takes the end of the current attempt.
+        """Books the end of the current attempt.
 
         Raises:
             EndedWithoutTrailer: The trailer is missing.
@@ -149,7 +149,7 @@ class ScanProgress:
     def _take_header(self, header: ScanHeader) -> None:
         earlier = self.header
         if self.spec.log is not None and earlier is not None and earlier.scan_id == header.scan_id:
-            # Of changes that have more columns from here on.
+            # A second header of the same scan of changes: columns were added to the table.
             self.header, self.schema = header, self._ledger.schema
             return
         before = self._offsets_before(header)
@@ -166,27 +166,27 @@ class ScanProgress:
         self.header = header
         self.schema = self._ledger.schema
         if before is not None:
-            self._note_resumption(before, after)
+            self._add_resumption(before, after)
 
     def _offsets_before(self, header: ScanHeader) -> LogOffsets | None:
-        """The view that the rows before this header are of; None where the scan begins with it."""
+        """The view of the rows before this header. None if the scan begins with the header."""
         if header.HasField("resumed_from"):
-            # A token of another table is refused.
+            # The server refuses tokens of other tables, so the incarnation is the same.
             return LogOffsets.of(header.resumed_from.log_offsets, header.table_incarnation)
         before = self.header
         return None if before is None else LogOffsets.of(before.log_offsets, before.table_incarnation)
 
-    def _note_resumption(self, before: LogOffsets, after: LogOffsets) -> None:
+    def _add_resumption(self, before: LogOffsets, after: LogOffsets) -> None:
         cause, self._cause = self._cause, None
         if cause is not None:
-            # Frames hold the stream, which must go as soon as its reader drops it, and the call with its connection.
+            # The frames of a traceback hold the stream, which must end as soon as its reader drops it.
             cause = cause.with_traceback(None)
             cause.__cause__ = cause.__context__ = None
         self.resumptions += (
             Resumption(at=self._now(), rows=self.rows, cause=cause, from_log_offsets=before, to_log_offsets=after),
         )
         _log.info(
-            "the scan of %s goes on after %d rows: %s",
+            "the scan of %s resumes after %d rows: %s",
             self.spec.table,
             self.rows,
             "as asked by resume_from" if cause is None else cause.reason,

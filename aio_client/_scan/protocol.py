@@ -1,4 +1,4 @@
-"""What a scan asks for on the wire, and whether what comes back keeps the contract of `scan.proto`."""
+"""The request of a scan, and the check that its answer keeps the contract of `scan.proto`."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _READ_PATHS: Final = {
 def scan_request(
     spec: ScanSpec, token: bytes | None = None, fence: int = 0, heartbeat_millis: int = 0
 ) -> ScanKvRequest:
-    """Writes a scan as the request that asks for it.
+    """Converts a scan to a request.
 
     Args:
         spec: The scan.
-        token: Where to go on; the spec's own is not looked at. None: from the beginning.
-        fence: Which stream of its consumer it is, as the header said. 0: it takes the consumer over, or is of none.
-        heartbeat_millis: How often it must be heard from. 0: as the server likes.
+        token: Where to continue, in place of the spec's own token. None: from the beginning.
+        fence: The fence of the consumer's stream, from its header. 0: the stream takes the consumer over, or has none.
+        heartbeat_millis: The longest time between two messages. 0: the server's default.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
-    log = None if spec.log is None else _changelog_of(spec.log, fence)
+    log = None if spec.log is None else _consumer_changelog_message(spec.log, fence)
     keys = spec.key_range
     return scan_pb2.ScanKvRequest(
         table=spec.table,
         live_kv=scan_pb2.LiveKv() if snapshot is None and log is None else None,
         snapshot=snapshot,
         log=log,
-        # Of no bucket at all, one is asked for the schema of its rows.
+        # A scan of no bucket asks one bucket for the schema of its rows.
         buckets=(0,) if spec.buckets == () and log is None else spec.buckets,
         no_buckets=spec.buckets == () and log is not None,
         columns=None if spec.columns is None else scan_pb2.ColumnNames(names=spec.columns),
@@ -59,7 +59,7 @@ def scan_request(
         limit=0 if spec.buckets == () and log is None else spec.limit,
         chunk=scan_pb2.ChunkBounds(max_rows=spec.chunk_rows or 0, max_bytes=spec.chunk_bytes or 0),
         resume_token=token or b"",
-        # A scan that goes on has rows already, so that the others must come.
+        # A scan that resumes has returned rows already, so the remaining rows must come in any case.
         if_changed_since=None if token else spec.if_changed_since,
         key_range=None if keys is None else scan_pb2.KeyRange(start=keys.start, end=keys.end),
         reverse=spec.reverse,
@@ -69,16 +69,16 @@ def scan_request(
     )
 
 
-def _changelog_of(log: LogSpec, fence: int) -> scan_pb2.Changelog:
-    message = changelog(log)
+def _consumer_changelog_message(log: LogSpec, fence: int) -> scan_pb2.Changelog:
+    message = changelog_message(log)
     if log.consumer_id is not None:
         message.consumer_id, message.consumer_fence = log.consumer_id, fence
         message.consumer_must_exist = log.consumer_must_exist
     return message
 
 
-def changelog(log: LogSpec) -> scan_pb2.Changelog:
-    """Writes where a stream of changes starts and ends as the message that asks for it."""
+def changelog_message(log: LogSpec) -> scan_pb2.Changelog:
+    """Converts the start and the end of a stream of changes to a message."""
     message = scan_pb2.Changelog(
         net_changes=log.catch_up is CatchUp.NET,
         net_changes_lag_threshold=log.lag_threshold or 0,
@@ -90,7 +90,7 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
         case PositionKind.TIMESTAMP:
             message.timestamp_micros = start.micros
         case PositionKind.OFFSETS:
-            message.offsets.CopyFrom(log_offsets(start))
+            message.offsets.CopyFrom(log_offsets_message(start))
         case PositionKind.LAST:
             message.last = start.count
         case PositionKind.FULL:
@@ -104,40 +104,40 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
             case PositionKind.TIMESTAMP:
                 message.stop_timestamp_micros = stop.micros
             case PositionKind.OFFSETS:
-                message.stop_offsets.CopyFrom(log_offsets(stop))
+                message.stop_offsets.CopyFrom(log_offsets_message(stop))
             case _:
                 message.stop_latest.SetInParent()
     return message
 
 
-def log_offsets(position: StartFrom | StopAt) -> scan_pb2.LogOffsets:
-    """Writes the offsets of a position, with the incarnation of their table if it is known."""
+def log_offsets_message(position: StartFrom | StopAt) -> scan_pb2.LogOffsets:
+    """Converts the offsets of a position to a message, with their table incarnation if it is known."""
     return scan_pb2.LogOffsets(by_bucket=dict(position.by_bucket), table_incarnation=position.table_incarnation)
 
 
 class EndedWithoutTrailer(ProtocolViolation):
-    """A stream was cut without a status, as a proxy does: what came is right, but may not be all."""
+    """A stream ended without a status, as when a proxy cuts it: what arrived is right, but may be incomplete."""
 
 
 class ScanLedger:
-    """Books every message of one attempt of a scan, and refuses the first that breaks the contract.
+    """Books every message of one attempt of a scan, and refuses the first one that breaks the contract.
 
-    That is header, chunks and heartbeats, trailer, end. Pure: it is handed messages and raises ProtocolViolation. What
-    it has let pass by the end is the whole answer; what it has let pass so far has the checksum of the server.
+    The contract is header, chunks and heartbeats, trailer, end. Pure: it takes messages and raises ProtocolViolation.
+    What it has accepted by the end is the complete answer; what it has accepted so far has the server's checksum.
 
     Attributes:
-        header: The header, once it came.
-        schema: The Arrow schema of the rows, once the header came.
-        trailer: The trailer, once it came and agreed with everything before it.
+        header: The header, once it has arrived.
+        schema: The Arrow schema of the rows, once the header has arrived.
+        trailer: The trailer, once it has arrived and agreed with everything before it.
         rows: Rows received so far.
         bytes: Bytes of Arrow data received so far.
         chunks: Chunks received so far.
-        rows_scanned: Rows that the server has read from storage, as it said last.
-        token: Where to go on behind what was received: the token given, until a chunk or heartbeat came.
-        next_offsets: Of changes, the offset of the next one of each bucket.
-        bucket: That of the last chunk. None before the first.
-        scanning: Of changes, whether rows of the table are still to come.
-        watermark_micros: Of changes, what was committed before was received; 0 where that is not known.
+        rows_scanned: Rows that the server has read from storage, as last reported.
+        token: The token that continues after what was received: the given token until a chunk or heartbeat arrives.
+        next_offsets: For changes: the offset of the next change of each bucket.
+        bucket: The bucket of the last chunk. None before the first.
+        scanning: For changes: whether rows of the table are still to come.
+        watermark_micros: For changes: all changes committed before this time have arrived. 0 if not known.
     """
 
     def __init__(self, spec: ScanSpec, *, token: bytes | None = None, limit: int | None = None) -> None:
@@ -145,8 +145,8 @@ class ScanLedger:
 
         Args:
             spec: The scan.
-            token: The token that the attempt goes on from. None: it starts at the beginning.
-            limit: The most rows that may come. None: the limit of the spec.
+            token: The token from which the attempt continues. None: the attempt starts at the beginning.
+            limit: The most rows that may arrive. None: the limit of the spec.
         """
         self.spec = spec
         self.header: ScanHeader | None = None
@@ -157,7 +157,7 @@ class ScanLedger:
         self.chunks = 0
         self.rows_scanned = 0
         self.token = token
-        # Rows of no bucket are asked of one, without any, for their schema.
+        # A scan of no bucket asks one bucket for the schema, and for no rows.
         self._for_schema = spec.buckets == () and spec.log is None
         self._limit = spec.limit if limit is None else limit
         self._crc32c = 0
@@ -168,10 +168,10 @@ class ScanLedger:
         self.scanning = False
 
     def book(self, received: ScanMessage) -> pa.RecordBatch | None:
-        """Takes the next message of the stream.
+        """Books the next message of the stream.
 
         Returns:
-            The rows of a chunk; None for every other message, also for one of a kind that only newer servers send.
+            The rows of a chunk. None for every other message, including kinds that only newer servers send.
         """
         message = received.fields
         kind = message.WhichOneof("message")
@@ -184,7 +184,7 @@ class ScanLedger:
         elif kind == "chunk":
             return self._book_chunk(message.chunk, received.record_batch)
         elif kind == "heartbeat" and self._for_schema:
-            pass  # It is of the bucket that was asked for the schema.
+            pass  # It belongs to the bucket that was asked for the schema.
         elif kind == "heartbeat":
             self._book_position(message.heartbeat)
             self.next_offsets.update(message.heartbeat.next_offsets)
@@ -195,7 +195,7 @@ class ScanLedger:
         return None
 
     def close(self) -> None:
-        """Takes the end of the stream: without the trailer, rows may be missing."""
+        """Books the end of the stream. Raises EndedWithoutTrailer without a trailer, because rows may be missing."""
         if self.trailer is None:
             raise EndedWithoutTrailer(
                 _broken(
@@ -222,11 +222,11 @@ class ScanLedger:
         _compare("the buckets of the header", asked, header.log_offsets)
         if not header.log_offsets and self.spec.buckets != ():
             raise violation("at least one bucket in the header", "none")
-        # A server that began anew instead of going on would send rows twice.
+        # A server that started from the beginning instead of resuming would send rows twice.
         resumed = header.HasField("resumed_from")
         if self.header is None and resumed is not (self.token is not None):
             raise violation(
-                "a scan from its beginning" if resumed else "a scan that goes on from the token", "the opposite"
+                "a scan from its beginning" if resumed else "a scan that resumes from the token", "the opposite"
             )
         if header.unchanged and (resumed or header.version != self.spec.if_changed_since):
             raise violation("an answer to what was asked", "that nothing has changed since another version")
@@ -285,7 +285,7 @@ class ScanLedger:
 
     def _book_position(self, message: ScanChunk | ScanHeartbeat) -> None:
         token = message.resume_token
-        # Going on from an older token would bring rows twice.
+        # Resuming from an older token would return rows twice.
         if not token:
             raise violation("a resume token in every chunk and heartbeat", "one without")
         self.token = token
@@ -314,7 +314,7 @@ def _compare(what: str, expected: Collection[int], got: Collection[int]) -> None
 
 
 def violation(expected: str, got: str) -> ProtocolViolation:
-    """The error for a contract that was broken."""
+    """The error for a broken contract."""
     return ProtocolViolation(_broken(expected, got))
 
 

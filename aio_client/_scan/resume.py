@@ -1,4 +1,4 @@
-"""What becomes of a scan that was cut: the one decision whether it goes on, and the record that it did."""
+"""What happens to an interrupted scan: the decision whether to resume it, and the record of a resumption."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.scans.scan_spec import ScanSpec
 
-# What says nothing about the rows themselves: the same question, asked again, may well be answered.
-_CUTS: Final = (
+# Errors that say nothing about the rows, so that another attempt may succeed.
+_INTERRUPTIONS: Final = (
     Unavailable,
     DeadlineExceeded,
     ScanStalled,
@@ -41,14 +41,14 @@ _CUTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """One place where a scan went on after a cut. Over the live table, a fresh view begins there.
+    """One place where a scan resumed after an interruption. Over the live table, a new view begins there.
 
     Attributes:
-        at: When, in UTC, by the client's clock.
-        rows: Rows that this stream had returned before.
-        cause: What the cut was; None where the scan began with `resume_from`.
+        at: When the scan resumed, in UTC, by the client's clock.
+        rows: The rows that the stream had returned before.
+        cause: The interruption. None if the scan began with `resume_from`.
         from_log_offsets: The view of the rows before, as `ScanStream.log_offsets`.
-        to_log_offsets: The view of the rows after; the same over a pinned snapshot.
+        to_log_offsets: The view of the rows after. Over a pinned snapshot, the same view.
     """
 
     at: datetime
@@ -59,16 +59,16 @@ class Resumption:
 
 
 class Verdict(enum.Enum):
-    """What follows from an error."""
+    """What follows from an error of a scan."""
 
     RETRY = enum.auto()
-    """Ask again, from the last token on."""
+    """Make another attempt from the last token."""
     COMPLETE = enum.auto()
-    """Nothing was missing: the scan ends well."""
+    """End the scan with success: all rows have arrived."""
     INTERRUPTED = enum.auto()
-    """Raise `ScanInterrupted` from it."""
+    """Raise `ScanInterrupted` from the error."""
     RAISE = enum.auto()
-    """Raise it as it is."""
+    """Raise the error."""
 
 
 def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool) -> Verdict:
@@ -76,48 +76,48 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
 
     | error | before the first header | after it |
     |---|---|---|
-    | no cut | raise | raise |
-    | a cut with nothing missing | - | end well |
-    | a cut, `Resume.NEVER` | raise | raise |
-    | a cut, pinned | retry | retry |
-    | a cut of the changelog | raise; retry with a token, a consumer, or from offsets on | retry |
-    | a cut, live, `Resume.LATEST` | raise; retry with a token | retry |
-    | a cut, live, no choice | raise; retry with a token | raise |
-    | `TooManyScans`, `ServerBusy` | retry, always | as every cut |
-    | a call that was shed | retry, always | as every cut |
+    | not an interruption | raise | raise |
+    | an interruption, all rows arrived | - | end with success |
+    | an interruption, `Resume.NEVER` | raise | raise |
+    | an interruption, pinned snapshot | retry | retry |
+    | an interruption, changelog | raise; retry with a token, a consumer, or offsets | retry |
+    | an interruption, live, `Resume.LATEST` | raise; retry with a token | retry |
+    | an interruption, live, by default | raise; retry with a token | raise |
+    | `TooManyScans`, `ServerBusy` | always retry | as every interruption |
+    | a call that was shed | always retry | as every interruption |
 
-    Where it says raise, a broken connection after the first header becomes `ScanInterrupted`.
+    Where the table says raise, a broken connection after the first header becomes `ScanInterrupted`.
 
     Args:
-        error: What ended an attempt.
+        error: The error that ended an attempt.
         spec: The scan.
-        started: Whether a header ever came: before, no view was read.
-        complete: Whether all rows have come: the trailer was there, or the limit is reached.
+        started: Whether a header has arrived; before that, no view was read.
+        complete: Whether all rows have arrived: the trailer arrived, or the limit was reached.
     """
-    if not isinstance(error, _CUTS):
+    if not isinstance(error, _INTERRUPTIONS):
         return Verdict.RAISE
     if not started:
-        return Verdict.RETRY if _not_begun(error) or _rides_through(spec) else Verdict.RAISE
+        return Verdict.RETRY if _was_refused(error) or _can_wait_for_server(spec) else Verdict.RAISE
     if complete:
         return Verdict.COMPLETE
-    if _goes_on(spec):
+    if _resumes(spec):
         return Verdict.RETRY
     return Verdict.INTERRUPTED if isinstance(error, Unavailable) else Verdict.RAISE
 
 
-def _not_begun(error: ScanKvError) -> bool:
+def _was_refused(error: ScanKvError) -> bool:
     """Whether the server refused the call, or gRPC dropped it, before any row was read."""
     return isinstance(error, TooManyScans | ServerBusy) or (isinstance(error, Unavailable) and error.shed)
 
 
-def _rides_through(spec: ScanSpec) -> bool:
-    """Whether a scan waits for a server that is not there: where it stands is known, so waiting changes no row."""
+def _can_wait_for_server(spec: ScanSpec) -> bool:
+    """Whether a scan may wait for an absent server: its position is known, so waiting does not change its rows."""
     known = spec.snapshot_id is not None or spec.resume_token is not None
     if spec.log is not None:
         known = known or spec.log.consumer_id is not None or spec.log.start.kind is PositionKind.OFFSETS
     return spec.resume is not Resume.NEVER and known
 
 
-def _goes_on(spec: ScanSpec) -> bool:
+def _resumes(spec: ScanSpec) -> bool:
     exact = spec.snapshot_id is not None or spec.log is not None
     return spec.resume is Resume.LATEST or (spec.resume is None and exact)

@@ -1,4 +1,4 @@
-"""What is to be scanned, as an immutable value that can be refined, started, and collected."""
+"""`Scan`: what to read, as an immutable value that can be refined, started and collected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aio_client._integrations.polars_frames import lazy_frame
 from aio_client._scan.explanation import explain
 from aio_client._scan.protocol import scan_request
 from aio_client._scan.scan_builder import ScanBuilder
-from aio_client._scan.snapshot import splits
+from aio_client._scan.snapshot import split_scan
 from aio_client._scan.stream import ScanStream
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Scan(ScanBuilder):
-    """A scan of one table that has not started. Immutable; start it as often as you like, each time with a new view.
+    """A scan of one table that has not started. Immutable; each start has a new view.
 
     Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.
     """
@@ -43,52 +43,56 @@ class Scan(ScanBuilder):
 
         Args:
             transport: The client's connection.
-            spec: What is scanned.
-            table: What it is a scan of, where that is known.
+            spec: What to read.
+            table: The table that is read, if it is known.
         """
         super().__init__(spec, table)
         self._transport = transport
 
     def stream(self) -> ScanStream:
-        """The rows as they come, in bounded memory: `async for rows in scan.stream()`, each a `pa.RecordBatch`."""
+        """Returns a stream of the rows in bounded memory, as batches: `async for rows in scan.stream()`.
+
+        Each item is a `pa.RecordBatch`.
+        """
         return ScanStream(self._transport, self._readable())
 
     def stream_sync(self) -> BlockingStream:
-        """The rows as they come, for code that blocks: `for rows in scan.stream_sync()`.
+        """Returns a stream of the rows for code that blocks: `for rows in scan.stream_sync()`.
 
-        Opens a connection of its own in a thread of its own, which end with the stream. In a coroutine it blocks the
-        event loop; use `stream` there.
+        The stream opens a connection of its own in a thread of its own, and both end with the stream. In a coroutine it
+        would block the event loop; use `stream` there.
         """
         return open_blocking_stream(self._transport.config, self._readable())
 
     async def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
-        """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
+        """Splits a scan of a pinned snapshot into parts of about equally many rows, for parallel readers.
 
-        Each part is a range of keys over all buckets of the scan. The server cuts within the keys that the scan reads;
-        it reads up to some 200,000 keys for it, however large the table is, and estimates where there are more. Equal
-        calls give equal parts.
+        Together the parts return each row once. Each part is a key range over all buckets of the scan. The server
+        splits within the keys that the scan reads. To do so, it reads up to about 200,000 keys, however large the table
+        is, and estimates if there are more. Equal calls return equal parts.
 
         Args:
             n: How many parts, 1 to 1024.
-            rows_per_split: About how many rows a part has at least; where the keys that the scan reads have fewer rows,
-                there are fewer parts, down to one. Default: exactly `n` parts.
+            rows_per_split: About how many rows a part should have at least: if the scan's keys have fewer rows, there
+                are fewer parts, at least one. Default: exactly `n` parts.
 
         Returns:
-            `n` scans, or fewer, in ascending key order; where there are fewer keys, some of them are empty.
-            Their `spec` can be sent to other processes.
+            `n` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts, some
+            parts are empty. Their `spec` can be sent to other processes.
 
         Raises:
-            UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `n` is out of range.
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
-        specs = await splits(self._transport, self._spec, n, rows_per_split)
+        specs = await split_scan(self._transport, self._spec, n, rows_per_split)
         return [Scan(self._transport, spec, self._table) for spec in specs]
 
     async def explain(self) -> ScanExplanation:
-        """How the server would answer the scan: which buckets and keys it would read, and what it would decode of them.
+        """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        Nothing is read. `print(await scan.explain())` shows it. Explained from its beginning, also with a resume token.
+        The server reads no rows. `print(await scan.explain())` shows the explanation. A scan with a resume token is
+        explained from its beginning.
 
         Raises:
             SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.
@@ -100,10 +104,11 @@ class Scan(ScanBuilder):
         return explanation
 
     async def to_arrow(self) -> pa.Table:
-        """All rows as one table in memory; with the schema, also when there are none.
+        """Returns all rows as one table in memory. An empty result has the schema, too.
 
         Raises:
-            UsageError: It is a stream of changes without an end, as for the methods below.
+            UsageError: The scan reads changes without an end, as for the methods below.
+            ScanKvError: As for the stream of the scan.
         """
         self._check_ends("to_arrow")
         async with self.stream() as stream:
@@ -111,7 +116,7 @@ class Scan(ScanBuilder):
         return pa.Table.from_batches(batches, schema=stream.schema)
 
     async def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas DataFrame. Needs pandas."""
+        """Returns all rows as a pandas DataFrame. Needs pandas. Raises as `to_arrow`."""
         import_optional("pandas")
         self._check_ends("to_pandas")
         return (await self.to_arrow()).to_pandas()
@@ -123,22 +128,22 @@ class Scan(ScanBuilder):
     @overload
     async def to_polars(self, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame: ...
     async def to_polars(self, *, lazy: bool = False) -> pl.DataFrame | pl.LazyFrame:
-        """All rows as a Polars DataFrame, or as a LazyFrame that reads them when it is collected. Needs polars.
+        """Returns all rows as a Polars DataFrame, or a LazyFrame that reads them when it is collected. Needs polars.
 
-        Every `collect` of a LazyFrame runs the scan anew, with a view of its own, and has the server do what it does
-        exactly as Polars: columns that are not used are not sent, `head` ends the scan, and of a filter, comparisons
-        with values, `is_in`, `is_null`, `starts_with`, joined by `&`, `|` and `~`, choose the rows at the server. With
-        a `limit` of the scan filters stay with Polars, as all else does; with a resume token, and of the changelog,
-        everything does.
-        A query that has enough before the end, as with `head` behind a filter, lets go of its scan when Polars is used
-        next, at the latest when the server's stall timeout ends it.
+        Every `collect` of a LazyFrame runs the scan again, with a view of its own. The server evaluates what it
+        evaluates exactly as Polars does: columns that are not used are not sent, `head` ends the scan, and in a filter,
+        comparisons with values, `is_in`, `is_null` and `starts_with`, joined by `&`, `|` and `~`, select the rows. If
+        the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or reads the changelog,
+        Polars evaluates everything itself. A query that has enough rows before the end, as with `head` after a filter,
+        closes its scan when Polars is used next, or at the latest when the server's stall timeout ends the scan.
 
         Args:
-            lazy: Whether to return a LazyFrame; only its schema is asked for now. `collect` blocks, over a connection
-                of its own: in a coroutine use `await asyncio.to_thread(frame.collect)`.
+            lazy: Whether to return a LazyFrame, for which only the schema is read now. `collect` blocks, over a
+                connection of its own: in a coroutine use `await asyncio.to_thread(frame.collect)`.
 
         Raises:
-            SchemaMismatch, TableNotFound, SnapshotLost, ...: As when the scan starts; `collect` raises as the stream.
+            SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
+            UsageError: polars is not installed, or as for `to_arrow`.
         """
         polars = import_optional("polars")
         self._check_ends("to_polars")
@@ -152,23 +157,23 @@ class Scan(ScanBuilder):
         return lazy_frame(self, schema, lambda spec: open_blocking_stream(config, spec))
 
     async def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
-        """All rows as a new table in DuckDB, which reads them as they come: in bounded memory, but for the table.
+        """Creates a table in DuckDB from all rows, which DuckDB reads as they come. Needs duckdb.
 
-        The table is there when all rows are, and not at all after an error. It is a copy as of one instant; the
-        blocking `Scan` can be queried by DuckDB directly, without a copy. DuckDB works in a thread. When this is
-        cancelled, it ends once DuckDB has let go of the connection. Needs duckdb.
+        Memory is bounded, apart from the table. The table exists as soon as all rows are in it, and not at all after an
+        error. It is a copy as of one instant; the blocking `Scan` can be queried by DuckDB directly, without a copy.
+        DuckDB works in a thread. When the call is cancelled, it ends once DuckDB has released the connection.
 
         Args:
-            con: A connection that nothing else uses meanwhile. A transaction that it is in is left open, and is
-                aborted by an error, as by any other.
-            name: As DuckDB reads it: `flights`, `main.flights`, or in quotes `"odd name"`.
+            con: A connection that nothing else uses until the call returns. If it is in a transaction, the transaction
+                is left open, and is aborted by an error as by any other.
+            name: The table's name as DuckDB parses it: `flights`, `main.flights`, or in quotes `"odd name"`.
 
         Returns:
             The table, to be queried.
 
         Raises:
-            UsageError: `con` is no connection.
-            duckdb.Error: There is such a table, or DuckDB has no such type as a column's.
+            UsageError: `con` is not a connection.
+            duckdb.Error: The table exists already, or DuckDB has no type for a column.
         """
         self._check_ends("to_duckdb")
         check_connection(con, name)
@@ -177,7 +182,7 @@ class Scan(ScanBuilder):
             return await create_table_of_stream(con, name, stream)
 
     async def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
+        """Returns all rows as dictionaries. Needs pandas for times with nanoseconds, which no Python type holds."""
         self._check_ends("to_pylist")
         return to_pylist(await self.to_arrow())
 

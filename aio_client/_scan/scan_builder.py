@@ -1,11 +1,11 @@
-"""The refinements of a scan, shared by the asynchronous and the blocking one."""
+"""The methods that refine a scan, shared by the asynchronous and the blocking scan."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
 
 from aio_client._input.arguments import is_text, items_of, names_of
-from aio_client._input.awaitable import Opener
+from aio_client._input.awaitable import AwaitableOpener
 from aio_client._input.key_bounds import range_between, range_of_prefix
 from aio_client._scan.changes_builder import ChangesBuilder
 from scankv.model.errors import UsageError
@@ -27,17 +27,17 @@ _NUMBERS: Final = "numbers of buckets"
 
 
 class Pinned(Protocol):
-    """Anything that names a pinned snapshot."""
+    """Anything with the id of a pinned snapshot."""
 
     @property
     def id(self) -> str:
-        """The id of its lease."""
+        """The id of the snapshot's lease."""
 
 
 def snapshot_id_of(snapshot: str | Pinned) -> str:
-    """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
-    if isinstance(snapshot, Opener):
-        raise UsageError(snapshot.forgotten)
+    """The snapshot id of an `at` argument. Raises UsageError if it is neither a snapshot nor an id."""
+    if isinstance(snapshot, AwaitableOpener):
+        raise UsageError(snapshot.correction)
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(snapshot_id) or not snapshot_id:
         raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
@@ -45,9 +45,9 @@ def snapshot_id_of(snapshot: str | Pinned) -> str:
 
 
 class ScanBuilder(ChangesBuilder):
-    """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan.
+    """The methods that refine a scan, shared by the asynchronous and the blocking scan. Each returns a copy.
 
-    The scan itself never changes: a call whose result is dropped, `scan.limit(10)` as a statement, has no effect.
+    A scan never changes: a call whose result is dropped, such as `scan.limit(10)` as a statement, has no effect.
     """
 
     __slots__ = ("_spec", "_table")
@@ -61,163 +61,191 @@ class ScanBuilder(ChangesBuilder):
 
     @property
     def spec(self) -> ScanSpec:
-        """What is scanned, without the client: picklable; `client.scan(spec)` makes it a scan again, also elsewhere."""
+        """What the scan reads, without the client. Picklable; `client.scan(spec)` makes it a scan again anywhere."""
         return self._spec
 
     @property
     def key_schema(self) -> pa.Schema | None:
-        """The key columns in key order; None where the scan was made of a spec alone, and does not know them."""
+        """The key columns in key order. None if the scan was made from a spec alone, which does not have them."""
         return None if self._table is None else self._table.key_schema
 
     @property
     def of_table(self) -> ScannedTable | None:
-        """What the scan knows of its table; None where it was made of a spec alone."""
+        """What the scan knows about its table. None if the scan was made from a spec alone."""
         return self._table
 
     def select(self, *columns: str | Iterable[str]) -> Self:
-        """Returns these columns only, in this order: `select("a", "b")` or `select(["a", "b"])`.
+        """Returns only these columns, in this order: `select("a", "b")` or `select(["a", "b"])`.
 
-        `select([])` returns rows without columns, which costs the server nothing to decode.
+        `select([])` returns rows without columns, which the server need not decode.
+
+        Args:
+            *columns: Names of columns, or iterables of names.
+
+        Raises:
+            UsageError: No argument was given, or one is not a name. Whether the columns exist is checked when the scan
+                starts.
         """
         if not columns:
             raise UsageError("select takes the names of the columns to return; [] for rows without columns")
         return self._with(columns=tuple(name for given in columns for name in names_of(given, "select")))
 
     def where(self, where: Where) -> Self:
-        """Returns only rows for which this is true, and for which what was asked before is true as well.
+        """Returns only rows for which a predicate is true. Several calls are combined with AND.
 
-        Nulls as in SQL: a comparison with null is unknown, and a row is returned where the whole is true. What it says
-        of the key bounds what the server reads.
+        Nulls are treated as in SQL: a comparison with null is unknown, and only rows for which the predicate is true
+        are returned. Conditions on the key limit what the server reads.
 
         Args:
-            where: A predicate such as `(col("score") > 100) & col("player").is_in(["ann", "bob"])`, a boolean
-                column as `col("active")`, text such as `"score > 100 AND player IN ('ann', 'bob')"`, or a
+            where: A predicate such as `(col("score") > 100) & col("player").is_in(["ann", "bob"])`, a boolean column
+                such as `col("active")`, text such as `"score > 100 AND player IN ('ann', 'bob')"`, or a
                 `pyarrow.compute.Expression`.
 
         Raises:
-            UsageError: It is none of these, or cannot be read. Columns and types are checked when the scan starts.
+            UsageError: The predicate is none of these, or cannot be parsed. Columns and types are checked when the scan
+                starts.
         """
         predicate = predicate_of(where)
         return self._with(where=predicate if self._spec.where is None else all_of([self._spec.where, predicate]))
 
     def limit(self, rows: int | None) -> Self:
-        """Returns at most so many rows over all buckets together: the first by key of each bucket, of any buckets.
+        """Returns at most this many rows over all buckets together.
 
-        With `ordered` they are the first by key of all.
+        These are the first rows in key order of some buckets; with `ordered`, the first rows of the whole table.
 
         Args:
-            rows: 0 or more; None lifts the limit.
+            rows: 0 or more. None removes the limit.
+
+        Raises:
+            UsageError: `rows` is neither.
         """
         return self._with(limit=rows)
 
     def offset(self, rows: int) -> NoReturn:
-        """Is refused, always: the server would read the rows that are left out, once for every page.
+        """Always raises UsageError: the server would read the skipped rows again for every page.
 
-        Go on behind the last row instead: with `resume_from(stream.resume_token)`, or with
+        Continue after the last row instead: with `resume_from(stream.resume_token)`, or with
         `ordered().key_range(start=last_key, inclusive="right")`, which the server finds at once.
         """
         raise UsageError(
-            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; go on "
-            "behind the last row with resume_from(stream.resume_token), or with ordered() and "
+            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; continue "
+            "after the last row with resume_from(stream.resume_token), or with ordered() and "
             'key_range(start=last_key, inclusive="right")'
         )
 
     def key_range(self, start: object = None, end: object = None, *, inclusive: Inclusive = "both") -> Self:
-        """Reads only keys from `start` to `end`, and those that what was asked before allows as well.
+        """Reads only the keys from `start` to `end`. Several calls are combined to the keys that all of them allow.
 
-        `key_range(100, 200)`; where the key has several columns, `key_range(("ann", 3), ("ann", 7))` or by leading ones
-        `key_range("ann", "bob")`, which has all keys of ann and bob. A text is compared as a whole: for those that
-        begin with one, see `prefix`. What is read begins at the start, and ends at the end: nothing is skipped.
+        `key_range(100, 200)`; if the key has several columns, `key_range(("ann", 3), ("ann", 7))`, or only leading
+        columns: `key_range("ann", "bob")` has all keys of ann and bob. Texts are compared as complete values; `prefix`
+        reads those that begin with a text. The server reads nothing outside the range.
 
         Args:
-            start: A value of the first key column, a tuple of values of the leading ones, or a dictionary of those:
-                `{"player": "ann", "day": 3}`. None: from the first key.
+            start: A value of the first key column, a tuple of values of the leading key columns, or a dictionary of
+                these: `{"player": "ann", "day": 3}`. None: from the first key.
             end: The same. None: to the last key.
-            inclusive: Whether keys that are equal to `start` (`left`) or `end` (`right`) are in it.
+            inclusive: Which bounds belong to the range: "both", "left" (`start`), "right" (`end`) or "neither".
 
         Raises:
-            UsageError: The start is behind the end; or the scan was not made by `table.scan()`, and does not know the
-                types of the key.
-            InvalidKey: A value is null, or not one of its key column.
+            UsageError: `start` is greater than `end`. Or the scan was made from a spec, which does not have the types
+                of the key; use `table.scan()`.
+            InvalidKey: A value is null, or not of its key column's type.
         """
         return self._within(range_between(start, end, inclusive, self._key("key_range")))
 
     def prefix(self, value: object) -> Self:
-        """Reads only keys that begin with this, and that what was asked before allows as well.
+        """Reads only the keys that begin with a value. Combined with other key ranges as `key_range` is.
 
         Args:
-            value: A value of the first key column, a tuple of values of the leading ones, or a dictionary of those:
-                `prefix({"player": "ann"})`. Of the last of them, where it is text or bytes, it is the beginning:
-                `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))` of ann those of the year.
+            value: A value of the first key column, a tuple of values of the leading key columns, or a dictionary of
+                these: `prefix({"player": "ann"})`. If the last of them is text or bytes, the key's value only has to
+                begin with it: `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))` has ann's keys of that year.
 
         Raises:
-            UsageError: The scan was not made by `table.scan()`, and does not know the types of the key.
-            InvalidKey: A value is null, or not one of its key column.
+            UsageError: The scan was made from a spec, which does not have the types of the key; use `table.scan()`.
+            InvalidKey: A value is null, or not of its key column's type.
         """
         return self._within(range_of_prefix(value, self._key("prefix")))
 
     def ordered(self) -> Self:
-        """Returns all rows in key order over all buckets, descending with `reverse`; the server merges them.
+        """Returns all rows in key order over all buckets, descending with `reverse`; the server merges the buckets.
 
-        Without it the rows of each bucket are in order, one bucket after another, which is faster.
+        Without it, buckets are read one after another, each in key order, which is faster.
         """
         return self._with(ordered=True)
 
     def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
-        """Reads these buckets only, and of them those that what was asked before allows as well.
+        """Reads only these buckets. Several calls are combined to the buckets that all of them name.
 
         `with_buckets(0, 2)` or `with_buckets([0, 2])`.
+
+        Args:
+            *buckets: Numbers of buckets, or iterables of numbers, from 0.
+
+        Raises:
+            UsageError: No argument was given, or the table does not have a bucket, as far as the scan knows its table.
         """
-        whole = [[given] if isinstance(given, int) else items_of(given, "with_buckets", _NUMBERS) for given in buckets]
-        numbers = [number for given in whole for number in given]
+        lists = [[given] if isinstance(given, int) else items_of(given, "with_buckets", _NUMBERS) for given in buckets]
+        numbers = [number for given in lists for number in given]
         if not numbers:
             raise UsageError("with_buckets takes the numbers of the buckets to read")
         return self._of_buckets(numbers)
 
     def with_shard(self, index: int, count: int) -> Self:
-        """Reads one of `count` shares of the buckets: those whose number leaves `index` when divided by `count`.
+        """Reads one of `count` shards of the buckets: those whose number modulo `count` is `index`.
 
-        All shares together read every row, and every change, once; all changes of a key are in one share, in order. Of
-        more shares than there are buckets the last ones are empty: their streams have a schema and no rows, and end
-        where the others do, so one of changes without an end stays open.
+        All shards together read every row, and every change, once. All changes of a key are in one shard, in order. If
+        there are more shards than buckets, the last shards are empty: their streams have a schema and no rows, and end
+        when the others do, so a stream of changes without an end stays open.
 
         Args:
-            index: Which one, 0 to `count - 1`.
-            count: How many there are, at least 1.
+            index: Which shard, 0 to `count - 1`.
+            count: How many shards, at least 1.
 
         Raises:
-            UsageError: There is no such share; or the scan was not made of a table, and does not know its buckets.
+            UsageError: The shard does not exist. Or the scan was made from a spec, which does not know the buckets; use
+                `table.scan()`.
         """
         return self._of_buckets(self._all_buckets("with_shard").shard(index, count))
 
     def with_bucket_filter(self, keeps: Callable[[int], object]) -> Self:
-        """Reads only buckets for whose number a function gives something true; it is called now, once for each.
+        """Reads only the buckets for whose number a function returns something true.
+
+        Args:
+            keeps: Called at once, with each bucket number.
 
         Raises:
-            UsageError: The scan was not made of a table, and does not know its buckets.
+            UsageError: `keeps` is not callable. Or the scan was made from a spec, which does not know the buckets; use
+                `table.scan()`.
         """
         return self._of_buckets(self._all_buckets("with_bucket_filter").filtered(keeps))
 
     def with_chunk(self, *, rows: int | None = None, bytes: int | None = None) -> Self:
-        """Bounds the batches that come back; whichever is reached first ends one. A batch has at least one row.
+        """Bounds the size of the batches. The bound that is reached first ends a batch; a batch has at least one row.
 
         Args:
-            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192, and 16,384 of changes.
-            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB, of which a server makes use of up to
-                2 MiB. Default: the server's, 1 MiB.
+            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192 for rows and 16,384 for changes.
+            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB; servers use at most 2 MiB. Default: the
+                server's, 1 MiB.
+
+        Raises:
+            UsageError: A number is out of range.
         """
         return self._with(chunk_rows=rows, chunk_bytes=bytes)
 
     def at(self, snapshot: str | Pinned) -> Self:
-        """Reads a pinned snapshot: all buckets as of its pin, however often it is read.
+        """Reads a pinned snapshot: all buckets as of its pin, every time the scan is started.
 
         Args:
             snapshot: The snapshot, or its id, which may come from another process.
+
+        Raises:
+            UsageError: `snapshot` is neither.
         """
         return self._with(snapshot_id=snapshot_id_of(snapshot))
 
     def reverse(self) -> Self:
-        """Returns the rows of each bucket in descending key order; the other way round when called again."""
+        """Returns the rows of each bucket in descending key order. A second call restores ascending order."""
         return self._with(reverse=not self._spec.reverse)
 
     def read_path(self, read_path: Literal["auto", "rocksdb", "columnar"]) -> Self:
@@ -235,55 +263,60 @@ class ScanBuilder(ChangesBuilder):
         return self._with(read_path=read_path)
 
     def if_changed_since(self, version: bytes | None) -> Self:
-        """Returns rows only when something of the table has changed since an earlier answer about the same buckets.
+        """Returns rows only if the table has changed since an earlier answer about the same buckets.
 
             async with scan.if_changed_since(version).stream() as stream:
                 if not stream.unchanged:
                     rows = [rows async for rows in stream]
                     version = stream.version
 
-        When nothing has changed, the server answers from memory, there are no rows, and only `stream.unchanged` tells
-        that from a table without rows: so read it with `stream`.
+        If nothing has changed, the server answers from memory and returns no rows. Only `stream.unchanged` tells this
+        from a table without rows, so read the scan with `stream`.
 
         Args:
-            version: `stream.version` of an earlier scan, or that of a `Versioned` answer or a `TopN`. None lifts the
-                condition, as for `resume_from`.
+            version: `stream.version` of an earlier scan, or the version of a `Versioned` or a `TopN`. None removes the
+                condition.
 
         Raises:
-            UsageError: It is no version, or the scan goes on from a resume token.
+            UsageError: `version` is not a version, or the scan resumes from a token.
         """
         return self._with(if_changed_since=version)
 
     def resume(self, resume: Resume) -> Self:
-        """Chooses what happens when the scan is cut, as by a restart of the server.
+        """Chooses what happens when the scan is interrupted, for example by a restart of the server.
 
-        Without it, a scan of a pinned snapshot goes on by itself, which is exact, and one of the live table raises.
-        With `Resume.LATEST` the latter goes on, too, with a fresh view: `stream.resumptions` says where and from which
-        log offsets to which. With `Resume.NEVER` both raise.
+        Args:
+            resume: By default, a scan of a pinned snapshot resumes by itself, which is exact, and a scan of the live
+                table raises. With `Resume.LATEST`, a scan of the live table resumes too, over a new view:
+                `stream.resumptions` says where, and from which log offsets to which. With `Resume.NEVER`, both raise.
         """
         return self._with(resume=resume)
 
     def resume_from(self, token: bytes) -> Self:
-        """Goes on behind the rows that an earlier run of this same scan returned, in any process.
+        """Continues after the rows that an earlier run of the same scan returned, in any process.
 
-        Over a pinned snapshot that is exactly the rest. Over the live table the rest comes from a fresh view, as with
-        `Resume.LATEST`, and the first of `stream.resumptions` says so.
+        Over a pinned snapshot, the result is exactly the remaining rows. Over the live table, the remaining rows come
+        from a new view, as with `Resume.LATEST`, and the first of `stream.resumptions` says so.
 
         Args:
-            token: `stream.resume_token` or `error.resume_token`; the scan must have the same table, snapshot, columns,
-                limit, buckets, keys and order.
+            token: `stream.resume_token` or `error.resume_token`. The scan must have the same table, snapshot, columns,
+                limit, buckets, keys and order as the one that returned it.
+
+        Raises:
+            UsageError: `token` is not bytes.
         """
-        if not isinstance(token, bytes):  # None, too: going on from nowhere would be the whole scan
+        # None is refused, too: it would start the scan from the beginning.
+        if not isinstance(token, bytes):
             raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
         return self._with(resume_token=token)
 
     def _check_has_rows(self, method: str) -> None:
-        """Raises UsageError where the result could not tell that nothing has changed from that there are no rows."""
+        """Raises UsageError for `if_changed_since`: the result could not tell an unchanged table from an empty one."""
         if self._spec.if_changed_since is not None:
             raise UsageError(f"{method} would take an unchanged table for an empty one: read the scan with stream()")
 
     def _check_ends(self, method: str) -> None:
-        """Raises UsageError where the result could never be complete, or cannot be understood."""
+        """Raises UsageError if the result would never be complete, or its changes have no row kinds."""
         self._readable()
         log = self._spec.log
         if log is not None and log.stop is None and self._spec.limit is None:
@@ -299,7 +332,7 @@ class ScanBuilder(ChangesBuilder):
         chosen = self._spec.buckets
         if self._table is not None and (chosen is not None or not numbers):
             return self._with(buckets=self._table.within(numbers, chosen))
-        # What the table does not have is found when the scan starts.
+        # The server checks the buckets when the scan starts.
         return self._with(buckets=tuple(number for number in numbers if chosen is None or number in chosen))
 
     def _known(self, method: str, what: str, field: str) -> ScannedTable:

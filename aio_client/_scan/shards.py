@@ -1,4 +1,4 @@
-"""Which buckets a scan reads: named, shared out, or chosen."""
+"""Which buckets a scan reads: named, one shard, or chosen by a function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScannedTable:
-    """What a scan has to know of its table. Immutable.
+    """What a scan knows about its table. Immutable.
 
     Attributes:
         key_schema: The key columns in key order.
@@ -26,10 +26,10 @@ class ScannedTable:
     buckets: int
 
     def within(self, numbers: Sequence[int], chosen: Sequence[int] | None) -> tuple[int, ...]:
-        """Those of some buckets that are among the ones chosen before, None for all.
+        """The buckets of `numbers` that are also in `chosen`; None stands for all.
 
         Raises:
-            UsageError: The table does not have one of them.
+            UsageError: The table does not have one of `numbers`.
         """
         for number in numbers:
             if not isinstance(number, int) or not 0 <= number < self.buckets:
@@ -37,18 +37,18 @@ class ScannedTable:
         return tuple(number for number in numbers if chosen is None or number in chosen)
 
     def shard(self, index: int, count: int) -> list[int]:
-        """The buckets of one of `count` shards: those whose number leaves `index` when it is divided by `count`.
+        """The buckets of one of `count` shards: those whose number modulo `count` is `index`.
 
         Raises:
-            UsageError: There is no such shard.
+            UsageError: The shard does not exist.
         """
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
-        if not whole or not 0 <= index < count:
+        are_ints = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
+        if not are_ints or not 0 <= index < count:
             raise UsageError(f"a shard is one from 0 to n - 1 of n, at least 1, not {index!r} of {count!r}")
         return list(range(index, self.buckets, count))
 
     def filtered(self, keeps: Callable[[int], object]) -> list[int]:
-        """The buckets for whose number a function gives something true. Raises UsageError for what is no function."""
+        """The buckets for whose number `keeps` returns something true. Raises UsageError if it is not callable."""
         if not callable(keeps):
             raise UsageError(f"with_bucket_filter takes a function of a bucket's number, not {keeps!r}")
         return [number for number in range(self.buckets) if keeps(number)]

@@ -1,4 +1,4 @@
-"""Pinned snapshots as their holder sees them: taken, kept by renewals, given back, and cut into parts."""
+"""Pinned snapshots as their holder sees them: taken, renewed, released, and split into parts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._input.arguments import is_text, text_of
-from aio_client._input.awaitable import Opener
-from aio_client._transport.lease import Lease, ttl_millis
+from aio_client._input.awaitable import AwaitableOpener
+from aio_client._transport.lease import RenewableLease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._transport.retry import PASSING_ERRORS, with_retries
 from scankv.model.changes.log_offsets import LogOffsets
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import ScanSpec
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
+# The client chooses the id of the lease, so repeating a pin whose answer was lost does not take a second snapshot.
 _PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 
 
-class Snapshot(Lease):
-    """A lease on a view of a table: all its buckets at one instant, kept at the server until the lease ends.
+class Snapshot(RenewableLease):
+    """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
     `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed for its time to live, and with its table; then scans that begin raise SnapshotLost,
-    and those that are reading go on to their end. It outlives its client and a restart of the server, which begins the
-    time to live anew.
+    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
+    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
+    which starts the time to live again.
 
-    In `async with` it is renewed, and released at the end.
+    `async with` renews the lease, and releases it at the end.
 
     Made by `table.snapshot()` and `client.snapshots()`. Belongs to the event loop of its client. Not picklable: send
     `id`.
@@ -65,41 +65,42 @@ class Snapshot(Lease):
         *,
         shared: bool = False,
     ) -> None:
-        """Called by `pin` and `list_snapshots`.
+        """Called by `SnapshotOpener` and `list_snapshots`.
 
         Args:
             transport: The client's connection.
-            message: What the server said of it.
-            asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
+            message: The server's description of the lease.
+            asked_at: The instant of `time.monotonic` before the call: the lease lasts at least as long as described
+                from then.
             write_pause_micros: How long the pin paused the table's writers.
-            shared: Whether others may read it under the same id, so that this reader does not release it in the end.
+            shared: Whether other readers use the same id, so that this reader must not release the lease.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
         self._write_pause_micros = write_pause_micros
         super().__init__(shared=shared)
-        self._note(message, asked_at)
+        self._update(message, asked_at)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.table}>"
 
     @property
-    def _what(self) -> str:
+    def _label(self) -> str:
         return f"snapshot {self.id}"
 
     @property
     def id(self) -> str:
-        """What scans, renewals and the release name: the id of the lease."""
+        """The id of the lease, which scans, renewals and the release name."""
         return self._message.snapshot_id
 
     @property
     def view_id(self) -> str:
-        """Names the view; the same for all leases that share one."""
+        """The id of the view, equal for all leases that share it."""
         return self._message.view_id
 
     @property
     def table(self) -> str:
-        """The table, as `database.table`."""
+        """The table's name, as `database.table`."""
         return self._message.table
 
     @property
@@ -113,17 +114,17 @@ class Snapshot(Lease):
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns as of the pin."""
+        """The columns of the view."""
         return self._schema
 
     @property
     def schema_id(self) -> int:
-        """The version of these columns: grows by one with every change of the table's."""
+        """The schema version of these columns, which grows by one with every change of the table's columns."""
         return self._message.schema_id
 
     @property
     def rows(self) -> int | None:
-        """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
+        """The exact number of rows in the view. None if the table does not count rows; see `BucketStatistics.rows`."""
         return self._message.rows if self._message.HasField("rows") else None
 
     @property
@@ -133,29 +134,30 @@ class Snapshot(Lease):
 
     @property
     def write_pause_seconds(self) -> float:
-        """How long the pin paused the table's writers. 0 if the view existed already, or if the snapshot was listed."""
+        """How long the pin paused writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
         return self._write_pause_micros / 1_000_000
 
     @property
     def ttl(self) -> float:
-        """Seconds that the lease lives without being renewed."""
+        """The time to live in seconds: the lease ends unless it is renewed within it."""
         return self._message.ttl_millis / 1000
 
     @property
     def remaining(self) -> float:
-        """Seconds that the lease has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        """Seconds until the lease ends, counted from the server's last answer to this object. 0 when it has ended."""
         if self._released:
             return 0.0
         return max(0.0, self._asked_at + self._message.remaining_millis / 1000 - time.monotonic())
 
     async def renew(self, ttl: float | None = None) -> None:
-        """Begins the lease's time to live anew.
+        """Starts the lease's time to live again.
 
         Args:
             ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
 
         Raises:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
         """
         request = snapshot_pb2.RenewSnapshotRequest(
             snapshot_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
@@ -164,25 +166,25 @@ class Snapshot(Lease):
         response = await self._transport.call(
             lambda: self._transport.services.snapshots.RenewSnapshot, request, repeatable=False
         )
-        self._note(response.snapshot, asked_at)
+        self._update(response.snapshot, asked_at)
 
     async def release(self) -> None:
-        """Gives the lease back. Idempotent: nothing happens when it has ended already."""
+        """Ends the lease. Idempotent: does nothing if the lease has ended already."""
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
         with suppress(SnapshotLost):
             await self._transport.call(
                 lambda: self._transport.services.snapshots.ReleaseSnapshot, request, repeatable=False
             )
-        self._note_released()
+        self._on_released()
 
-    def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
+    def _update(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
         self._message = message
         self._asked_at = asked_at
-        self._note_renewed()
+        self._on_renewed()
 
 
-class SnapshotOpener(Opener):
-    """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+class SnapshotOpener(AwaitableOpener):
+    """The result of `table.snapshot()`: each `async with` or `await` takes a snapshot of its own."""
 
     call = "table.snapshot()"
     name = "snapshot"
@@ -191,10 +193,10 @@ class SnapshotOpener(Opener):
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
     ) -> None:
-        """Called by `Table.snapshot`; takes nothing yet.
+        """Called by `Table.snapshot`; takes no snapshot yet.
 
         Raises:
-            UsageError: The time to live is out of its range, or `same_view_as` is no snapshot.
+            UsageError: The time to live is out of range, or `same_view_as` is not a snapshot.
         """
         if id_ == "":
             raise UsageError("id names a snapshot: it must not be empty; leave it out for a new one", option="id")
@@ -225,7 +227,7 @@ class SnapshotOpener(Opener):
         await snapshot.__aexit__(kind, error, traceback)
 
     async def pin(self) -> Snapshot:
-        """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
+        """Takes a snapshot, which the caller renews and releases. Raises as `Table.snapshot`."""
         request = snapshot_pb2.PinSnapshotRequest()
         request.CopyFrom(self._request)
         request.lease_id = request.lease_id or uuid.uuid4().hex
@@ -246,7 +248,7 @@ class SnapshotOpener(Opener):
 
 
 async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | None) -> Snapshot:
-    """Renews a lease by its id. The errors are those of `Client.adopt_snapshot`."""
+    """Renews a lease by its id. Raises as `Client.adopt_snapshot`."""
     request = snapshot_pb2.RenewSnapshotRequest(
         snapshot_id=snapshot_id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
     )
@@ -256,10 +258,10 @@ async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | No
 
 
 async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
-    """The snapshots of one table, or of all, the oldest view first.
+    """The snapshots of one table, or of all tables, in the order of their views, oldest first.
 
     Raises:
-        TableNotFound: There is no such table.
+        TableNotFound: The table does not exist.
     """
     request = snapshot_pb2.ListSnapshotsRequest(table=table or "")
     asked_at = time.monotonic()
@@ -267,29 +269,12 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 
-async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
-    """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
-
-    The server reads a bounded number of keys for it. The same call always gives the same parts.
-
-    Args:
-        transport: The client's connection.
-        spec: A scan of a snapshot, without a limit and from its beginning.
-        n: How many parts, 1 to 1024.
-        rows_per_split: About how many rows a part has at least, so that there may be fewer parts. None: exactly `n`.
-
-    Returns:
-        `n` scans, or fewer with `rows_per_split`, in ascending key order; where there are few keys, some without rows.
-
-    Raises:
-        UsageError: The scan is not of a snapshot, has a limit or a resume token, or a number is out of its range.
-        SnapshotLost: The snapshot's lease has ended.
-        DataLoss: The snapshot is damaged.
-    """
+async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
+    """Splits a scan of a snapshot. See `Scan.splits` for the arguments, the result and the errors."""
     if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
         raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
-        snapshot_id=_divisible(spec, n),
+        snapshot_id=_check_can_split(spec, n),
         splits=n,
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
@@ -299,12 +284,12 @@ async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: i
     response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
     wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
-    _check_parts(ranges, spec.key_range or KeyRange(), wanted)
+    _check_coverage(ranges, spec.key_range or KeyRange(), wanted)
     return [replace(spec, key_range=part) for part in ranges]
 
 
-def _divisible(spec: ScanSpec, n: int) -> str:
-    """The snapshot that a scan is of, once it is clear that the scan can be cut into so many parts."""
+def _check_can_split(spec: ScanSpec, n: int) -> str:
+    """The id of the scan's snapshot. Raises UsageError if the scan cannot be split into `n` parts."""
     if spec.snapshot_id is None:
         raise UsageError(
             "only a scan of a snapshot is cut into parts, since parts of the live table would be of several instants; "
@@ -314,16 +299,16 @@ def _divisible(spec: ScanSpec, n: int) -> str:
     if spec.limit is not None:
         raise UsageError("a scan with a limit is not cut into parts: each would have the limit; take it off first")
     if spec.resume_token is not None:
-        raise UsageError("a scan that goes on from a resume token is not cut into parts; cut the scan it came from")
+        raise UsageError("a scan with a resume token is not cut into parts: cut the scan that the token came from")
     if type(n) is not int or not 1 <= n <= MAX_SPLITS:
         raise UsageError(f"a scan is cut into 1 to {MAX_SPLITS:,} parts, not {n!r}", option="n")
     return spec.snapshot_id
 
 
-def _check_parts(parts: Sequence[KeyRange], whole: KeyRange, n: int) -> None:
-    """A gap between two parts would be rows that nobody reads."""
+def _check_coverage(parts: Sequence[KeyRange], full: KeyRange, n: int) -> None:
+    """Raises ProtocolViolation if the parts overlap, or leave a gap whose rows no reader would read."""
     joined = all(before.end is not None and before.end == after.start for before, after in pairwise(parts))
-    if len(parts) != n or not joined or parts[0].start != whole.start or parts[-1].end != whole.end:
+    if len(parts) != n or not joined or parts[0].start != full.start or parts[-1].end != full.end:
         raise ProtocolViolation(f"the server did not cut the snapshot into {n:,} key ranges that cover it once")
 
 

@@ -1,4 +1,4 @@
-"""One running scan: an asynchronous iterator of Arrow batches that ends in success only when everything has arrived."""
+"""`ScanStream`: one running scan, which ends with success only if everything has arrived."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ScanStatistics:
     """What a scan has done so far.
 
     Attributes:
-        rows_scanned: Rows that the server read from storage, over all attempts, as it said last.
+        rows_scanned: Rows that the server read from storage, over all attempts, as last reported.
         rows_returned: Rows received.
         bytes_returned: Bytes of Arrow data received.
         chunks: Chunks received.
-        attempts: Calls that the scan took.
-        seconds: From the opening of the scan to its end, or to now.
+        attempts: Calls that the scan made.
+        seconds: Seconds from the opening of the scan to its end, or to now.
     """
 
     rows_scanned: int
@@ -54,22 +54,23 @@ class ScanStatistics:
 
 
 class ScanStream:
-    """The rows of one scan as Arrow batches, each with at least one row, as of one instant over all its buckets.
+    """The rows of one scan as Arrow batches with at least one row each, as of one instant over all buckets.
 
-    Reading to the end without an exception means that every row arrived: totals and checksum of the server were
-    compared. Any error ends the stream, and further reads raise it again; it has the `resume_token` to go on with.
+    Reading to the end without an exception means that every row arrived: the client compares the server's totals and
+    checksum. An error ends the stream, and further reads raise it again; its `resume_token` continues the scan.
 
-    A scan that is cut (the connection broke, the server stopped or ended it, nothing came in time) goes on by itself
-    where that is exact, which is over a pinned snapshot, and where `Resume.LATEST` asked for it; `resumptions` says
-    where. It is tried for the operation timeout after the last chunk or heartbeat. Otherwise the cut is an error.
+    A scan is interrupted if the connection breaks, the server stops or ends it, or nothing arrives in time. It resumes
+    by itself if that is exact, which is the case over a pinned snapshot, or if `Resume.LATEST` allows it; `resumptions`
+    says where. The client tries for the operation timeout after the last chunk or heartbeat. Otherwise the interruption
+    is raised.
 
-    The scan starts with the first read, or on entering `async with`. The server stops when the reader does, and reads
-    ahead by `read_ahead_bytes` or `read_ahead_chunks` of the client, whichever is less (and one chunk on its own side):
-    there is no queue here, the receive window of the connection is the read-ahead. What is not counted in it: the batch
-    that the caller holds, and one message larger than the window.
+    The scan starts with the first read, or on entering `async with`. The server stops reading when the reader stops. It
+    reads ahead by the client's `read_ahead_bytes` or `read_ahead_chunks`, whichever is less, and by one chunk on its
+    own side. The receive window of the connection is the only buffer of the client. Memory beyond it: the batch that
+    the caller holds, and one message that is larger than the window.
 
-    To end it early, leave `async with`, call `aclose`, or drop the object, as `break` out of `async for` does: each
-    frees the server's iterators at once. Cancelling a read ends the scan, too.
+    To end the scan early, leave `async with`, call `aclose`, or drop the object, as `break` out of `async for` does.
+    Each frees the server's iterators at once. Cancelling a read ends the scan too.
 
     One reader at a time. Belongs to the event loop of its client; may be dropped in any thread.
     """
@@ -87,7 +88,11 @@ class ScanStream:
         self._ended: float | None = None
 
     async def __aenter__(self) -> Self:
-        """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
+        """Starts the scan and reads its header, so that `schema` and `log_offsets` are known.
+
+        Raises:
+            ScanKvError: As for reading.
+        """
         try:
             with self._sole_reader():
                 await self._with_retries(self._open)
@@ -105,20 +110,23 @@ class ScanStream:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        """The next rows.
+        """Reads the next rows.
+
+        Returns:
+            A RecordBatch with at least one row and the columns of `schema`.
 
         Raises:
             StopAsyncIteration: All rows were returned, and are complete.
-            ScanInterrupted: The connection broke; the rows returned are not all of them.
-            ScanStalled: The server ended the scan, because nothing was read for its stall timeout.
-            ScanTooLong: The server ended the scan, because it took longer than the server's longest scan.
+            ScanInterrupted: The connection broke; the rows returned are not all rows.
+            ScanStalled: The server ended the scan because nothing was read for its stall timeout.
+            ScanTooLong: The server ended the scan because it took longer than the server's longest scan.
             ServerDraining: The server is shutting down.
-            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
+            TooManyScans: The server had as many live scans as it allows, for the whole operation timeout.
             DeadlineExceeded: The server did not answer within the attempt timeout, or sent nothing for the next-chunk
                 timeout.
-            SnapshotLost: The pinned snapshot is no more.
-            DataLoss: Stored data is damaged; the rows returned are not all of them.
-            ProtocolViolation: The server sent too little, too much, or something else than it said.
+            SnapshotLost: The lease of the pinned snapshot has ended.
+            DataLoss: Stored data is damaged; the rows returned are not all rows.
+            ProtocolViolation: The server sent too little, too much, or something unexpected.
             UsageError: Another task is reading this stream, or it was closed.
         """
         with self._sole_reader():
@@ -128,13 +136,15 @@ class ScanStream:
         return rows
 
     async def commit(self, token: bytes | None = None) -> LogOffsets:
-        """Commits what was returned so far, or up to a token, on behalf of the stream's consumer; durable on return.
+        """Commits the position of the stream's consumer: all that was returned so far, or all up to a token.
 
-        Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
-        after the end, as often as one likes; it is tried for the operation timeout.
+        The commit is durable when the call returns. The next stream of the consumer continues after it. Reading commits
+        nothing. May be called between reads and after the end, any number of times; it is tried for the operation
+        timeout.
 
-        Where one task reads ahead and others work on its batches, it hands out each batch with the `resume_token` of
-        then, and whoever has finished all batches up to one commits that token, while the reading goes on:
+        If one task reads and others process its batches, the reader passes the `resume_token` on with each batch. A
+        worker that knows that all batches up to one are processed commits the token of that batch, while the reader
+        continues:
 
             async for rows in stream:
                 await batches.put((rows, stream.resume_token))
@@ -144,16 +154,18 @@ class ScanStream:
         A position never goes back: committing an earlier token later changes nothing.
 
         Args:
-            token: A `resume_token` of this stream. Default: that of the last batch that was returned.
+            token: A `resume_token` of this stream. Default: the one after the last batch that was returned.
 
         Returns:
-            The consumer's offsets now: of every bucket that it ever read, the first change that is not committed.
+            The consumer's offsets now: for every bucket that it has read, the offset of the first change that is not
+            committed.
 
         Raises:
-            ConsumerFenced: Another stream has taken the consumer over, or it was reset, deleted, or has expired.
-            InvalidResumeToken: The token is damaged, or is of another table.
-            UsageError: The stream is not of a consumer, or was not started; or it is no token.
-            Unavailable, DeadlineExceeded: There was no answer; it may have been committed.
+            ConsumerFenced: Another stream has taken the consumer over, or the consumer was reset or deleted, or has
+                expired.
+            InvalidResumeToken: The token is damaged, or belongs to another table.
+            UsageError: The stream has no consumer, or was not started; or `token` is not a token.
+            Unavailable, DeadlineExceeded: No answer came; the position may have been committed.
         """
         spec = self._progress.spec
         if spec.log is None or spec.log.consumer_id is None:
@@ -172,7 +184,11 @@ class ScanStream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows, known once the scan has started."""
+        """The schema of the rows. Known once the scan has started, like the properties below that say so.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
         self._header("schema")
         return self._progress.schema
 
@@ -180,7 +196,8 @@ class ScanStream:
     def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
 
-        Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
+        If the scan resumed over a new view, the offsets of the last view; `resumptions` has the earlier ones. Known
+        once the scan has started.
         """
         header = self._header("log_offsets")
         offsets = LogOffsets()
@@ -190,67 +207,67 @@ class ScanStream:
 
     @property
     def scan_id(self) -> str:
-        """The name of this scan in the server's logs and listings."""
+        """The id of this scan in the server's logs and listings. Known once the scan has started."""
         return self._header("scan_id").scan_id
 
     @property
     def incarnation(self) -> str:
-        """Of the server that answered last; differs after every start of a server."""
+        """Identifies the run of the server that answered last: every start of a server has another value."""
         return self._header("incarnation").server_incarnation
 
     @property
     def table_incarnation(self) -> str:
-        """Of the table that is read; differs for every creation of a table, also of the same name."""
+        """Identifies the table incarnation read: a table created again under the same name has another value."""
         return self._header("table_incarnation").table_incarnation
 
     @property
     def bucket(self) -> int | None:
-        """The bucket of the rows that were returned last; None before the first, and of an ordered scan."""
+        """The bucket of the rows that were returned last. None before the first rows, and for an ordered scan."""
         return None if self._progress.spec.ordered else self._progress.bucket
 
     @property
     def version(self) -> bytes:
-        """Names what the rows are of, for `Scan.if_changed_since` and the like; opaque, equal until something changes.
+        """The version that the rows are as of, for `Scan.if_changed_since`. Opaque; equal until something changes.
 
-        Of a scan that went on over a fresh view, that of the last view.
+        If the scan resumed over a new view, the version of the last view. Known once the scan has started.
         """
         return self._header("version").version
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing has changed since the version of `Scan.if_changed_since`: then there are no rows."""
+        """Whether nothing has changed since the version of `Scan.if_changed_since`, so that there are no rows."""
         return self._header("unchanged").unchanged
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
         """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
 
-        Of a live scan that went on, each part between two `resumptions` is one instant.
+        If a live scan resumed, the rows between two `resumptions` are of one instant.
         """
         return "table" if self._progress.spec.snapshot_id is None else "pinned"
 
     @property
     def resume_token(self) -> bytes | None:
-        """What goes on behind the last batch that was returned: `scan.resume_from(token)`; opaque.
+        """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 
-        None before the first, and that of `resume_from` where the scan began with one.
+        None before the first batch; the token of `resume_from` if the scan began with one.
         """
         return self._progress.token
 
     @property
     def resumptions(self) -> tuple[Resumption, ...]:
-        """Where the scan went on after a cut, or by `resume_from`."""
+        """Where the scan resumed, after interruptions or by `resume_from`, in order."""
         return self._progress.resumptions
 
     @property
     def next_offsets(self) -> LogOffsets:
-        """Of a scan of the changelog, for every bucket the offset behind what was returned: where to start anew."""
+        """For a scan of the changelog: by bucket, the offset after the changes returned, to start another scan at."""
         self._header("next_offsets")
         return self._progress.next_offsets
 
     @property
     def phase(self) -> Literal["rows", "changes"]:
-        """Whether rows of the table are still to come, as at the beginning of a full start, or changes alone."""
+        """The phase: "rows" while a start with `StartFrom.FULL` still returns rows of the table, then "changes"."""
         self._header("phase")
         return "rows" if self._progress.scanning or self._progress.spec.log is None else "changes"
 
@@ -260,12 +277,19 @@ class ScanStream:
         return self._ended is not None
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
-        """Calls a listener whenever the stream is heard from without rows, while it is read."""
+        """Calls a listener for every message without rows.
+
+        Args:
+            listener: Called while the stream is read, without arguments. Must not block. Replaces an earlier listener.
+        """
         self._listener = listener
 
     @property
     def watermark(self) -> datetime | None:
-        """Of a scan of the changelog: what was committed before this time was returned; None while changes wait."""
+        """For a scan of the changelog: all changes committed before this time were returned.
+
+        In UTC, by the service's clock. None while changes wait to be read.
+        """
         self._header("watermark")
         micros = self._progress.watermark_micros
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros) if micros else None
@@ -284,19 +308,19 @@ class ScanStream:
         )
 
     async def _next_rows(self) -> pa.RecordBatch | None:
-        """Reads on to the next rows; None at the end, also when it was reached before."""
+        """Reads until the next rows. None at the end, also if the end was reached before."""
         rows = None
         while rows is None and self._ended is None:
             rows = await self._with_retries(self._advance)
         return rows
 
     async def _with_retries(self, attempt: Callable[[float], Awaitable[_Result]]) -> _Result | None:
-        """Makes one step with as many attempts as it takes; None when the scan was complete without it."""
+        """Makes one step in as many attempts as it takes. None if the scan was complete without the step."""
         if self._started is None:
             self._started = time.monotonic()
         timeout = self._transport.config.operation_timeout
         try:
-            return await with_retries(attempt, timeout=timeout, retries=self._goes_on, pause=self._pause)
+            return await with_retries(attempt, timeout=timeout, retries=self._prepare_retry, pause=self._pause)
         except ScanKvError as error:
             match self._verdict(error):
                 case Verdict.COMPLETE:
@@ -307,7 +331,7 @@ class ScanStream:
             raise
 
     async def _open(self, deadline: float) -> None:
-        """Opens a call and reads its header, unless there is one already."""
+        """Opens a call and reads its header, unless a call is open."""
         if self._call is not None:
             return
         progress, config = self._progress, self._transport.config
@@ -325,7 +349,7 @@ class ScanStream:
                 progress.book(message)
 
     async def _advance(self, deadline: float) -> pa.RecordBatch | None:
-        """Reads on to what counts as progress: the rows of a chunk; or None, for a heartbeat, the trailer, the end."""
+        """Reads until the scan makes progress: the rows of a chunk, or None for a heartbeat, the trailer or the end."""
         await self._open(deadline)
         assert self._call is not None
         while True:
@@ -344,8 +368,8 @@ class ScanStream:
         progress = self._progress
         return verdict(error, progress.spec, started=progress.header is not None, complete=progress.complete)
 
-    def _goes_on(self, error: ScanKvError) -> bool:
-        """Whether another attempt follows; if so, lets go of the one that failed."""
+    def _prepare_retry(self, error: ScanKvError) -> bool:
+        """Whether another attempt follows. If so, drops the call of the failed attempt."""
         if self._verdict(error) is not Verdict.RETRY:
             return False
         if self._call is not None:
@@ -355,7 +379,7 @@ class ScanStream:
         return True
 
     async def _pause(self, seconds: float) -> None:
-        """Waits before the next attempt; ends at once when the stream or its client is closed."""
+        """Waits before the next attempt. Ends at once when the stream or its client is closed."""
         try:
             async with asyncio.timeout(seconds) as self._pausing:
                 await self._transport.wait_closed()
@@ -369,9 +393,9 @@ class ScanStream:
         spec, rows = self._progress.spec, self._progress.rows
         what_to_do = "start the scan again"
         if self._progress.token is not None:
-            what_to_do = "go on behind them with scan.resume_from(error.resume_token), or start the scan again"
+            what_to_do = "continue after them with scan.resume_from(error.resume_token), or start the scan again"
         return ScanInterrupted(
-            f"the scan of {spec.table} broke off after {rows:,} rows, which are not the whole: {error.message}; "
+            f"the scan of {spec.table} broke off after {rows:,} rows, which are not all rows: {error.message}; "
             f"{what_to_do}",
             table=spec.table,
             rows=rows,
@@ -380,7 +404,7 @@ class ScanStream:
 
     @contextmanager
     def _sole_reader(self) -> Iterator[None]:
-        """Lets one read happen at a time, and none after a failure."""
+        """Allows one read at a time, and none after a failure."""
         if self._reading:
             raise UsageError("the scan is being read by another task; give each task its own stream")
         if self._failure is not None:
@@ -389,7 +413,9 @@ class ScanStream:
         try:
             yield
         except asyncio.CancelledError:
-            message = "a read of the scan was cancelled, which ended it; start it again, or go on with its resume_token"
+            message = (
+                "a read of the scan was cancelled, which ended it; start it again, or continue with its resume_token"
+            )
             self._end(UsageError(message))
             raise
         except BaseException as error:
@@ -399,7 +425,7 @@ class ScanStream:
             self._reading = False
 
     def _end(self, failure: BaseException | None) -> None:
-        """Ends the call; every further read raises the failure, or finds the end when there was none."""
+        """Ends the call. Every further read raises the failure, or ends if there was none."""
         if self._ended is not None:
             return
         self._ended = time.monotonic()
@@ -420,5 +446,5 @@ class ScanStream:
 
 
 def _within(timeout: float, deadline: float) -> float:
-    """Seconds that one message may take: its own timeout, or what is left until the deadline."""
+    """Seconds that one message may take: its own timeout, or the time left until the deadline."""
     return max(0.0, min(timeout, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What the generated classes of `scankv.sync` derive from, and what the blocking client has alone."""
+"""The bases of the generated classes of `scankv.sync`, and what only the blocking client has."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _Item = TypeVar("_Item")
 
 
 class Blocking:
-    """An object of the asynchronous client, of which all coroutines run in the event loop of a blocking client."""
+    """An object of the asynchronous client, whose coroutines run in the event loop of a blocking client."""
 
     _aio: Any
 
     def __init__(self, runner: Runner, aio: object) -> None:
-        """Called by the methods that return one.
+        """Called by the methods that return such an object.
 
         Args:
             runner: Runs the event loop, and keeps the client open.
@@ -54,7 +54,7 @@ class Blocking:
 
 
 class Entered(Blocking):
-    """What is used in `with`."""
+    """An object that is used in `with`."""
 
     def __enter__(self) -> Self:
         self._runner.call(self._aio.__aenter__)
@@ -63,13 +63,13 @@ class Entered(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A client closed in the block has ended the object. Its UsageError must not hide an error of the block.
+        # If the client was closed in the block, its UsageError must not hide an error of the block.
         with suppress(*(() if kind is None else (UsageError,))):
             self._runner.call(self._aio.__aexit__, kind, error, traceback)
 
 
 class EnteredLease(Entered):
-    """A lease, which expires by itself where a client that was closed in the block can no longer release it."""
+    """A lease. If the client was closed in the block, it cannot be released, and expires by itself."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -79,7 +79,7 @@ class EnteredLease(Entered):
 
 
 class BlockingClient(Blocking):
-    """What a blocking client does itself: its event loop begins and ends with it."""
+    """The members of a blocking client that are not generated: its event loop begins and ends with it."""
 
     def __init__(self, config: ClientConfig) -> None:
         """Opens the client; `connect` is the usual way."""
@@ -101,7 +101,7 @@ class BlockingClient(Blocking):
     def read_ahead(
         self, make: Callable[[Client], AsyncGenerator[_Item, None]], ahead: int = ITEMS_AHEAD
     ) -> ReadAhead[_Item]:
-        """Runs an asynchronous generator in the client's event loop, and gives its items to a caller that blocks.
+        """Runs an asynchronous generator in the client's event loop, and returns its items to a caller that blocks.
 
             async def both(client):
                 for name in ("game.scores", "game.players"):
@@ -113,8 +113,11 @@ class BlockingClient(Blocking):
                     ...
 
         Args:
-            make: Makes the generator of the asynchronous client that this one runs; must not block.
-            ahead: How many items may be made and not yet done with, at least 1.
+            make: Makes the generator from the asynchronous client that this client runs; must not block.
+            ahead: How many items may exist that are not done, at least 1.
+
+        Returns:
+            An iterator of the items, for `with`.
 
         Raises:
             UsageError: `ahead` is not at least 1.
@@ -123,7 +126,7 @@ class BlockingClient(Blocking):
 
 
 class BlockingScan(ScanBuilder):
-    """What a blocking scan does itself: it is iterated, and read by other libraries."""
+    """The members of a blocking scan that are not generated: iteration, and reading by other libraries."""
 
     __slots__ = ("_runner",)
 
@@ -132,8 +135,8 @@ class BlockingScan(ScanBuilder):
 
         Args:
             runner: Runs the event loop, and keeps the client open.
-            spec: What is scanned.
-            table: What it is a scan of, where that is known.
+            spec: What to read.
+            table: The table that is read, if it is known.
         """
         super().__init__(spec, table)
         self._runner = runner
@@ -151,9 +154,9 @@ class BlockingScan(ScanBuilder):
         return _stream(self)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost.
+        """Starts the scan as an Arrow C stream. The reader gets errors in the middle through it, so no row is lost.
 
-        Most readers gather all rows, so changes without an end are refused as in `to_arrow`.
+        Most readers collect all rows, so changes without an end are refused as in `to_arrow`.
         """
         self._check_ends("an Arrow reader of this scan")
         self._check_has_rows("an Arrow reader of this scan")
@@ -163,22 +166,25 @@ class BlockingScan(ScanBuilder):
     def batches(
         self, *, rows: int = BATCH_ROWS, bytes: int = BATCH_BYTES, ahead: int = ITEMS_AHEAD
     ) -> ReadAhead[pa.RecordBatch]:
-        """The rows in large batches, of which the next ones are received while the caller works on one.
+        """Returns the rows in large batches, of which the next ones are received while the caller works on one.
 
             with scan.batches(rows=100_000) as batches:
                 for batch in batches:
                     train(batch)
 
-        For readers that take some time for each batch, as PyTorch and pandas do; `stream` gives the chunks as they
+        For readers that need some time for each batch, such as PyTorch and pandas. `stream` returns the chunks as they
         come, with their resume tokens. The first chunk is a batch of its own, and the last batch may be small.
 
         Args:
-            rows: Rows that make a batch large enough, at least 1; it may have one chunk more.
-            bytes: Bytes of Arrow data that do so, at least 1.
-            ahead: How many batches may be received and not yet done with, the caller's own among them.
+            rows: The rows that complete a batch, at least 1; it may have one chunk more.
+            bytes: The bytes of Arrow data that complete a batch, at least 1.
+            ahead: How many batches may be received and not done, including the caller's own.
+
+        Returns:
+            An iterator of RecordBatches, for `with`.
 
         Raises:
-            UsageError: An argument is out of its range.
+            UsageError: An argument is out of range.
         """
         for name, number in (("rows", rows), ("bytes", bytes)):
             if type(number) is not int or number < 1:
@@ -197,7 +203,7 @@ class BlockingScan(ScanBuilder):
 
 
 def to_polars(scan: BlockingScan, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame:
-    """All rows as a Polars frame; a LazyFrame reads them over the scan's own client, with which it ends."""
+    """All rows as a Polars frame. A LazyFrame reads them over the scan's own client, and needs the client open."""
     if not flag_of(lazy, "lazy"):
         return scan._runner.call(scan._aio.to_polars)
     import_optional("polars")
@@ -209,7 +215,7 @@ def to_polars(scan: BlockingScan, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame:
 
 
 def to_duckdb(scan: BlockingScan, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
-    """All rows as a new table in DuckDB, which pulls them in the caller's thread."""
+    """All rows as a new table in DuckDB, which reads them in the caller's thread."""
     scan._check_ends("to_duckdb")
     check_connection(con, name)
     scan._check_has_rows("to_duckdb")
@@ -218,7 +224,7 @@ def to_duckdb(scan: BlockingScan, con: duckdb.DuckDBPyConnection, name: str) -> 
 
 
 def unwrap(given: Any) -> Any:  # noqa: ANN401  # what it is, the asynchronous method checks
-    """The asynchronous objects behind blocking ones, also of those in a list or a tuple; all else as it is."""
+    """The asynchronous objects behind blocking ones, also in a list or a tuple. Other values are returned unchanged."""
     if isinstance(given, Blocking):
         return given._aio
     if isinstance(given, list):

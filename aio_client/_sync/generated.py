@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.table_statistics import BucketStatistics
-    from aio_client._client.transaction import CommitResult, ConflictMode, LostWrites, TransactionInfo
+    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._queries.aggregate import Ties
     from aio_client._queries.lookup import VersionedRows
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Client(BlockingClient):
-    """A connection to one server. It connects with the first call, and again when the server was away.
+    """A connection to one server. It connects with the first call, and reconnects after the server was away.
 
     Thread-safe. Connect after a fork, not before it. Made by `connect`.
     """
@@ -65,7 +66,7 @@ class Client(BlockingClient):
 
     @property
     def config(self) -> ClientConfig:
-        """What the client was opened with; picklable."""
+        """The settings that the client was opened with; picklable."""
         return self._aio.config
 
     def create_table(
@@ -83,40 +84,45 @@ class Client(BlockingClient):
         aggregates: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int,
     ) -> Table:
-        """Creates a table; it is durable when this returns.
+        """Creates a table. The table is durable when the call returns.
 
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
-            schema: The columns. Types that differ in layout only are stored as one, so `large_string` as `string`.
+            schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
             primary_key: The key columns, in key order; they become NOT NULL.
-            bucket_key: The key columns whose values choose the bucket. Default: the whole primary key.
-            buckets: How many buckets the table has, 1 to 1024. Default: the server's, 4.
-            indexes: Of each index its column, or its columns, the first one first: `["score", ("league", "score")]`.
-                An index makes top-N by its first column, and predicates on its first columns, read what they return
-                instead of all rows; it makes every write read the old row.
-            version_column: Of `merge_engine="versioned"`: of two rows that with the greater version stays. Null is
-                least, and of equal ones the later row stays.
-            sequence_column: Of `merge_engine="last_row"`: the same by one column or several, so that rows that come
-                late lose.
-            sequence_groups: Of `merge_engine="partial_update"`: columns that change together, by the column, or the
-                columns in a tuple, that say how new they are: `{"seq": ["a", "b"]}`. They change by rows that are not
-                older, then also to null.
-            aggregates: What becomes of columns: `{"total": agg.sum(), "worst": agg.max()}`. Of
-                `merge_engine="aggregate"`, where the others keep the last value that is not null, and of columns in
+            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key.
+            buckets: The number of buckets, 1 to 1024. Default: the server's, 4.
+            indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
+                top-N by its first column, and predicates on its first columns, read only the rows that they return. It
+                makes every write read the old row.
+            version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
+                two equal versions the later row wins.
+            sequence_column: For `merge_engine="last_row"`: the same with one column or several, so that rows that
+                arrive late lose.
+            sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
+                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. Only rows that are not older change
+                them, also to null.
+            aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
+                `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
             **options: Table options by name: `merge_engine` ("last_row", "first_row", "versioned", "partial_update" or
                 "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
-                `row_deduplicate`, `compression`, and what else the server knows. `changelog` is what those who follow
-                the table get: "full" the rows before and after every change; "upsert" the rows after it, and the keys
-                of deleted ones; "none" nothing, as nobody can follow it. Without "full", without an index and with
-                whole rows, writes of a `last_row` table are faster, as they do not read the rows that they replace.
-                Then a row written again as it is, and the deletion of a key that is not there, are changes like others;
-                and the number of rows is not kept, so that `count` reads them.
+                `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
+                the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
+                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. Without "full",
+                without an index and with complete rows, writes of a `last_row` table are faster, because they do not
+                read the rows that they replace. Then a row that is written again unchanged, and the deletion of a key
+                without a row, are changes like others; and the table does not keep its number of rows, so `count` reads
+                them.
+
+        Returns:
+            The new table.
 
         Raises:
-            TableExists: There is a table of that name.
-            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is not possible;
-                InvalidOption for an option, SchemaMismatch for a column.
+            TableExists: A table of that name exists.
+            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is invalid; InvalidOption
+                for an option, SchemaMismatch for a column.
+            UsageError: An argument has the wrong type.
         """
         return Table(
             self._runner,
@@ -138,10 +144,13 @@ class Client(BlockingClient):
         )
 
     def drop_table(self, name: str) -> None:
-        """Drops a table with its rows and changelog; scans of it that are running end with TableNotFound.
+        """Drops a table with its rows and its changelog. Running scans of the table end with TableNotFound.
+
+        Args:
+            name: `database.table`.
 
         Raises:
-            TableNotFound: There is none of that name.
+            TableNotFound: The table does not exist.
         """
         self._runner.call(lambda: self._aio.drop_table(name))
 
@@ -158,26 +167,30 @@ class Client(BlockingClient):
     ) -> Table:
         """Adds columns at the end of a table, and adds and drops indexes: all of it, durably, or nothing.
 
-        Rows written before are null in a new column, and scans that are running keep theirs. An index is built by the
-        server while the table is read and written, and is used once it is whole.
+        Rows written before are null in a new column, and running scans keep the columns that they began with. The
+        server builds an index while the table is read and written, and uses it once it is complete.
 
         Args:
             name: `database.table`.
-            add_columns: The columns, all nullable.
-            add_indexes: The columns of each, as in `create_table`. They may be columns that are added.
-            drop_indexes: The columns of each, exactly.
-            add_aggregates: What becomes of columns that are added, as `aggregates` of `create_table`.
-            wait: Whether to return only when the added indexes are ready, for as long as that takes. To give up waiting
-                ends nothing: the server goes on building. Default: yes.
-            on_progress: Called with the states of the added indexes, whenever the server was asked while waiting; at
+            add_columns: The columns to add, all nullable.
+            add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
+            drop_indexes: The exact columns of each index to drop.
+            add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
+                does not stop the server from building them. Default: yes.
+            on_progress: Called with the states of the added indexes whenever the server was asked during the wait; at
                 least once. Called in the client's thread; must not block.
 
+        Returns:
+            The table with its new description.
+
         Raises:
-            TableNotFound: There is no such table, or it was dropped meanwhile.
-            SchemaMismatch: A name is taken, a type cannot be stored or not in an index, or a column is NOT NULL.
-            InvalidRequest: There is such an index already, or none to drop; or an index cannot be built: the message
-                says why. Then it is there, is not used, and is to be dropped.
-            ConnectionFailed: There was no answer; while waiting, for the operation timeout.
+            TableNotFound: The table does not exist, or was dropped during the call.
+            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL.
+            InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
+                the message says why: the index exists then, is not used, and should be dropped.
+            ConnectionFailed: No answer came; during the wait, for the operation timeout.
+            UsageError: Nothing was to be altered, or an argument has the wrong type.
         """
         return Table(
             self._runner,
@@ -195,41 +208,47 @@ class Client(BlockingClient):
         )
 
     def check_table(self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None) -> list[BucketCheck]:
-        """Has the server read a whole table, and says whether all that is stored of it agrees.
+        """Has the server read a complete table and verify that everything stored of it agrees.
 
-        Each row can be decoded and has its key, there are as many as are counted, and every index has exactly the
-        entries of the rows. Each bucket is checked as of one instant; writes go on meanwhile. No rows travel. It takes
-        about as long as a scan of all columns, and has no timeout.
+        The server verifies that each row can be decoded and has its key, that the number of rows is right, and that
+        every index has exactly the entries of the rows. Each bucket is checked as of one instant, and writes continue.
+        No rows are sent. The call takes about as long as a scan of all columns, and has no timeout.
 
         Args:
             name: `database.table`.
-            on_bucket: Called with each bucket as soon as it is done, in the client's thread; must not block.
+            on_bucket: Called with the result of each bucket as soon as it is done, in the client's thread; must not
+                block.
 
         Returns:
-            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.is_consistent`.
+            The result of each bucket, in ascending order. Damage is reported, not raised: see
+            `BucketCheck.is_consistent`.
 
         Raises:
-            TableNotFound: There is no such table, or it was dropped meanwhile.
-            TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, of which it is one.
+            TableNotFound: The table does not exist, or was dropped during the call.
+            TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, because the server
+                runs it as one.
         """
         return self._runner.call(lambda: self._aio.check_table(name, on_bucket=on_bucket))
 
     def table(self, name: str) -> Table:
-        """The table of that name.
+        """Returns the table of that name.
+
+        Args:
+            name: `database.table`.
 
         Raises:
-            TableNotFound: There is none; the message has the near ones.
+            TableNotFound: The table does not exist; the message suggests similar names.
         """
         return Table(self._runner, self._runner.call(lambda: self._aio.table(name)))
 
     def tables(self) -> list[Table]:
-        """All tables that can be used, by name, ascending. `damaged_tables` has the others."""
+        """Lists all usable tables, in ascending order of names. `damaged_tables` lists the others."""
         return [Table(self._runner, each) for each in self._runner.call(self._aio.tables)]
 
     def damaged_tables(self) -> list[DamagedTable]:
-        """The tables that cannot be used, or of which some buckets cannot, with the reasons; by name, ascending.
+        """Lists the tables that are damaged, completely or in some buckets, with the reasons, by name.
 
-        Of buckets, as far as the server knows: it finds damage when it opens or reads them. `check_table` reads all.
+        The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
         return self._runner.call(self._aio.damaged_tables)
 
@@ -237,25 +256,25 @@ class Client(BlockingClient):
         """Makes a scan of a `Scan.spec`, which may come from another process.
 
         Raises:
-            UsageError: It is none.
+            UsageError: `spec` is not a ScanSpec.
         """
         return Scan._of(self._runner, self._aio.scan(spec))
 
     def server_stats(self) -> ServerStats:
-        """The figures of the whole server; nothing is opened for them."""
+        """Returns statistics of the whole server. The server opens no bucket for them."""
         return self._runner.call(self._aio.server_stats)
 
     def live_scans(self) -> list[LiveScan]:
-        """The scans of all clients that hold iterators now, the oldest first."""
+        """Lists the scans of all clients that hold iterators now, oldest first."""
         return self._runner.call(self._aio.live_scans)
 
     def cancel_scan(self, scan_id: str) -> None:
-        """Ends a scan, also of another client: what it holds is free when this returns; its reader gets ScanCancelled.
+        """Ends a scan of any client. Its iterators are freed when the call returns; its reader gets ScanCancelled.
 
-        Of a scan that is just being opened it is free as soon as that is done, which takes milliseconds.
+        The iterators of a scan that is just being opened are freed as soon as it is open, some milliseconds later.
 
         Args:
-            scan_id: As `live_scans` and `stream.scan_id` have it.
+            scan_id: The id in `live_scans` and `stream.scan_id`.
 
         Raises:
             ScanNotFound: There is no such live scan; it may have ended by itself.
@@ -263,32 +282,35 @@ class Client(BlockingClient):
         self._runner.call(lambda: self._aio.cancel_scan(scan_id))
 
     def snapshots(self, table: str | None = None) -> list[Snapshot]:
-        """The pinned snapshots of all clients, the oldest view first. None of them is renewed by being listed.
+        """Lists the pinned snapshots of all clients, in the order of their views, oldest first. Renews none of them.
 
         Args:
-            table: Only those of this table, as `database.table`. Default: of all tables.
+            table: List only snapshots of this table, given as `database.table`. Default: of all tables.
 
         Raises:
-            TableNotFound: There is no such table.
+            TableNotFound: The table does not exist.
         """
         return [Snapshot(self._runner, each) for each in self._runner.call(lambda: self._aio.snapshots(table))]
 
     def column_locks(self, table: str | None = None) -> list[ColumnLock]:
-        """The column locks of all clients, by table and id. None of them is renewed by being listed.
+        """Lists the column locks of all clients, by table and id. Renews none of them.
 
         Args:
-            table: Only those of this table, as `database.table`. Default: of all tables.
+            table: List only locks of this table, given as `database.table`. Default: of all tables.
 
         Raises:
-            TableNotFound: There is no such table.
+            TableNotFound: The table does not exist.
         """
         return [ColumnLock(self._runner, each) for each in self._runner.call(lambda: self._aio.column_locks(table))]
 
     def release_column_lock(self, lock_id: str) -> None:
-        """Ends a column lock, also of another client, whose writes then are as those of any other.
+        """Ends a column lock of any client. Later writes that name the lock are refused with LockLost.
+
+        Args:
+            lock_id: `ColumnLock.id`.
 
         Raises:
-            LockLost: There is none of that id.
+            LockLost: No lock has that id.
         """
         self._runner.call(lambda: self._aio.release_column_lock(lock_id))
 
@@ -301,35 +323,39 @@ class Client(BlockingClient):
         writer: str | None = None,
         attempt: str | None = None,
     ) -> Transaction:
-        """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
+        """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
             with client.transaction(id="job-1:7") as tx:
                 tx.upsert(flights, rows)
                 tx.delete(queue, keys)
 
-        In `with`, it is committed at the end of the block, and aborted when that is left by an error. With `tx =
-        client.transaction(...)`, both are the caller's. Writes are checked and kept on the server's disk until the
-        commit, also over a restart of the server. Readers, and those who follow changes, see all of it or nothing.
+        `with` commits the transaction at the end of the block, and aborts it if an error leaves the block. After `tx =
+        client.transaction(...)`, the caller commits or aborts it. Writes are checked at once and staged on the server's
+        disk until the commit, which survives a restart of the server. Readers, including readers of changes, see all of
+        a transaction or nothing.
 
         Args:
-            id: What the transaction is, so that it is committed once however often it is repeated, also by another
-                process after a crash: 1 to 128 characters, as "job:sequence". Beginning it again aborts the one that
-                was begun before, or tells that that was committed: see `Transaction.result`. Ids are remembered for 7
-                days, and the last one of all that begin equally, up to the last `:`, for good. Default: none.
-            conflict: What becomes of it when others have changed keys that it writes since it has first written to
-                their table: "last_wins" replaces what they have written, with "abort" the commit raises
-                TransactionConflict.
-            ttl: Seconds after which it is aborted when nothing is heard of it, 1 to 604,800. Default: the server's, an
+            id: The id by which the transaction is committed once, however often it is repeated, also by another process
+                after a crash: 1 to 128 characters, such as "job:sequence". Beginning an id again aborts its open
+                transaction; if the id was committed, nothing is staged and `Transaction.result` has the result. The
+                server remembers ids for 7 days, and of all ids with the same text before the last `:` the last one for
+                good. Default: none.
+            conflict: What the commit does if other writers have changed keys that the transaction writes since it first
+                wrote to their table: "last_wins" replaces their changes, "abort" raises TransactionConflict.
+            ttl: Seconds without a call after which the transaction is aborted, 1 to 604,800. Default: the server's, one
                 hour.
-            writer: The id of the writer whose changes those of the transaction are, so that `Table.undo` takes them
-                back with what it has written itself. It need not be open, nor does this fence it. Default: nobody's.
-            attempt: With an id: whoever begins it with the same attempt, in whatever process, gets the transaction that
-                is open, in place of aborting it; each then stages by `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _ -`.
-                Default: each beginning is one of its own.
+            writer: The id of the writer to which the changes belong, so that `Table.undo` reverts them together with
+                that writer's own. The writer need not be open, and is not fenced. Default: no writer.
+            attempt: With an id: every caller, in any process, that begins the id with the same attempt gets the open
+                transaction instead of aborting it; each then stages with `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _
+                -`. Default: each call is an attempt of its own.
+
+        Returns:
+            The `Transaction`.
 
         Raises:
-            TooManyTransactions: The server has as many open ones as it allows.
-            UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
+            TooManyTransactions: The server has as many open transactions as it allows.
+            UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
         return Transaction(
             self._runner,
@@ -339,53 +365,57 @@ class Client(BlockingClient):
         )
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
-        """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.
+        """Takes part in a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
 
         Args:
-            token: That of the transaction.
-            part: Names what is staged here, differently for each attempt: 1 to 128 characters.
+            token: `Transaction.token`.
+            part: Names what is staged here, with another name for each attempt: 1 to 128 characters.
         """
         return TransactionPart(self._runner, self._aio.transaction_part(token, part))
 
     def transactions(self) -> list[TransactionInfo]:
-        """The open transactions of all clients, the oldest first. None of them is renewed by being listed.
+        """Lists the open transactions of all clients, oldest first. Renews none of them.
 
-        With them those that are committed and could not be applied everywhere, which have `stuck`.
+        Includes committed transactions that could not be applied everywhere, which have `stuck` set.
         """
         return self._runner.call(self._aio.transactions)
 
     def abort_transaction(self, token: str) -> None:
-        """Aborts a transaction, also of another client; nothing happens when there is none of that token.
+        """Aborts a transaction of any client. Does nothing if no transaction has that token.
+
+        Args:
+            token: `TransactionInfo.token`.
 
         Raises:
-            TransactionCommitted: It is committed, or is being committed.
+            TransactionCommitted: The transaction is committed, or is being committed.
         """
         self._runner.call(lambda: self._aio.abort_transaction(token))
 
     def give_up_transaction(self, token: str) -> list[LostWrites]:
-        """Accepts that a committed transaction is lost where it cannot be applied, so that all its buckets are served.
+        """Accepts that a committed transaction is lost where it cannot be applied, so that its buckets serve again.
 
-        For an operator, when what it has staged, a bucket or the definition of a table is damaged, and there is no copy
-        to restore it from: `transactions()` lists it, with `stuck`. All that can be applied is applied first. From then
-        on the transaction counts as committed; what is lost cannot be had back.
+        For operators, if staged rows, a bucket or a table definition is damaged, and no copy exists to restore it from:
+        `transactions()` lists the transaction with `stuck`. The server first applies everything that it can apply.
+        Afterwards, the transaction counts as committed, and what is lost cannot be recovered.
 
         Args:
-            token: Names it.
+            token: `TransactionInfo.token`.
 
         Returns:
-            What is lost, by table and bucket; nothing when all of it could be applied.
+            What is lost, by table and bucket. Empty if everything could be applied.
 
         Raises:
-            TransactionLost: No committed transaction of that token is stuck.
-            TransactionCommitted: It may be applied yet, because the disk is full, or it waits for an earlier one.
-            DiskFull: It cannot be written down.
+            TransactionLost: No committed transaction with that token is stuck.
+            TransactionCommitted: The transaction may still be applied, because the disk is full, or because it waits
+                for an earlier one.
+            DiskFull: The decision cannot be stored.
         """
         return self._runner.call(lambda: self._aio.give_up_transaction(token))
 
     def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
-        """The snapshot of that id, which another process may have taken; its time to live begins anew.
+        """Returns the snapshot of that id, which another process may have taken, and starts its time to live again.
 
-        While the server is away it is tried for the operation timeout: leases survive a restart.
+        While the server is away, the client tries for the operation timeout: leases survive a restart.
 
         Args:
             snapshot_id: `Snapshot.id`.
@@ -393,18 +423,19 @@ class Client(BlockingClient):
 
         Raises:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
         """
         return Snapshot(self._runner, self._runner.call(lambda: self._aio.adopt_snapshot(snapshot_id, ttl)))
 
     def wait_ready(self, timeout: float = 30.0) -> None:
-        """Waits until the server serves, also when it is not there yet.
+        """Waits until the server serves requests. The server need not be running yet.
 
         Args:
-            timeout: Seconds.
+            timeout: The longest time to wait, in seconds.
 
         Raises:
-            UsageError: It is no such number.
-            DeadlineExceeded: It did not within the timeout; says what it did last.
+            UsageError: `timeout` is not such a number.
+            DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         self._runner.call(lambda: self._aio.wait_ready(timeout))
 
@@ -1218,7 +1249,10 @@ class Scan(BlockingScan):
     """
 
     def stream(self) -> ScanStream:
-        """The rows as they come, in bounded memory: `for rows in scan.stream()`, each a `pa.RecordBatch`."""
+        """Returns a stream of the rows in bounded memory, as batches: `for rows in scan.stream()`.
+
+        Each item is a `pa.RecordBatch`.
+        """
         return ScanStream(self._runner, self._aio.stream())
 
     def stream_sync(self) -> ScanStream:
@@ -1226,23 +1260,23 @@ class Scan(BlockingScan):
         return self.stream()
 
     def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
-        """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
+        """Splits a scan of a pinned snapshot into parts of about equally many rows, for parallel readers.
 
-        Each part is a range of keys over all buckets of the scan. The server cuts within the keys that the scan reads;
-        it reads up to some 200,000 keys for it, however large the table is, and estimates where there are more. Equal
-        calls give equal parts.
+        Together the parts return each row once. Each part is a key range over all buckets of the scan. The server
+        splits within the keys that the scan reads. To do so, it reads up to about 200,000 keys, however large the table
+        is, and estimates if there are more. Equal calls return equal parts.
 
         Args:
             n: How many parts, 1 to 1024.
-            rows_per_split: About how many rows a part has at least; where the keys that the scan reads have fewer rows,
-                there are fewer parts, down to one. Default: exactly `n` parts.
+            rows_per_split: About how many rows a part should have at least: if the scan's keys have fewer rows, there
+                are fewer parts, at least one. Default: exactly `n` parts.
 
         Returns:
-            `n` scans, or fewer, in ascending key order; where there are fewer keys, some of them are empty.
-            Their `spec` can be sent to other processes.
+            `n` scans, or fewer with `rows_per_split`, in ascending key order. If there are fewer keys than parts, some
+            parts are empty. Their `spec` can be sent to other processes.
 
         Raises:
-            UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+            UsageError: The scan does not read a snapshot, has a limit or a resume token, or `n` is out of range.
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
@@ -1252,9 +1286,10 @@ class Scan(BlockingScan):
         ]
 
     def explain(self) -> ScanExplanation:
-        """How the server would answer the scan: which buckets and keys it would read, and what it would decode of them.
+        """Returns how the server would answer the scan: which buckets and keys it would read, and what it would decode.
 
-        Nothing is read. `print(scan.explain())` shows it. Explained from its beginning, also with a resume token.
+        The server reads no rows. `print(scan.explain())` shows the explanation. A scan with a resume token is explained
+        from its beginning.
 
         Raises:
             SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.
@@ -1263,15 +1298,16 @@ class Scan(BlockingScan):
         return self._runner.call(self._aio.explain)
 
     def to_arrow(self) -> pa.Table:
-        """All rows as one table in memory; with the schema, also when there are none.
+        """Returns all rows as one table in memory. An empty result has the schema, too.
 
         Raises:
-            UsageError: It is a stream of changes without an end, as for the methods below.
+            UsageError: The scan reads changes without an end, as for the methods below.
+            ScanKvError: As for the stream of the scan.
         """
         return self._runner.call(self._aio.to_arrow)
 
     def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas DataFrame. Needs pandas."""
+        """Returns all rows as a pandas DataFrame. Needs pandas. Raises as `to_arrow`."""
         return self._runner.call(self._aio.to_pandas)
 
     @overload
@@ -1281,106 +1317,107 @@ class Scan(BlockingScan):
     @overload
     def to_polars(self, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame: ...
     def to_polars(self, *, lazy: bool = False) -> pl.DataFrame | pl.LazyFrame:
-        """All rows as a Polars DataFrame, or as a LazyFrame that reads them when it is collected. Needs polars.
+        """Returns all rows as a Polars DataFrame, or a LazyFrame that reads them when it is collected. Needs polars.
 
-        Every `collect` of a LazyFrame runs the scan anew, with a view of its own, and has the server do what it does
-        exactly as Polars: columns that are not used are not sent, `head` ends the scan, and of a filter, comparisons
-        with values, `is_in`, `is_null`, `starts_with`, joined by `&`, `|` and `~`, choose the rows at the server. With
-        a `limit` of the scan filters stay with Polars, as all else does; with a resume token, and of the changelog,
-        everything does.
-        A query that has enough before the end, as with `head` behind a filter, lets go of its scan when Polars is used
-        next, at the latest when the server's stall timeout ends it.
+        Every `collect` of a LazyFrame runs the scan again, with a view of its own. The server evaluates what it
+        evaluates exactly as Polars does: columns that are not used are not sent, `head` ends the scan, and in a filter,
+        comparisons with values, `is_in`, `is_null` and `starts_with`, joined by `&`, `|` and `~`, select the rows. If
+        the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or reads the changelog,
+        Polars evaluates everything itself. A query that has enough rows before the end, as with `head` after a filter,
+        closes its scan when Polars is used next, or at the latest when the server's stall timeout ends the scan.
 
         Args:
-            lazy: Whether to return a LazyFrame; only its schema is asked for now. `collect` uses this client's
+            lazy: Whether to return a LazyFrame, for which only the schema is read now. `collect` uses this client's
                 connection.
 
         Raises:
-            SchemaMismatch, TableNotFound, SnapshotLost, ...: As when the scan starts; `collect` raises as the stream.
+            SchemaMismatch, TableNotFound, SnapshotLost: As when the scan starts; `collect` raises as the stream does.
+            UsageError: polars is not installed, or as for `to_arrow`.
         """
         return to_polars(self, lazy=lazy)
 
     def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
-        """All rows as a new table in DuckDB, which reads them as they come: in bounded memory, but for the table.
+        """Creates a table in DuckDB from all rows, which DuckDB reads as they come. Needs duckdb.
 
-        The table is there when all rows are, and not at all after an error. It is a copy as of one instant; the scan
-        itself can be queried by DuckDB, without a copy. Needs duckdb.
+        Memory is bounded, apart from the table. The table exists as soon as all rows are in it, and not at all after an
+        error. It is a copy as of one instant; the scan itself can be queried by DuckDB, without a copy.
 
         Args:
-            con: A connection that nothing else uses meanwhile. A transaction that it is in is left open, and is
-                aborted by an error, as by any other.
-            name: As DuckDB reads it: `flights`, `main.flights`, or in quotes `"odd name"`.
+            con: A connection that nothing else uses until the call returns. If it is in a transaction, the transaction
+                is left open, and is aborted by an error as by any other.
+            name: The table's name as DuckDB parses it: `flights`, `main.flights`, or in quotes `"odd name"`.
 
         Returns:
             The table, to be queried.
 
         Raises:
-            UsageError: `con` is no connection.
-            duckdb.Error: There is such a table, or DuckDB has no such type as a column's.
+            UsageError: `con` is not a connection.
+            duckdb.Error: The table exists already, or DuckDB has no type for a column.
         """
         return to_duckdb(self, con, name)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
+        """Returns all rows as dictionaries. Needs pandas for times with nanoseconds, which no Python type holds."""
         return self._runner.call(self._aio.to_pylist)
 
     def if_changed_since(self, version: bytes | None) -> Self:
-        """Returns rows only when something of the table has changed since an earlier answer about the same buckets.
+        """Returns rows only if the table has changed since an earlier answer about the same buckets.
 
             with scan.if_changed_since(version).stream() as stream:
                 if not stream.unchanged:
                     rows = [rows for rows in stream]
                     version = stream.version
 
-        When nothing has changed, the server answers from memory, there are no rows, and only `stream.unchanged` tells
-        that from a table without rows: so read it with `stream`.
+        If nothing has changed, the server answers from memory and returns no rows. Only `stream.unchanged` tells this
+        from a table without rows, so read the scan with `stream`.
 
         Args:
-            version: `stream.version` of an earlier scan, or that of a `Versioned` answer or a `TopN`. None lifts the
-                condition, as for `resume_from`.
+            version: `stream.version` of an earlier scan, or the version of a `Versioned` or a `TopN`. None removes the
+                condition.
 
         Raises:
-            UsageError: It is no version, or the scan goes on from a resume token.
+            UsageError: `version` is not a version, or the scan resumes from a token.
         """
         return super().if_changed_since(version)
 
     def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False) -> Self:
-        """Reads the changes on behalf of a consumer, whose position the server keeps.
+        """Reads the changes as a consumer, whose position the server stores.
 
             with table.changes(consumer_id="billing").stream() as stream:
                 for changes in stream:
                     ...
                     stream.commit()
 
-        A stream begins where the consumer has committed, in whichever process; where it never has, there where its
-        first stream began. `start_from` is for a consumer that there is not yet. What was not committed comes again.
-        The changelog is kept for it, from that first moment on, until nothing was heard of it for the server's
-        `consumer_ttl_seconds`. A new stream takes the consumer over: the one before it gets ConsumerFenced. So each
-        shard needs an id of its own.
+        A stream begins after the changes that the consumer has committed, in any process. If the consumer has committed
+        nothing, the stream begins where the consumer's first stream began. `start_from` applies only to a new consumer.
+        Changes that were not committed are delivered again. The consumer has a retention hold from its first stream on,
+        until it neither reads nor commits for the server's `consumer_ttl_seconds`. A new stream takes the consumer
+        over, and the earlier stream gets ConsumerFenced, so each shard needs an id of its own.
 
-        Columns, predicate and buckets may differ from those of the streams before; not while the rows of a start from
-        the whole table are read. It has no `limit`.
+        Columns, predicate and buckets may differ between the streams of a consumer, but not while the rows of a start
+        with `StartFrom.FULL` are read. The scan cannot have a `limit`.
 
         Args:
             consumer_id: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
-            must_exist: Whether the stream of a consumer that there is not raises ConsumerNotFound, instead of beginning
-                it: for one that must not start from scratch after it has expired, or by a misspelled id.
+            must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
+                it. For a reader that must not start from scratch after its consumer has expired, or because of a
+                misspelled id.
 
         Raises:
-            UsageError: It is no such id, or this is no scan of the changelog.
+            UsageError: `consumer_id` is not an id, or the scan does not read the changelog.
         """
         return super().with_consumer_id(consumer_id, must_exist=must_exist)
 
 
 class Snapshot(EnteredLease):
-    """A lease on a view of a table: all its buckets at one instant, kept at the server until the lease ends.
+    """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
     `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
-    released, when it is not renewed for its time to live, and with its table; then scans that begin raise SnapshotLost,
-    and those that are reading go on to their end. It outlives its client and a restart of the server, which begins the
-    time to live anew.
+    released, when it is not renewed within its time to live, and when the table is dropped. Scans that start afterwards
+    raise SnapshotLost; running scans continue to their end. The lease survives its client and a restart of the server,
+    which starts the time to live again.
 
-    In `with` it is renewed, and released at the end.
+    `with` renews the lease, and releases it at the end.
 
     Made by `table.snapshot()` and `client.snapshots()`. Thread-safe. Not picklable: send `id`.
     """
@@ -1389,17 +1426,17 @@ class Snapshot(EnteredLease):
 
     @property
     def id(self) -> str:
-        """What scans, renewals and the release name: the id of the lease."""
+        """The id of the lease, which scans, renewals and the release name."""
         return self._aio.id
 
     @property
     def view_id(self) -> str:
-        """Names the view; the same for all leases that share one."""
+        """The id of the view, equal for all leases that share it."""
         return self._aio.view_id
 
     @property
     def table(self) -> str:
-        """The table, as `database.table`."""
+        """The table's name, as `database.table`."""
         return self._aio.table
 
     @property
@@ -1413,17 +1450,17 @@ class Snapshot(EnteredLease):
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns as of the pin."""
+        """The columns of the view."""
         return self._aio.schema
 
     @property
     def schema_id(self) -> int:
-        """The version of these columns: grows by one with every change of the table's."""
+        """The schema version of these columns, which grows by one with every change of the table's columns."""
         return self._aio.schema_id
 
     @property
     def rows(self) -> int | None:
-        """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
+        """The exact number of rows in the view. None if the table does not count rows; see `BucketStatistics.rows`."""
         return self._aio.rows
 
     @property
@@ -1433,44 +1470,45 @@ class Snapshot(EnteredLease):
 
     @property
     def write_pause_seconds(self) -> float:
-        """How long the pin paused the table's writers. 0 if the view existed already, or if the snapshot was listed."""
+        """How long the pin paused writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
         return self._aio.write_pause_seconds
 
     @property
     def ttl(self) -> float:
-        """Seconds that the lease lives without being renewed."""
+        """The time to live in seconds: the lease ends unless it is renewed within it."""
         return self._aio.ttl
 
     @property
     def remaining(self) -> float:
-        """Seconds that the lease has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        """Seconds until the lease ends, counted from the server's last answer to this object. 0 when it has ended."""
         return self._aio.remaining
 
     def renew(self, ttl: float | None = None) -> None:
-        """Begins the lease's time to live anew.
+        """Starts the lease's time to live again.
 
         Args:
             ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
 
         Raises:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
         """
         self._runner.call(lambda: self._aio.renew(ttl))
 
     def release(self) -> None:
-        """Gives the lease back. Idempotent: nothing happens when it has ended already."""
+        """Ends the lease. Idempotent: does nothing if the lease has ended already."""
         self._runner.call(self._aio.release)
 
 
 class ColumnLock(EnteredLease):
     """A lock on columns of a table: writes of others that would change them are refused with ColumnLocked.
 
-    It ends when it is released, when it is not renewed for its time to live, when its restarted owner takes it over,
-    and with its table. It outlives its client and a restart of the server, which begins the time to live anew. Who
-    writes the columns gives the lock: `table.upsert(data, locks=[lock])`; what names a lock that has ended is refused
-    with LockLost.
+    A lock ends when it is released, when it is not renewed within its time to live, when its restarted owner takes it
+    over, and when the table is dropped. It survives its client and a restart of the server, which starts the time to
+    live again. Writes of the holder name the lock: `table.upsert(data, locks=[lock])`. A write that names a lock that
+    has ended is refused with LockLost.
 
-    In `with` it is renewed, and released at the end.
+    `with` renews the lock, and releases it at the end.
 
     Made by `table.lock_columns(...)` and `client.column_locks()`. Thread-safe.
     """
@@ -1479,47 +1517,48 @@ class ColumnLock(EnteredLease):
 
     @property
     def id(self) -> str:
-        """What writes, renewals and the release name."""
+        """The lock's id, which writes, renewals and the release name."""
         return self._aio.id
 
     @property
     def table(self) -> str:
-        """The table, as `database.table`."""
+        """The table's name, as `database.table`."""
         return self._aio.table
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
+        """The names of the locked columns."""
         return self._aio.columns
 
     @property
     def owner(self) -> str:
-        """Who has it, as others are told."""
+        """The owner's name, which other writers see in their errors."""
         return self._aio.owner
 
     @property
     def ttl(self) -> float:
-        """Seconds that the lock lives without being renewed."""
+        """The time to live in seconds: the lock ends unless it is renewed within it."""
         return self._aio.ttl
 
     @property
     def remaining(self) -> float:
-        """Seconds that the lock has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        """Seconds until the lock ends, counted from the server's last answer to this object. 0 when it has ended."""
         return self._aio.remaining
 
     def renew(self, ttl: float | None = None) -> None:
-        """Begins the lock's time to live anew.
+        """Starts the lock's time to live again.
 
         Args:
             ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
 
         Raises:
             LockLost: The lock was released or has expired, or its table was dropped.
+            UsageError: `ttl` is out of range.
         """
         self._runner.call(lambda: self._aio.renew(ttl))
 
     def release(self) -> None:
-        """Gives the lock back. Idempotent: nothing happens when it has ended already."""
+        """Ends the lock. Idempotent: does nothing if the lock has ended already."""
         self._runner.call(self._aio.release)
 
 
@@ -1612,27 +1651,27 @@ class Writer(Entered):
 class TransactionPart(Blocking):
     """What one participant stages for a transaction, in the order of its calls.
 
-    A transaction has a part of its own. Others, also in other processes, take part by its token:
+    A transaction has a part of its own. Other participants, also in other processes, take part by its token with
     `client.transaction_part(token, part)`; the commit names the parts that count.
 
-    Thread-safe; calls of several threads are made one after another.
+    Thread-safe. Calls of several threads are made one after another.
     """
 
     _aio: aio_client.TransactionPart
 
     @property
     def token(self) -> str:
-        """Names the transaction."""
+        """Identifies the transaction."""
         return self._aio.token
 
     @property
     def part(self) -> str:
-        """Names the part, differently for each attempt of what may fail and be repeated."""
+        """The name of the part, another one for each attempt of work that may fail and be repeated."""
         return self._aio.part
 
     @property
     def requests(self) -> int:
-        """How many requests it has staged so far; what the commit is told of a part."""
+        """How many requests the part has staged so far, which the commit names for a part."""
         return self._aio.requests
 
     def upsert(
@@ -1644,21 +1683,31 @@ class TransactionPart(Blocking):
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages an upsert: checked now, seen with the commit. The number of rows.
+        """Stages an upsert, which is checked now and becomes visible with the commit.
 
-        The arguments and errors are those of `Table.upsert`; each request is repeated until it is answered, and staged
-        once. Locks must last until the commit.
+        The arguments and errors are those of `Table.upsert`. Each request is repeated until it is answered, and is
+        staged once. Locks must last until the commit.
+
+        Args:
+            table: The table to write to.
+            data: As for `Table.upsert`.
+            columns: As for `Table.upsert`.
+            mode: As for `Table.upsert`.
+            locks: As for `Table.upsert`.
+
+        Returns:
+            The number of rows given.
 
         Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            RequestTooLarge: It would stage more than the server allows for one.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            RequestTooLarge: The transaction would stage more than the server allows.
         """
         return self._runner.call(lambda: self._aio.upsert(unwrap(table), data, columns, mode=mode, locks=unwrap(locks)))
 
     def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """Stages taking rows back. The arguments and errors are those of `Table.retract`, and of `upsert`."""
+        """Stages a retraction. Returns the number of rows. Arguments and errors as for `Table.retract` and `upsert`."""
         return self._runner.call(lambda: self._aio.retract(unwrap(table), data, columns, locks=unwrap(locks)))
 
     def delete(
@@ -1670,121 +1719,145 @@ class TransactionPart(Blocking):
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages a delete. The arguments and errors are those of `Table.delete`, and of `upsert`."""
+        """Stages a delete. Returns the number of keys. Arguments and errors as for `Table.delete` and `upsert`."""
         return self._runner.call(lambda: self._aio.delete(unwrap(table), keys, columns, mode=mode, locks=unwrap(locks)))
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
-        """Stages the deletion of all rows that the table has at the moment of the call. The number of these rows.
+        """Stages the deletion of all rows that the table has at the moment of the call.
 
-        With writes staged behind it, a commit replaces the rows of a table at once. It is one more write in the order
-        of these: what is staged behind it stays; of what was staged before it, those keys go that the table has. Rows
-        that others insert after the call stay. With `conflict="abort"`, the commit fails when one of the rows has
-        changed. No key leaves the server, which reads and stages some million a second.
+        Followed by staged writes, it lets a commit replace all rows of a table at once. It takes effect in the order of
+        the staged writes: what is staged after it stays; of what was staged before it, the keys that the table has are
+        deleted. Rows that others insert after the call stay. With `conflict="abort"`, the commit fails if one of the
+        rows has changed. No key leaves the server, which reads and stages about a million rows per second.
 
         Args:
             table: The table.
-            mode: As for `Table.delete`: "overwrite" deletes whatever the engine and `delete_behavior`.
+            mode: As for `Table.delete`: "overwrite" deletes whatever the merge engine and `delete_behavior` say.
             locks: As for `Table.delete`; they must last until the commit.
 
+        Returns:
+            The number of rows to delete.
+
         Raises:
-            InvalidRequest: The table deletes no rows.
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            RequestTooLarge: It would stage more than the server allows for one.
+            InvalidRequest: The table refuses deletes.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            RequestTooLarge: The transaction would stage more than the server allows.
             ColumnLocked, LockLost: A lock forbids it.
         """
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """The rows with these keys, of which none may change until the commit, which fails otherwise. Locks nothing.
+        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then. Takes no locks.
 
-        Shows what is committed, without what this transaction has staged. Arguments and result as for `Table.lookup`;
-        the rows of one call must fit into 32 MiB for each 10,000 keys.
+        Returns what is committed, without what this transaction has staged. The rows of one call must fit into 32 MiB
+        for every 10,000 keys.
+
+        Args:
+            table: The table to read.
+            keys: As for `Table.lookup`.
+            missing: As for `Table.lookup`.
+
+        Returns:
+            As `Table.lookup`.
 
         Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            InvalidRequest: The table has no changelog, so that changes cannot be found.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
         """
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """The row with this key as it would be if this was committed now, None when there is none. See `lookup`."""
+        """Reads the row with this key as a commit now would leave it; None if there is none. See `lookup`."""
         return self._runner.call(lambda: self._aio.get(unwrap(table), key))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """The rows with these keys as they would be if this was committed now: with what it has staged so far.
+        """Reads the rows with these keys as a commit now would leave them: with everything that this part has staged.
 
-        Whatever the merge engine; of others' parts nothing. The commit does not depend on what is read, see
-        `get_for_update`. The server reads all that is staged here for each 10,000 keys. Arguments and result are as for
-        `Table.lookup`; the rows of one call must fit into 32 MiB for each 10,000 keys.
+        The result is right for every merge engine, but has nothing of other parts. The commit does not depend on the
+        rows read; see `get_for_update` for that. For every 10,000 keys, the server reads everything that is staged
+        here. The rows of one call must fit into 32 MiB for every 10,000 keys.
+
+        Args:
+            table: The table to read.
+            keys: As for `Table.lookup`.
+            missing: As for `Table.lookup`.
+
+        Returns:
+            As `Table.lookup`.
 
         Raises:
-            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
-            InvalidRequest: What is staged cannot be merged, as when a sum overflows.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
         """
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
 
 class Transaction(TransactionPart, Entered):
-    """A transaction that was begun: what is staged with it is seen all at once, when it is committed, or never.
+    """A transaction: what is staged with it becomes visible together when it is committed, or never.
 
-    Made by `client.transaction(...)`. In `with`, it is committed at the end of the block, and aborted when that is left
-    by an error.
+    Made by `client.transaction(...)`. `with` commits it at the end of the block, and aborts it if an error leaves the
+    block.
     """
 
     _aio: aio_client.Transaction
 
     @property
     def id(self) -> str:
-        """Its id; empty when it has none."""
+        """The transaction's id; empty if it has none."""
         return self._aio.id
 
     @property
     def result(self) -> CommitResult | None:
-        """What the commit has done; None before.
+        """The result of the commit. None before the commit.
 
-        Of an id that was committed earlier, as before a crash, it is there from the beginning: then all calls stage
-        nothing, and the commit returns it.
+        If the id was committed earlier, for example before a crash, the result is there from the beginning: then all
+        calls stage nothing, and the commit returns the result.
         """
         return self._aio.result
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
-        """See `TransactionPart.delete_all`; where the id was committed earlier, it does nothing."""
+        """As `TransactionPart.delete_all`. If the id was committed earlier, it does nothing."""
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """See `TransactionPart.get_for_update`; where the id was committed earlier, the rows of now."""
+        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the rows of now."""
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """See `TransactionPart.lookup`; where the id was committed earlier, the rows of now."""
+        """As `TransactionPart.lookup`. If the id was committed earlier, returns the rows of now."""
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
     def commit(self, parts: Sequence[TransactionPart | tuple[str, int]] = ()) -> CommitResult:
-        """Commits: when it returns, all is durable, and seen by everybody. Again, it returns the same.
+        """Commits the transaction. When the call returns, all writes are durable and visible to all readers.
 
         The call is repeated until it is answered, for the operation timeout; a large commit takes about as long as its
-        writes would have. When the answer never comes, the transaction may be committed: begin one with the same id.
+        writes would have taken. If no answer ever comes, the transaction may be committed: begin a transaction with the
+        same id to find out. Calling it again returns the same result.
 
         Args:
-            parts: The parts of others that count, as `(part, requests)` or themselves; they are applied behind what
-                this object has staged, in this order. What other parts have staged is dropped.
+            parts: The parts of other participants that count, as `(part, requests)` or as objects. They are applied
+                after what this object has staged, in this order. What other parts have staged is dropped.
+
+        Returns:
+            The number of rows, and the log offsets after the transaction.
 
         Raises:
-            TransactionConflict: A key that it depends on has changed. Nothing was written.
-            TransactionLost: It was aborted, has expired, or was begun anew elsewhere. Nothing was written by it.
+            TransactionConflict: A key that the transaction depends on has changed. Nothing was written.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere. It wrote nothing.
             InvalidRequest: A part does not have as many requests; or a merge has no result. Nothing was written.
-            TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
-            ConnectionFailed: There was no answer within the operation timeout.
+            TableNotFound, ColumnLocked, LockLost, PositionExpired: A table was dropped, or a lock or a missing
+                changelog forbids the commit. Nothing was written.
+            ConnectionFailed: No answer came within the operation timeout.
         """
         return self._runner.call(lambda: self._aio.commit(unwrap(parts)))
 
     def abort(self) -> None:
-        """Aborts: what was staged is removed. Idempotent; does nothing to one whose id was committed earlier.
+        """Aborts the transaction: what was staged is removed. Idempotent; does nothing if the id was committed earlier.
 
         Raises:
-            TransactionCommitted: It is committed, or is being committed.
+            TransactionCommitted: The transaction is committed, or is being committed.
         """
         self._runner.call(self._aio.abort)
 
@@ -1800,21 +1873,25 @@ def connect(
 ) -> Client:
     """Opens a client, to be used as it is or in `with`.
 
-    The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
-    writes, which the server applies once however often they are repeated, and scans that know where they stand, of a
-    pinned snapshot or with a resume token, wait for it.
+    The server need not run yet: the first call connects, and fails within milliseconds if nothing listens at the
+    address. Only calls that are safe to repeat wait for an absent server: writes, which the server applies once however
+    often they are repeated, and scans with a known position, which are those of a pinned snapshot or with a resume
+    token.
 
     Args:
-        url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, else
-            `localhost:7070`.
+        url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, or
+            `localhost:7070` without it.
         operation_timeout: Seconds for one operation with all its attempts; for a scan, the time without progress.
         attempt_timeout: Seconds until the first message of an answer.
         next_chunk_timeout: Seconds until the next chunk or heartbeat of a scan, while the caller waits for it.
         read_ahead_bytes: Bytes of a scan that the server may send ahead, 64 KiB to 64 MiB.
         read_ahead_chunks: The same in chunks, 1 to 1024; the lesser of both counts.
 
+    Returns:
+        The `Client`.
+
     Raises:
-        UsageError: The url cannot be read, or a number is out of its range.
+        UsageError: The url cannot be parsed, or a number is out of range.
     """
     return Client(
         aio_client.connect(

@@ -1,4 +1,4 @@
-"""What asynchronous code makes, for a caller that blocks: made in the client's event loop, a few items ahead."""
+"""Items of asynchronous code for a caller that blocks, made in the client's event loop a few items ahead."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ITEMS_AHEAD: Final = 3
 
 
 class ReadAhead(Generic[_Item]):
-    """The items of an asynchronous generator for a caller that blocks; the next ones are made while it works.
+    """The items of an asynchronous generator for a caller that blocks. The next items are made while the caller works.
 
-    The items that are made and not yet done with, the caller's own among them, are at most `ahead`; what the generator
-    itself holds is not counted. An item is done with when the caller asks for the next one.
+    At most `ahead` items exist that are not done, including the caller's own; what the generator itself holds is not
+    counted. An item is done when the caller asks for the next one.
 
-    One reader, in any thread. Use it in `with`, whose end closes the generator and waits for that; so does dropping it,
-    without the wait.
+    One reader, in any thread. Use it in `with`, whose end closes the generator and waits for that. Dropping it also
+    closes the generator, without waiting.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ReadAhead(Generic[_Item]):
         self.close()
 
     def __del__(self) -> None:
-        # May happen in any thread, also in the client's own, so it must not wait.
+        # May run in any thread, even the client's own, so it must not wait.
         if (task := getattr(self, "_task", None)) is not None:
             self._runner.soon(task.cancel)
 
@@ -72,7 +72,7 @@ class ReadAhead(Generic[_Item]):
         return self
 
     def __next__(self) -> _Item:
-        """The next item.
+        """Returns the next item.
 
         Raises:
             StopIteration: The generator has ended, or was closed.
@@ -89,7 +89,7 @@ class ReadAhead(Generic[_Item]):
         return found
 
     def close(self) -> None:
-        """Closes the generator, and returns once nothing of it is left. Idempotent."""
+        """Closes the generator, and returns when it has ended. Idempotent."""
         if self._task is None:
             self._handover.put(_End(None))
             return
@@ -103,7 +103,7 @@ class ReadAhead(Generic[_Item]):
             self._task = self._runner.call(_begin, self._make(self._runner.client), self._handover)
 
     def _failure(self, end: _End) -> BaseException:
-        # Whoever asks again finds the same end.
+        # Further reads find the same end.
         self._handover.put(end)
         if isinstance(end.error, asyncio.CancelledError):
             return UsageError("the client was closed before all was read", address=self._runner.client.config.address)
@@ -112,14 +112,14 @@ class ReadAhead(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Lies behind the last item: the error that has ended them, or None."""
+    """The end of the items: the error that has ended them, or None."""
 
     error: BaseException | None
 
 
 @dataclass(slots=True, eq=False)
 class _Handover(Generic[_Item]):
-    """What goes from the event loop to the reader, bounded by the places, for which the loop waits without blocking."""
+    """The queue from the event loop to the reader. The event loop waits for free places without blocking."""
 
     ahead: int
     places: asyncio.Semaphore = field(init=False)
@@ -150,7 +150,7 @@ class _Handover(Generic[_Item]):
             pass
 
     def clear(self) -> None:
-        """Forgets items that nobody will take."""
+        """Drops the remaining items."""
         while not self._items.empty():
             self._items.get()
         self._items.put(_End(None))
@@ -161,7 +161,7 @@ async def _begin(items: AsyncGenerator[_Item, None], handover: _Handover[_Item])
 
 
 async def _pump(items: AsyncGenerator[_Item, None], handover: _Handover[_Item]) -> None:
-    """Makes items until it is cancelled, at the latest with the event loop. Refers to nothing that keeps the client."""
+    """Makes items until it is cancelled or the event loop ends. Holds no reference that would keep the client open."""
     error: BaseException | None = None
     try:
         async with aclosing(items):
@@ -174,16 +174,16 @@ async def _pump(items: AsyncGenerator[_Item, None], handover: _Handover[_Item]) 
     except BaseException as failure:
         error = failure
     finally:
-        # Last of all, so that a caller that has seen the end finds nothing left.
+        # Comes last, so that nothing is left when a caller has seen the end.
         handover.put(_End(error))
 
 
 async def gather(
     chunks: AsyncIterator[pa.RecordBatch], max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The same rows in batches that have reached `max_rows` rows or `max_bytes` of Arrow data, but for the last one.
+    """Joins rows to batches of at least `max_rows` rows or `max_bytes` bytes of Arrow data, except for the last one.
 
-    The first chunk that has rows is a batch of its own, at once: it may be all that is wanted.
+    The first chunk with rows is a batch of its own, returned at once, because the caller may want no more.
     """
     gathered: list[pa.RecordBatch] = []
     rows = size = 0
@@ -194,11 +194,11 @@ async def gather(
         gathered.append(chunk)
         rows, size = rows + chunk.num_rows, size + chunk.nbytes
         if is_first or rows >= max_rows or size >= max_bytes:
-            yield _joined(gathered)
+            yield _join(gathered)
             gathered, rows, size, is_first = [], 0, 0, False
     if gathered:
-        yield _joined(gathered)
+        yield _join(gathered)
 
 
-def _joined(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _join(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
     return chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)

@@ -1,4 +1,4 @@
-"""The event loop of a blocking client: an asynchronous client in a thread of its own, closed in every way there is."""
+"""The event loop of a blocking client: an asynchronous client in a thread of its own, and all ways to close it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# A Ctrl-C that comes between the last instruction and the wait of a thread does not end the wait, in CPython.
+# In CPython, a Ctrl-C between a thread's last instruction and its wait does not end the wait.
 WAKE_SECONDS: Final = 0.5
-"""After how long a thread that waits looks whether it was interrupted."""
+"""How often a waiting thread checks for interrupts, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """What the thread has made, and what ends it."""
+    """The objects that the thread has made, and the event that ends it."""
 
     portal: BlockingPortal
     client: Client
@@ -41,10 +41,9 @@ class _Running:
 
 
 class Runner:
-    """Runs one asynchronous client in a thread, and the calls of any thread in it.
+    """Runs one asynchronous client in a thread, and the calls of any thread in its event loop.
 
-    Thread-safe; not to be used after a fork. Closed by `close`, when nothing refers to it any more, and before the
-    interpreter exits.
+    Thread-safe; unusable after a fork. Closed by `close`, when it is dropped, and before the interpreter exits.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -58,7 +57,7 @@ class Runner:
         _runners.add(self)
 
     def __del__(self) -> None:
-        # May happen in any thread, also in the client's own, so it must not wait.
+        # May run in any thread, even the client's own, so it must not wait.
         if hasattr(self, "_running") and not self._closed and os.getpid() == self._pid:
             self._stop()
 
@@ -68,7 +67,7 @@ class Runner:
         return self._running.client
 
     def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
-        """Calls a coroutine function in the event loop and waits; an interrupt of the waiting cancels it.
+        """Calls a coroutine function in the event loop and waits for its result. An interrupt of the wait cancels it.
 
         Raises:
             UsageError: The client is closed, or was made before a fork.
@@ -76,15 +75,15 @@ class Runner:
         return self.result(self.start(function, *args))
 
     def result(self, future: Future[_Result]) -> _Result:
-        """Waits for a call that `start` has made; an interrupt of the waiting cancels it."""
+        """Waits for a call that `start` has made. An interrupt of the wait cancels it."""
         try:
             try:
-                return _awaited(future)
+                return _wait_for(future)
             except BaseException:
                 future.cancel()
                 raise
         except RuntimeError as error:
-            # An interrupt in the middle of `threading.Condition` leaves it without its lock, of which it complains.
+            # An interrupt within `threading.Condition` leaves it without its lock, which raises this error.
             if (interrupt := error.__context__) is None or isinstance(interrupt, Exception | asyncio.CancelledError):
                 raise
             raise interrupt from None
@@ -105,13 +104,13 @@ class Runner:
             raise UsageError(f"the client of {address} is closed", address=address) from error
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Has the event loop call a function that does not wait; does nothing when the client is closed."""
+        """Lets the event loop call a function that does not wait. Does nothing if the client is closed."""
         if os.getpid() == self._pid:
             with suppress(RuntimeError):
                 self._running.loop.call_soon_threadsafe(function)
 
     def is_in_loop(self) -> bool:
-        """Whether the caller is the event loop's own thread, which must not wait for anything."""
+        """Whether the caller is the event loop's own thread, which must not wait."""
         return threading.get_ident() == self._thread.ident
 
     def close(self) -> None:
@@ -129,12 +128,12 @@ class Runner:
             self._running.loop.call_soon_threadsafe(self._running.stopping.set)
 
 
-def _awaited(future: Future[_Result]) -> _Result:
+def _wait_for(future: Future[_Result]) -> _Result:
     while True:
         try:
             return future.result(WAKE_SECONDS)
         except TimeoutError:
-            # It may be what came of the future, too.
+            # The future itself may have failed with TimeoutError.
             if future.done():
                 return future.result()
 
@@ -161,5 +160,5 @@ def _close_all() -> None:
 
 
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
-# A thread that is still in gRPC while the interpreter goes down would crash it.
+# A thread that is still in gRPC while the interpreter shuts down would crash it.
 atexit.register(_close_all)

@@ -1,4 +1,4 @@
-"""The rows of a scan for code that blocks; part of `scankv.sync`."""
+"""`scankv.sync.ScanStream`: one running scan for code that blocks."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
 
 class ScanStream:
-    """The rows of one scan as Arrow batches, each with at least one row, as of one instant over all its buckets.
+    """The rows of one scan as Arrow batches with at least one row each, as of one instant over all buckets.
 
-    Reading to the end without an exception means that every row arrived: totals and checksum of the server were
-    compared. Any error ends the stream, and further reads raise it again; it has the `resume_token` to go on with.
+    Reading to the end without an exception means that every row arrived: the client compares the server's totals and
+    checksum. An error ends the stream, and further reads raise it again; its `resume_token` continues the scan.
 
-    A scan that is cut (the connection broke, the server stopped or ended it, nothing came in time) goes on by itself
-    where that is exact, which is over a pinned snapshot, and where `Resume.LATEST` asked for it; `resumptions` says
-    where. It is tried for the operation timeout after the last chunk or heartbeat. Otherwise the cut is an error.
+    A scan is interrupted if the connection breaks, the server stops or ends it, or nothing arrives in time. It resumes
+    by itself if that is exact, which is the case over a pinned snapshot, or if `Resume.LATEST` allows it; `resumptions`
+    says where. The client tries for the operation timeout after the last chunk or heartbeat. Otherwise the interruption
+    is raised.
 
-    The scan starts with the first read, or on entering `with`. The server stops when the reader does, and reads ahead
-    by `read_ahead_bytes` or `read_ahead_chunks` of the client, whichever is less (and one chunk on its own side): there
-    is no queue here, the receive window of the connection is the read-ahead. What is not counted in it: the batch that
-    the caller holds, and one message larger than the window.
+    The scan starts with the first read, or on entering `with`. The server stops reading when the reader stops. It reads
+    ahead by the client's `read_ahead_bytes` or `read_ahead_chunks`, whichever is less, and by one chunk on its own
+    side. The receive window of the connection is the only buffer of the client. Memory beyond it: the batch that the
+    caller holds, and one message that is larger than the window.
 
-    To end it early, leave `with`, call `close`, or drop the object, as `break` out of `for` does: each frees the
-    server's iterators at once. An interrupt of a read ends the scan, too.
+    To end the scan early, leave `with`, call `close`, or drop the object, as `break` out of `for` does. Each frees the
+    server's iterators at once. An interrupt of a read, such as Ctrl-C, ends the scan too.
 
     One reader at a time, in any thread.
     """
@@ -62,17 +63,21 @@ class ScanStream:
         self._stream = stream
         self._closes_runner = closes_runner
         self._interrupted: UsageError | None = None
-        # A read that goes on, and what had been returned when it began.
+        # A read that continues between polls, and the state of the stream for its reader when that read began.
         self._pending: Future[pa.RecordBatch | None] | None = None
-        self._returned: _Returned | None = None
+        self._before: _ReaderState | None = None
         self._turn = threading.Lock()
 
     def __del__(self) -> None:
         if (pending := getattr(self, "_pending", None)) is not None:
-            pending.cancel()  # It would keep the scan.
+            pending.cancel()  # It would keep the scan alive.
 
     def __enter__(self) -> Self:
-        """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
+        """Starts the scan and reads its header, so that `schema` and `log_offsets` are known.
+
+        Raises:
+            ScanKvError: As for reading.
+        """
         self._runner.call(self._stream.__aenter__)
         return self
 
@@ -85,28 +90,31 @@ class ScanStream:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """The next rows.
+        """Reads the next rows.
+
+        Returns:
+            A RecordBatch with at least one row and the columns of `schema`.
 
         Raises:
             StopIteration: All rows were returned, and are complete.
-            ScanInterrupted: The connection broke; the rows returned are not all of them.
-            ScanStalled: The server ended the scan, because nothing was read for its stall timeout.
-            ScanTooLong: The server ended the scan, because it took longer than the server's longest scan.
+            ScanInterrupted: The connection broke; the rows returned are not all rows.
+            ScanStalled: The server ended the scan because nothing was read for its stall timeout.
+            ScanTooLong: The server ended the scan because it took longer than the server's longest scan.
             ServerDraining: The server is shutting down.
-            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
+            TooManyScans: The server had as many live scans as it allows, for the whole operation timeout.
             DeadlineExceeded: The server did not answer within the attempt timeout, or sent nothing for the next-chunk
                 timeout.
-            SnapshotLost: The pinned snapshot is no more.
-            DataLoss: Stored data is damaged; the rows returned are not all of them.
-            ProtocolViolation: The server sent too little, too much, or something else than it said.
+            SnapshotLost: The lease of the pinned snapshot has ended.
+            DataLoss: Stored data is damaged; the rows returned are not all rows.
+            ProtocolViolation: The server sent too little, too much, or something unexpected.
             UsageError: Another thread is reading this stream, or it was closed. Or an interrupt such as Ctrl-C has
-                ended it: `resume_token` is that of the rows before.
+                ended it: the error's `resume_token` continues after the rows before.
         """
         if self._interrupted is not None:
             raise self._interrupted
         token = self.resume_token
         try:
-            rows = self._runner.call(_next, self._stream) if self._pending is None else self._polled(None)
+            rows = self._runner.call(_next, self._stream) if self._pending is None else self._read_pending(None)
         except ScanKvError:
             raise
         except BaseException:
@@ -119,7 +127,7 @@ class ScanStream:
         return rows
 
     def poll(self, timeout: float) -> pa.RecordBatch | None:
-        """The next rows if they come in time; for a loop that has other things to do.
+        """Returns the next rows if they arrive in time, for a loop that has other things to do.
 
             while not stream.ended:
                 rows = stream.poll(1.0)
@@ -128,25 +136,26 @@ class ScanStream:
                     stream.commit()
                 report_lag()
 
-        The reading goes on between two polls, and rows that come then are given by the next one. Until then they count
-        as not returned: `resume_token`, `commit` and the other properties know nothing of them.
+        The read continues between two polls, and the next poll returns rows that arrive in the meantime. Until then,
+        they count as not returned: `resume_token`, `commit` and the other properties ignore them.
 
         Args:
-            timeout: Seconds to wait at most, 0 or more, for the opening, too, and whatever becomes of the connection.
+            timeout: The longest time to wait in seconds, 0 or more. It also bounds the opening, and waiting for a
+                server that is away.
 
         Returns:
-            Rows; None when there were none in time, and after the end, when `ended` is true.
+            Rows. None if none arrived in time, and after the end, when `ended` is true.
 
         Raises:
-            UsageError: It is no such number.
-            ScanKvError: As the iteration.
+            UsageError: `timeout` is not such a number.
+            ScanKvError: As for iterating.
         """
         timeout = timeout_of(timeout)
         if self._interrupted is not None:
             raise self._interrupted
         token = self.resume_token
         try:
-            rows = self._polled(timeout)
+            rows = self._read_pending(timeout)
         except ScanKvError:
             raise
         except BaseException:
@@ -156,45 +165,47 @@ class ScanStream:
             self._runner.close()
         return rows
 
-    def _polled(self, timeout: float | None) -> pa.RecordBatch | None:
-        """What a read gives that goes on between polls; None at the end, and when it is not over in time."""
+    def _read_pending(self, timeout: float | None) -> pa.RecordBatch | None:
+        """The result of a read that continues between polls. None at the end, and if no rows arrive in time."""
         if not self._turn.acquire(blocking=False):
             raise UsageError("the scan is being read by another thread; give each thread its own stream")
         try:
             if self._pending is None:
-                self._returned = _Returned.of(self._stream)
+                self._before = _ReaderState.of(self._stream)
                 self._pending = self._runner.start(_next, self._stream)
             if timeout is not None and not _done_within(self._pending, timeout):
                 return None
             try:
                 return self._runner.result(self._pending)
             finally:
-                self._pending = self._returned = None
+                self._pending = self._before = None
         except BaseException:
             if self._pending is not None:
                 self._pending.cancel()
-                self._pending = self._returned = None
+                self._pending = self._before = None
             raise
         finally:
             self._turn.release()
 
     def _interrupt(self, token: bytes | None) -> None:
-        """Ends the scan for good: rows that came at that moment are lost, and nothing may go on behind them."""
+        """Ends the scan for good: rows that arrived at that moment are lost, so no later read may follow."""
         self._interrupted = UsageError(
-            "a read of the scan was interrupted, which ended it; start it again, or go on with its resume_token"
+            "a read of the scan was interrupted, which ended it; start it again, or continue with its resume_token"
         )
         self._interrupted.resume_token = token
         with suppress(ScanKvError):
             self.close()
 
     def commit(self, token: bytes | None = None) -> LogOffsets:
-        """Commits what was returned so far, or up to a token, on behalf of the stream's consumer; durable on return.
+        """Commits the position of the stream's consumer: all that was returned so far, or all up to a token.
 
-        Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
-        after the end, as often as one likes; it is tried for the operation timeout.
+        The commit is durable when the call returns. The next stream of the consumer continues after it. Reading commits
+        nothing. May be called between reads and after the end, any number of times; it is tried for the operation
+        timeout.
 
-        Where one thread reads ahead and others work on its batches, it hands out each batch with the `resume_token` of
-        then, and whoever has finished all batches up to one commits that token, while the reading goes on:
+        If one thread reads and others process its batches, the reader passes the `resume_token` on with each batch. A
+        worker that knows that all batches up to one are processed commits the token of that batch, while the reader
+        continues:
 
             for rows in stream:
                 batches.put((rows, stream.resume_token))
@@ -204,21 +215,23 @@ class ScanStream:
         A position never goes back: committing an earlier token later changes nothing.
 
         Args:
-            token: A `resume_token` of this stream. Default: that of the last batch that was returned.
+            token: A `resume_token` of this stream. Default: the one after the last batch that was returned.
 
         Returns:
-            The consumer's offsets now: of every bucket that it ever read, the first change that is not committed.
+            The consumer's offsets now: for every bucket that it has read, the offset of the first change that is not
+            committed.
 
         Raises:
-            ConsumerFenced: Another stream has taken the consumer over, or it was reset, deleted, or has expired.
-            InvalidResumeToken: The token is damaged, or is of another table.
-            UsageError: The stream is not of a consumer, or was not started; or it is no token.
-            Unavailable, DeadlineExceeded: There was no answer; it may have been committed.
+            ConsumerFenced: Another stream has taken the consumer over, or the consumer was reset or deleted, or has
+                expired.
+            InvalidResumeToken: The token is damaged, or belongs to another table.
+            UsageError: The stream has no consumer, or was not started; or `token` is not a token.
+            Unavailable, DeadlineExceeded: No answer came; the position may have been committed.
         """
         if self._interrupted is not None:
             raise self._interrupted
-        if token is None and self._returned is not None:
-            token = self._returned.token
+        if token is None and self._before is not None:
+            token = self._before.token
             if token is None:
                 return self._stream.log_offsets
         return self._runner.call(self._stream.commit, token)
@@ -232,105 +245,117 @@ class ScanStream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows, known once the scan has started."""
+        """The schema of the rows. Known once the scan has started, like the properties below that say so.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
         return self._stream.schema
 
     @property
     def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
 
-        Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
+        If the scan resumed over a new view, the offsets of the last view; `resumptions` has the earlier ones. Known
+        once the scan has started.
         """
         return self._stream.log_offsets
 
     @property
     def scan_id(self) -> str:
-        """The name of this scan in the server's logs and listings."""
+        """The id of this scan in the server's logs and listings. Known once the scan has started."""
         return self._stream.scan_id
 
     @property
     def incarnation(self) -> str:
-        """Of the server that answered last; differs after every start of a server."""
+        """Identifies the run of the server that answered last: every start of a server has another value."""
         return self._stream.incarnation
 
     @property
     def table_incarnation(self) -> str:
-        """Of the table that is read; differs for every creation of a table, also of the same name."""
+        """Identifies the table incarnation read: a table created again under the same name has another value."""
         return self._stream.table_incarnation
 
     @property
     def bucket(self) -> int | None:
-        """The bucket of the rows that were returned last; None before the first, and of an ordered scan."""
-        return self._stream.bucket if self._returned is None else self._returned.bucket
+        """The bucket of the rows that were returned last. None before the first rows, and for an ordered scan."""
+        return self._stream.bucket if self._before is None else self._before.bucket
 
     @property
     def version(self) -> bytes:
-        """Names what the rows are of, for `Scan.if_changed_since` and the like; opaque, equal until something changes.
+        """The version that the rows are as of, for `Scan.if_changed_since`. Opaque; equal until something changes.
 
-        Of a scan that went on over a fresh view, that of the last view.
+        If the scan resumed over a new view, the version of the last view. Known once the scan has started.
         """
         return self._stream.version
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing has changed since the version of `Scan.if_changed_since`: then there are no rows."""
+        """Whether nothing has changed since the version of `Scan.if_changed_since`, so that there are no rows."""
         return self._stream.unchanged
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
         """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
 
-        Of a live scan that went on, each part between two `resumptions` is one instant.
+        If a live scan resumed, the rows between two `resumptions` are of one instant.
         """
         return self._stream.consistency
 
     @property
     def resume_token(self) -> bytes | None:
-        """What goes on behind the last batch that was returned: `scan.resume_from(token)`; opaque.
+        """The token that continues after the last batch that was returned, for `scan.resume_from(token)`. Opaque.
 
-        None before the first, and that of `resume_from` where the scan began with one.
+        None before the first batch; the token of `resume_from` if the scan began with one.
         """
         if self._interrupted is not None:
             return self._interrupted.resume_token
-        return self._stream.resume_token if self._returned is None else self._returned.token
+        return self._stream.resume_token if self._before is None else self._before.token
 
     @property
     def resumptions(self) -> tuple[Resumption, ...]:
-        """Where the scan went on after a cut, or by `resume_from`."""
+        """Where the scan resumed, after interruptions or by `resume_from`, in order."""
         return self._stream.resumptions
 
     @property
     def next_offsets(self) -> LogOffsets:
-        """Of a scan of the changelog, for every bucket the offset behind what was returned: where to start anew."""
+        """For a scan of the changelog: by bucket, the offset after the changes returned, to start another scan at."""
         offsets = self._stream.next_offsets
-        if self._returned is None:
+        if self._before is None:
             return offsets
-        # Before the first rows, where they begin.
-        return self._returned.next_offsets or self._stream.log_offsets
+        # Before the first rows, the offsets at which they begin.
+        return self._before.next_offsets or self._stream.log_offsets
 
     @property
     def phase(self) -> Literal["rows", "changes"]:
-        """Whether rows of the table are still to come, as at the beginning of a full start, or changes alone."""
+        """The phase: "rows" while a start with `StartFrom.FULL` still returns rows of the table, then "changes"."""
         phase = self._stream.phase
-        if self._returned is None:
+        if self._before is None:
             return phase
-        # Before the first rows, that of the header.
+        # Before the first rows, the phase in the header.
         header = self._stream._progress.header
-        return self._returned.phase or ("rows" if header is None or header.full else "changes")
+        return self._before.phase or ("rows" if header is None or header.full else "changes")
 
     @property
     def watermark(self) -> datetime | None:
-        """Of a scan of the changelog: what was committed before this time was returned; None while changes wait."""
+        """For a scan of the changelog: all changes committed before this time were returned.
+
+        In UTC, by the service's clock. None while changes wait to be read.
+        """
         watermark = self._stream.watermark
-        return watermark if self._returned is None else self._returned.watermark
+        return watermark if self._before is None else self._before.watermark
 
     @property
     def ended(self) -> bool:
-        """Whether the stream is over, and all that came was returned: it is complete, it failed, or it was closed."""
+        """Whether the stream is over, and its last rows were returned."""
         return self._pending is None and self._stream.ended
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
-        """Calls a listener in the client's thread whenever the stream is heard from without rows, while it is read."""
+        """Calls a listener in the client's thread for every message without rows.
+
+        Args:
+            listener: Called while the stream is read, without arguments. Must not block. Replaces an earlier listener.
+        """
         self._stream.on_heartbeat(listener)
 
     def statistics(self) -> ScanStatistics:
@@ -339,8 +364,8 @@ class ScanStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _Returned:
-    """What of a stream had been returned to its reader before a read that goes on."""
+class _ReaderState:
+    """The properties of a stream as its reader knows them, while a read continues between polls."""
 
     token: bytes | None
     bucket: int | None = None
@@ -349,8 +374,8 @@ class _Returned:
     watermark: datetime | None = None
 
     @classmethod
-    def of(cls, stream: AsyncScanStream) -> _Returned:
-        """What has; of a stream that has not started, its token alone is known."""
+    def of(cls, stream: AsyncScanStream) -> _ReaderState:
+        """The properties now. A stream that has not started has only a token."""
         token = stream.resume_token
         if stream._progress.header is None:
             return cls(token)
@@ -358,7 +383,7 @@ class _Returned:
 
 
 def _done_within(future: Future[pa.RecordBatch | None], timeout: float) -> bool:
-    """Waits for a future, in steps in which an interrupt is noticed; whether it is done."""
+    """Waits for a future, in steps so that interrupts are noticed. Returns whether it is done."""
     deadline = time.monotonic() + timeout
     while not future.done():
         left = deadline - time.monotonic()
@@ -373,6 +398,6 @@ async def _next(stream: AsyncScanStream) -> pa.RecordBatch | None:
 
 
 def stream_once(config: ClientConfig, spec: ScanSpec) -> ScanStream:
-    """One scan over a connection of its own, which ends with it."""
+    """One scan over a connection of its own, which ends with the stream."""
     runner = Runner(config)
     return ScanStream(runner, runner.client.scan(spec).stream(), closes_runner=True)

@@ -1,11 +1,11 @@
-"""Watching the first rows of a table for code that blocks; part of `scankv.sync`."""
+"""`scankv.sync.TopNWatch`: watching the first rows of a table in code that blocks."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Self
 
-from aio_client._queries.watch import compared
+from aio_client._queries.watch import compare_rankings
 from aio_client._sync.runner import WAKE_SECONDS
 
 if TYPE_CHECKING:
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 
 class TopNWatch:
-    """The first rows of a table, now and whenever they are others: a blocking iterator of `TopN`.
+    """The first rows of a table, now and whenever they differ: a blocking iterator of `TopN`.
 
         with table.watch_top_n(10, by="score", every=2.0) as watch:
             for top in watch:
                 show(top.rows, top.moved)
 
-    It asks in the background from the start on until it is closed, or dropped, so that `latest` has an answer at any
-    time; of what changed while nobody waited, the iterator gives the rows of now, with what has moved since those that
-    it gave before. Changes of the table that do not change the rows are not told.
+    The watch asks in the background from the start until it is closed or dropped, so `latest` has an answer at any
+    time. The iterator returns the rows of now, with the differences from the answer that it returned before. Changes of
+    the table that leave the rows equal are not returned.
 
-    The question waits at the server, which answers when a write has changed the table. So a change is told at once, or
-    `every` seconds after the answer before, if that is later: a busy table costs at most one answer in that time. While
-    nothing changes, the server says so every half minute or so, from memory. One at which too many calls wait already
-    says it at once, and is asked every `every` seconds instead.
+    The query waits at the server, which answers when a write has changed the table. The client thus gets a change at
+    once, or `every` seconds after the answer before if that is later, so a busy table costs at most one answer in that
+    time. While nothing changes, the server says so about every half minute, from memory. A server with too many waiting
+    calls says so at once, and is asked every `every` seconds instead.
 
-    A server that is away, as for a restart, is waited for, for the operation timeout; other errors, and that it was
-    away for longer, are raised and end the watch. Versions outlive a restart, so it costs nothing when nothing changed.
+    If the server is away, for example to restart, the watch waits for the operation timeout. Longer absences and other
+    errors are raised and end the watch. Versions survive a restart of the server, so a restart without changes causes
+    no answer.
 
     Thread-safe.
     """
@@ -65,15 +66,18 @@ class TopNWatch:
         return self
 
     def __next__(self) -> TopN:
-        """The next rows, as soon as they differ from those that were given last.
+        """Waits for the next rows that differ from the last ones returned.
+
+        Returns:
+            The rows, with the differences from the last answer returned.
 
         Raises:
             StopIteration: The watch was closed.
             TableNotFound: The table was dropped.
-            SchemaMismatch: A column is no more: the table was dropped and created anew, differently.
+            SchemaMismatch: A column is missing, because the table was dropped and created again with other columns.
             Unavailable, ServerDraining: The server was away for longer than the operation timeout.
             UsageError: The client was closed.
-            ScanKvError: As `Table.top_n`.
+            ScanKvError: As for `Table.top_n`.
         """
         feed = self._feed
         with feed.changed:
@@ -82,7 +86,7 @@ class TopNWatch:
                 if now is not None and now is not before:
                     self._given = now
                     if before is None or not before.same_rows(now):
-                        return compared(before, now)
+                        return compare_rankings(before, now)
                 if feed.error is not None:
                     raise feed.error
                 if feed.ended:
@@ -91,10 +95,10 @@ class TopNWatch:
         raise StopIteration
 
     def latest(self) -> TopN | None:
-        """The newest rows, with what moved when they came; None before the first. Never blocks.
+        """Returns the newest rows with the differences when they came; None before the first. Never blocks.
 
         Raises:
-            ScanKvError: What ended the watch.
+            ScanKvError: The error that ended the watch.
         """
         feed = self._feed
         with feed.changed:
@@ -104,16 +108,16 @@ class TopNWatch:
 
     @property
     def unchanged(self) -> int:
-        """How many answers in a row had the rows of the one before."""
+        """How many answers in a row had the rows of the answer before."""
         return self._polls.unchanged
 
     @property
     def current_error(self) -> ScanKvError | None:
-        """Why the server has not answered since its last answer, while it is asked again; None while it answers."""
+        """Why the server has not answered since its last answer, while the watch retries. None while it answers."""
         return self._polls.current_error
 
     def close(self) -> None:
-        """Ends the watch; whoever waits for its next rows finds the end. Idempotent."""
+        """Ends the watch. A read that waits ends as at the end of the iteration. Idempotent."""
         with self._feed.changed:
             self._closed = True
             self._feed.changed.notify_all()
@@ -121,7 +125,7 @@ class TopNWatch:
 
 
 class _Feed:
-    """What the watch has found so far, handed from the client's thread to others; `changed` guards it."""
+    """The answers of the watch, passed from the client's thread to others. `changed` guards the fields."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -132,7 +136,7 @@ class _Feed:
 
     def put(self, ranking: Ranking) -> None:
         with self.changed:
-            self.top = compared(self.ranking, ranking)
+            self.top = compare_rankings(self.ranking, ranking)
             self.ranking = ranking
             self.changed.notify_all()
 
@@ -143,13 +147,13 @@ class _Feed:
 
 
 async def _pump(polls: TopNPolls, feed: _Feed) -> None:
-    """Asks until it is told to stop. Refers to nothing that keeps the client."""
+    """Asks until the polls are closed. Holds no reference that would keep the client open."""
     failure: Exception | None = None
     try:
         while (ranking := await polls.next()) is not None:
             feed.put(ranking)
     except Exception as error:
-        # Without its traceback: its frames would keep the connection.
+        # The frames of its traceback would keep the connection.
         failure = error.with_traceback(None)
     finally:
         feed.end(failure)

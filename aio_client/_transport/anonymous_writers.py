@@ -1,4 +1,4 @@
-"""Who writes through a client without a name of its own."""
+"""The anonymous writers of a client, which identify the writes of calls without a named writer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class UnnamedWriters:
-    """The writers of one client that were never opened: as many as it has writes under way at once.
+class AnonymousWriters:
+    """The anonymous writers of one client: as many as it has writes in flight at once.
 
-    Each has one request under way, so that none comes too late for the answers that the server keeps. Who writes in
-    sequence always gets the same one: then a request that was given up cannot be applied behind a later one.
+    Each writer has one request in flight, so its repeated requests never arrive after the server has forgotten the
+    answer. Tasks that write one request after another always get the same writer, so that a request that was given up
+    cannot be applied after a later one.
     """
 
     def __init__(self) -> None:
-        """Begins with none."""
+        """Begins without writers."""
         self._client = uuid.uuid4().hex
-        self._free: list[UnnamedWriter] = []
+        self._free: list[AnonymousWriter] = []
         self._made = 0
 
     @contextmanager
-    def one(self) -> Iterator[UnnamedWriter]:
-        """A writer that nobody else has for the length of the block."""
+    def one(self) -> Iterator[AnonymousWriter]:
+        """A writer that no other call has during the block."""
         if not self._free:
-            self._free.append(UnnamedWriter(f"{self._client}-{self._made}"))
+            self._free.append(AnonymousWriter(f"{self._client}-{self._made}"))
             self._made += 1
         writer = self._free.pop()
         try:
@@ -38,16 +39,16 @@ class UnnamedWriters:
             self._free.append(writer)
 
 
-class UnnamedWriter:
-    """One of them."""
+class AnonymousWriter:
+    """A writer that takes its identity by itself."""
 
     def __init__(self, writer_id: str) -> None:
-        """Called by `UnnamedWriters`."""
+        """Called by `AnonymousWriters`."""
         self._id = writer_id
         self._sequence = 0
 
     def next_identity(self) -> write_pb2.WriterIdentity:
-        """That of the next request. Whatever came before is over, or given up."""
+        """The identity of the next request. All earlier requests must be answered or given up."""
         identity = write_pb2.WriterIdentity(id=self._id, sequence=self._sequence, acked_below=self._sequence)
         self._sequence += 1
         return identity

@@ -1,4 +1,4 @@
-"""How many calls of a client are in flight at once, and the queue of those that wait for their turn."""
+"""The bound on a client's calls in flight, and the queue of the calls that wait for their turn."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from typing import Final
 from scankv.model.errors import DeadlineExceeded
 
 SHORT_CALLS: Final = 256
-"""Calls with one prompt answer that a client has in flight at once; the others wait in it, first come first served.
+"""The most calls with one prompt answer that a client has in flight. Further calls wait, first come first served.
 
-The rule: no client puts more calls on a connection than the server takes from it at once
-(`limits.MIN_CALLS_PER_CONNECTION`). What is beyond waits here, where waiting costs no attempt its timeout, and where
-gRPC does not drop it: a gRPC server that gets thousands of calls at once cancels some of them unseen.
+A client must not put more calls on a connection than the server takes from it at once
+(`limits.MIN_CALLS_PER_CONNECTION`): a gRPC server that gets thousands of calls at once cancels some of them unseen.
+Waiting in the client does not count against the attempt timeout.
 """
 
 LONG_CALLS: Final = 64
-"""The same for answers that the server reads whole tables for, so that these never take the turns of short calls."""
+"""The same for answers for which the server may read complete tables, so that they do not delay short calls."""
 
 STREAMS_PER_CONNECTION: Final = 256
-"""Scans, streams of changes and watches on one connection. Further ones get another connection: they may never end."""
+"""The most scans, streams of changes and watches on one connection. They may never end, so further ones do not wait
+but get another connection."""
 
 
 class CallQueue:
-    """Lets a bounded number of calls be in flight, and the others wait in the order in which they came.
+    """Bounds the number of calls in flight. Other calls wait in the order in which they came.
 
-    Belongs to one event loop. Whoever waits may be cancelled at any time without a trace.
+    Belongs to one event loop. A waiting call may be cancelled at any time.
     """
 
     def __init__(self, most: int) -> None:
-        """Takes how many may be in flight."""
+        """Takes the most calls in flight."""
         self._turns = asyncio.Semaphore(most)
         self._most = most
 
     async def enter(self, deadline: float) -> None:
-        """Waits for a turn, which `leave` gives back.
+        """Waits for a turn, which `leave` returns.
 
         Args:
-            deadline: The instant of `time.monotonic` at which the whole operation ends.
+            deadline: The instant of `time.monotonic` at which the complete operation ends.
 
         Raises:
-            DeadlineExceeded: There was none until then. Nothing was sent.
+            DeadlineExceeded: No turn came by then. Nothing was sent.
         """
         if not self._turns.locked():
             await self._turns.acquire()  # Returns at once.
@@ -57,5 +58,5 @@ class CallQueue:
             ) from error
 
     def leave(self) -> None:
-        """Returns a turn; the caller that has waited longest gets it."""
+        """Returns a turn to the call that has waited longest."""
         self._turns.release()

@@ -1,4 +1,4 @@
-"""How a client is set up: the address of the server, timeouts, and how much is read ahead."""
+"""The settings of a client: the server's address, timeouts, and the read-ahead."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ _ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """What `connect` was told. Immutable, picklable; `connect(**dataclasses.asdict(config))` opens the same again.
+    """The settings of `connect`. Immutable, picklable; `connect(**dataclasses.asdict(config))` opens an equal client.
 
     Four timeouts bound a scan. The three of the client run only while the caller waits in a read, never between two
-    reads; each of them ends one thing:
+    reads. Each of them bounds one thing:
 
-    - `operation_timeout`: all attempts together, for as long as nothing of the answer comes;
+    - `operation_timeout`: all attempts together, as long as nothing of the answer arrives;
     - `attempt_timeout`: one attempt that gets no answer at all;
     - `next_chunk_timeout`: one attempt whose answer stops in the middle;
     - the server's `stall_timeout_seconds`: a scan whose reader takes nothing, with `ScanStalled`.
 
     Attributes:
-        url: The server as `host:port` or `scankv://host:port`; an IPv6 host stands in brackets. Default
-            `localhost:7070`.
+        url: The server as `host:port` or `scankv://host:port`; an IPv6 host in brackets. Default `localhost:7070`.
         operation_timeout: Seconds that one operation with all its attempts may take, more than 0. For a scan and for a
-            write of many requests, the time without progress: never its length, nor the time that the caller takes.
-            Progress of a scan is a chunk, a heartbeat or the end; a header alone is none.
-        attempt_timeout: Seconds until the first message of an answer must be there, more than 0.
-        next_chunk_timeout: Seconds within which a server must send the next chunk or heartbeat of a scan to a caller
-            who waits for it, more than 0.
-        read_ahead_bytes: How much of a scan the server may send before it is asked for, in bytes, 64 KiB to 64 MiB. It
-            is the receive window of the connection, so it bounds rows, too: there are never more underway than fit.
-            One message over it is received whole.
+            write of many requests, it is the time without progress, not the complete duration, and excludes the time
+            that the caller takes. Progress of a scan is a chunk, a heartbeat or the end; a header alone is not.
+        attempt_timeout: Seconds until the first message of an answer must arrive, more than 0.
+        next_chunk_timeout: Seconds within which the server must send the next chunk or heartbeat of a scan while the
+            caller waits for it, more than 0.
+        read_ahead_bytes: How much of a scan the server may send ahead, in bytes, 64 KiB to 64 MiB. It is the receive
+            window of the connection, so it also bounds the rows in flight. A single larger message is received
+            completely.
         read_ahead_chunks: The same in chunks of the size that the scan asks for, 1 to 1024. The lesser of both counts,
-            but no less than 64 KiB, the window that HTTP/2 itself begins with.
+            but at least 64 KiB, the initial window of HTTP/2.
     """
 
     url: str = DEFAULT_URL
@@ -56,7 +55,7 @@ class ClientConfig:
     read_ahead_chunks: int = 2
 
     def __post_init__(self) -> None:
-        """Raises UsageError naming the field that is out of its range."""
+        """Raises UsageError, which names the field that is out of range."""
         _split_address(self.url)
         for field in ("operation_timeout", "attempt_timeout", "next_chunk_timeout"):
             value = getattr(self, field)
@@ -88,22 +87,22 @@ class ClientConfig:
 
     @property
     def heartbeat_millis(self) -> int:
-        """How often a scan must be heard from, so that neither of its timeouts ends one that waits: thrice in each."""
+        """The longest time between two messages of a scan: a third of the timeouts that would end a waiting scan."""
         return max(1, min(_MAX_HEARTBEAT_MILLIS, int(min(self.next_chunk_timeout, self.operation_timeout) * 1000 / 3)))
 
     @property
     def min_silence_seconds(self) -> float:
-        """How long a call must have been silent to say something about its connection.
+        """How long a call must be silent to suggest that its connection is broken.
 
-        One that had less, because its operation was nearly over, says nothing.
+        A shorter silence, because the operation was nearly over, suggests nothing.
         """
         return min(self.attempt_timeout, self.next_chunk_timeout, self.operation_timeout) / 2
 
     def window_bytes(self, chunk_bytes: int | None) -> int:
-        """The receive window of a scan: what it may be sent ahead, in bytes.
+        """The receive window of a scan in bytes.
 
-        `read_ahead_chunks` chunks rounded up to a power of two, so that there are few windows in all, and at most
-        `read_ahead_bytes`.
+        It has `read_ahead_chunks` chunks, rounded up to a power of two so that there are few different windows, and at
+        most `read_ahead_bytes`.
 
         Args:
             chunk_bytes: The most bytes of a chunk. None: the default.
@@ -114,7 +113,7 @@ class ClientConfig:
 
 
 def default_url() -> str:
-    """The address of a client that was given none: `$SCANKV_URL`, else `localhost:7070`."""
+    """The address of a client without a `url`: `$SCANKV_URL`, or `localhost:7070` without it."""
     return os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 

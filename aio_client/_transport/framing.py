@@ -1,9 +1,8 @@
-"""The messages of a scan as they come, with the rows of a chunk left where they lie.
+"""Decoding the messages of a scan without copying the rows of a chunk.
 
-Protobuf would copy them out of the message, and once more out of its own memory. Only the framing is read here, as in
-https://protobuf.dev/programming-guides/encoding, in whatever order the fields are. Protobuf reads all else, and what is
-not as expected.
-`streaming_server/scan/framing.py` is the other end.
+Protobuf would copy the rows out of the message, and once more out of its own memory. This module reads only the
+framing, as described in https://protobuf.dev/programming-guides/encoding, with the fields in any order. Protobuf
+decodes everything else, and every message of another form. `streaming_server/scan/framing.py` is the other end.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _VARINT_BITS: Final = 70
 _CHUNK_TAG: Final = scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _RECORD_BATCH_TAG: Final = scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _ALIGNMENT: Final = 8
-"""Arrow leaves values where they are, and those that it hands them to want them aligned."""
+"""Arrow does not copy values, and the code that reads them needs them aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class ScanMessage:
     """A message of a scan.
 
     Attributes:
-        fields: The message; what it says of `record_batch` is not to be looked at.
-        record_batch: That of a chunk, most often within the bytes that came; empty otherwise.
+        fields: The message, whose `record_batch` must not be used.
+        record_batch: The rows of a chunk, usually within the bytes received. Empty for other messages.
     """
 
     fields: scan_pb2.ScanKvResponse
@@ -42,16 +41,16 @@ class ScanMessage:
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Self:
-        """Reads a message.
+        """Decodes a message.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: The bytes are not a message of a scan.
         """
-        found = _rows_in(message)
-        if found is not None:
-            others, rows = found
+        parts = _find_rows(message)
+        if parts is not None:
+            others, rows = parts
             chunk = scan_pb2.ScanChunk.FromString(others)
-            if not chunk.record_batch:  # Of two, the second counts.
+            if not chunk.record_batch:  # If the field occurs twice, the second counts, and protobuf decodes it.
                 data = pa.py_buffer(memoryview(message)[rows])
                 if data.address % _ALIGNMENT:
                     data = pa.py_buffer(message[rows])
@@ -60,41 +59,41 @@ class ScanMessage:
         return cls(fields, pa.py_buffer(fields.chunk.record_batch))
 
 
-def _rows_in(message: bytes) -> tuple[bytes, slice] | None:
-    """The other fields of a chunk, and where its rows are; None where protobuf has to look."""
+def _find_rows(message: bytes) -> tuple[bytes, slice] | None:
+    """The other fields of a chunk, and the position of its rows. None if protobuf has to decode the message."""
     try:
         if message[0] != _CHUNK_TAG:
             return None
         size, first = _varint(message, 1)
         if first + size != len(message):
             return None
-        place = first
+        position = first
         while True:
-            before = place
-            tag, place = _varint(message, place)
+            before = position
+            tag, position = _varint(message, position)
             if tag & 7 == _VARINT:
-                _, place = _varint(message, place)
+                _, position = _varint(message, position)
             elif tag & 7 == _FIXED32:
-                place += 4
+                position += 4
             elif tag & 7 == _LENGTH_DELIMITED:
-                size, place = _varint(message, place)
-                if tag == _RECORD_BATCH_TAG and place + size <= len(message):
-                    rows = slice(place, place + size)
+                size, position = _varint(message, position)
+                if tag == _RECORD_BATCH_TAG and position + size <= len(message):
+                    rows = slice(position, position + size)
                     return message[first:before] + message[rows.stop :], rows
-                place += size
+                position += size
             else:
                 return None
     except IndexError:
         return None
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place behind it. Raises IndexError where the message ends before, or there is none."""
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """Decodes a number. Returns it with the position after it. Raises IndexError if it is cut or too long."""
     number = 0
     for shift in range(0, _VARINT_BITS, 7):
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, place
+            return number, position
     raise IndexError

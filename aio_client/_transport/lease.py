@@ -1,4 +1,4 @@
-"""Leases of the server as their holder keeps them: renewed in time, and given back at the end."""
+"""Leases as their holder keeps them: renewed in time, and released at the end."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 if TYPE_CHECKING:
     from types import TracebackType
 
-# A release that the server does not answer must not hold up whoever leaves the context; the lease expires by itself.
+# A release that the server does not answer must not delay the end of the context: the lease expires by itself.
 _RELEASE_SECONDS: Final = 5.0
-_MOST_SECONDS_OF_SHARED: Final = 20.0
+_MAX_SECONDS_OF_SHARED: Final = 20.0
 
 _log = logging.getLogger("aio_client")
 
 
-class Lease(ABC):
-    """Something at the server that ends when it is released, or not renewed for its time to live.
+class RenewableLease(ABC):
+    """A right at the server that ends when it is released, or not renewed within its time to live.
 
-    In `async with` it is renewed, and released at the end.
+    `async with` renews it, and releases it at the end.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        """Begins as one that was renewed just now. Must run in the event loop.
+        """Starts as a lease that was renewed just now. Must run in the event loop.
 
         Args:
-            shared: Whether it has other holders: a block that keeps it does not release it in the end.
+            shared: Whether the lease has other holders, so that `async with` does not release it.
         """
         self._shared = shared
         self._released = False
@@ -52,44 +52,44 @@ class Lease(ABC):
 
     @property
     @abstractmethod
-    def _what(self) -> str:
-        """What the log calls it."""
+    def _label(self) -> str:
+        """The lease's name in log messages."""
 
     @property
     @abstractmethod
     def ttl(self) -> float:
-        """Seconds that the lease lives without being renewed."""
+        """The time to live in seconds: the lease ends unless it is renewed within it."""
 
     @property
     @abstractmethod
     def remaining(self) -> float:
-        """Seconds that the lease has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        """Seconds until the lease ends, counted from the server's last answer to this object. 0 when it has ended."""
 
     @abstractmethod
     async def renew(self, ttl: float | None = None) -> None:
-        """Begins the lease's time to live anew."""
+        """Starts the lease's time to live again."""
 
     @abstractmethod
     async def release(self) -> None:
-        """Gives the lease back. Idempotent: nothing happens when it has ended already."""
+        """Ends the lease. Idempotent: does nothing if the lease has ended already."""
 
-    def _note_renewed(self) -> None:
+    def _on_renewed(self) -> None:
         self._renewed.set()
 
-    def _note_released(self) -> None:
+    def _on_released(self) -> None:
         self._released = True
         self._renewed.set()
 
     @property
     def _seconds_between_renewals(self) -> float:
-        # The server ends shared leases that were not renewed for a minute where it needs their places.
-        return min(self.ttl / 3, _MOST_SECONDS_OF_SHARED) if self._shared else self.ttl / 3
+        # A server that has no room for another snapshot ends shared leases that were not renewed for a minute.
+        return min(self.ttl / 3, _MAX_SECONDS_OF_SHARED) if self._shared else self.ttl / 3
 
     async def _keep(self) -> None:
-        """Renews the lease whenever a third of its time has gone by, until it is released or lost.
+        """Renews the lease after every third of its time to live, until it is released or lost.
 
-        A renewal that fails is tried again for as long as that takes, also when the time to live is over: only the
-        server knows whether the lease is, since a restart begins its time anew.
+        A failed renewal is repeated, even after the time to live: only the server knows whether the lease has ended,
+        because a restart of the server starts the time to live again.
         """
         failures, warned = 0, False
         pause = self._seconds_between_renewals
@@ -98,20 +98,20 @@ class Lease(ABC):
                 await self.renew()
             except (SnapshotLost, LockLost, UsageError) as error:
                 if not self._released:
-                    _log.warning("%s is not renewed any more: %s", self._what, error)
+                    _log.warning("%s is not renewed any more: %s", self._label, error)
                 return
             except ScanKvError as error:
                 failures += 1
                 pause = min(backoff(failures), self._seconds_between_renewals)
                 if not self.remaining and not warned:
                     warned = True
-                    _log.warning("%s could not be renewed in its time to live: %s", self._what, error)
+                    _log.warning("%s could not be renewed in its time to live: %s", self._label, error)
             else:
                 failures, warned = 0, False
                 pause = self._seconds_between_renewals
 
     async def _ended_within(self, pause: float) -> bool:
-        """Waits until nobody has renewed the lease for so long; True when it was released instead."""
+        """Waits until the lease was not renewed for `pause` seconds. Returns True if it was released instead."""
         while not self._released:
             self._renewed.clear()
             try:
@@ -119,23 +119,23 @@ class Lease(ABC):
                     await self._renewed.wait()
             except TimeoutError:
                 return False
-            # The holder has renewed it, perhaps for a shorter time than before.
+            # The holder has renewed the lease, perhaps with a shorter time to live.
             pause = self._seconds_between_renewals
         return True
 
 
 class Keeper:
-    """Keeps a lease by a task that renews it, from its making until `aclose`, which releases the lease."""
+    """A task that renews a lease. `aclose` ends the task and releases the lease."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: RenewableLease) -> None:
         """Starts the task, in the running event loop."""
         self._lease = lease
-        self._task = asyncio.create_task(lease._keep(), name=f"renewal of {lease._what}")
+        self._task = asyncio.create_task(lease._keep(), name=f"renewal of {lease._label}")
 
     async def aclose(self) -> None:
-        """Ends the task and releases the lease, within 5 s also when the caller is being cancelled.
+        """Ends the task and releases the lease, within 5 s even while the caller is being cancelled.
 
-        A shared lease is left to its other holders. A release that fails is noted in the log and not raised: the lease
+        A shared lease is left to its other holders. A failed release is logged and not raised, because the lease
         expires by itself.
         """
         failure = f"the server did not answer within {_RELEASE_SECONDS:g} s"
@@ -150,11 +150,11 @@ class Keeper:
                 failure = error.message
             else:
                 return
-        _log.info("%s was not released and expires by itself: %s", self._lease._what, failure)
+        _log.info("%s was not released and expires by itself: %s", self._lease._label, failure)
 
 
 def ttl_millis(ttl: float) -> int:
-    """A time to live in milliseconds. Raises UsageError when it is out of its range."""
+    """A time to live in milliseconds. Raises UsageError if it is out of range."""
     valid = isinstance(ttl, int | float) and not isinstance(ttl, bool)
     if not valid or not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
         raise UsageError(

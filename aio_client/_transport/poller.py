@@ -1,12 +1,12 @@
-"""What gRPC's poller raises in an event loop although nothing is wrong.
+"""Ignoring errors that gRPC's poller raises in an event loop although nothing is wrong.
 
 A process has one poller for the gRPC events of all event loops. It wakes every loop for every event:
 
-- whichever loop comes first hands all events on, also those of loops that were closed in the meantime, as that of a
-  blocking client is while its last calls are being cancelled: RuntimeError, "Event loop is closed";
-- the others may find nothing left to read: BlockingIOError (https://github.com/grpc/grpc/issues/25364).
+- The first loop to run handles all events, including those of loops that were closed in the meantime, such as the loop
+  of a blocking client whose last calls are being cancelled: RuntimeError, "Event loop is closed".
+- The other loops may find nothing left to read: BlockingIOError (https://github.com/grpc/grpc/issues/25364).
 
-Neither loses an event of a loop that is open: the poller wakes all loops again for the next event.
+Neither error loses an event of an open loop: the poller wakes all loops again for the next event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLBACK: Final = "PollerCompletionQueue._handle_events"
 
 
 def ignore_stray_events(loop: asyncio.AbstractEventLoop) -> None:
-    """Has a loop log no traceback for these errors. A loop with an exception handler of its owner keeps that."""
+    """Makes a loop log no traceback for these errors, unless the loop has an exception handler already."""
     if loop.get_exception_handler() is None:
         loop.set_exception_handler(_handle)
 

@@ -1,4 +1,4 @@
-"""Calls that may be made any number of times, about consumers and locks: repeated while the server is away."""
+"""Calls that may be made any number of times, repeated while the server is away."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Response = TypeVar("_Response")
 
 
 async def commit_position(transport: Transport, table: str, consumer_id: str, fence: int, token: bytes) -> LogOffsets:
-    """Commits what lies before a token of a consumer's stream; gives the offsets that are committed then.
+    """Commits the position of a token for a consumer's stream. Returns the committed offsets.
 
     Raises:
-        ConsumerFenced: The stream has the consumer no more.
+        ConsumerFenced: The stream no longer has the consumer.
     """
     request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
     response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
@@ -31,7 +31,7 @@ async def commit_position(transport: Transport, table: str, consumer_id: str, fe
 async def call_again(
     transport: Transport, method: Callable[[], Method[_Request, _Response]], request: _Request
 ) -> _Response:
-    """Makes a call until it is answered, for the operation timeout."""
+    """Makes a call repeatedly until it is answered, for the operation timeout."""
 
     async def attempt(deadline: float) -> _Response:
         return await transport.attempt(method, request, deadline=deadline)

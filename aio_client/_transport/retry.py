@@ -1,4 +1,4 @@
-"""Trying again: how often, how long apart, and when to give up."""
+"""Retries: how often, how long apart, and when to give up."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 PASSING_ERRORS: Final = (Unavailable, DeadlineExceeded, ServerDraining, ServerBusy)
-"""Errors after which a call that may be made any number of times is made again."""
+"""Errors after which a call that may be made any number of times is repeated."""
 
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 2.0
 _LEAST_SECONDS: Final = 0.02
-"""What an attempt that has less time says would only hide what was wrong before."""
+"""The least time for an attempt: the timeout of a shorter one would only hide the earlier error."""
 
 
 def backoff(failures: int, retry_after: float | None = None) -> float:
-    """Seconds to wait after so many failures in a row.
+    """Seconds to wait after `failures` failures in a row, plus the server's `retry_after`.
 
-    At random between nothing and a bound that doubles from 0.1 s to 2 s, so that clients which were refused together do
-    not come back together. Never before the server's `retry_after`.
+    The wait is random, between 0 and a bound that doubles from 0.1 s to 2 s, so that clients that were refused together
+    do not return together.
     """
     bound = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(failures - 1, 10))
     return (retry_after or 0.0) + random.uniform(0, bound)
@@ -43,17 +43,17 @@ async def with_retries(
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> _Result:
-    """Makes attempts until one succeeds, one fails for good, or the time is up.
+    """Makes attempts until one succeeds, one fails for good, or the time is over.
 
     Args:
-        attempt: One attempt; given the instant of `clock` by which it must end.
+        attempt: Makes one attempt, which must end by the given instant of `clock`.
         timeout: Seconds for all attempts and the pauses between them.
         retries: Whether an error is worth another attempt.
-        pause: Waits for so many seconds; what it raises ends everything.
+        pause: Waits for some seconds. An error that it raises ends everything.
         clock: Monotonic seconds.
 
     Raises:
-        ScanKvError: That of the last attempt, with a note of the earlier ones.
+        ScanKvError: The error of the last attempt, with a note about the earlier ones.
     """
     deadline = clock() + timeout
     earlier: Counter[str] = Counter()
@@ -63,24 +63,24 @@ async def with_retries(
             return await attempt(deadline)
         except ScanKvError as error:
             if last is not None and isinstance(error, DeadlineExceeded) and clock() + _LEAST_SECONDS >= deadline:
-                # The rule: an operation ends with what was wrong with it, not with its last attempt being cut short.
-                _note(last, earlier)
+                # An operation ends with the error that made it fail, not with the timeout of a shortened attempt.
+                _add_note_about(last, earlier)
                 raise last from error
             again = retries(error)
             seconds = backoff(earlier.total() + 1, error.retry_after)
             if not again or clock() + seconds + _LEAST_SECONDS >= deadline:
-                _note(error, earlier)
+                _add_note_about(error, earlier)
                 raise
-            last = copy(error)  # Without what was running.
+            last = copy(error)  # Without the traceback, whose frames would keep the call.
         await pause(seconds)
-        # It may have taken longer.
+        # The pause may have taken longer than asked for.
         if clock() + _LEAST_SECONDS >= deadline:
-            _note(last, earlier)
+            _add_note_about(last, earlier)
             raise last
         earlier[f"{type(last).__name__}: {last.message}"] += 1
 
 
-def _note(error: ScanKvError, earlier: Counter[str]) -> None:
+def _add_note_about(error: ScanKvError, earlier: Counter[str]) -> None:
     if not earlier:
         return
     error.add_note(f"{earlier.total()} attempts before this one failed as well:")

@@ -1,4 +1,4 @@
-"""How calls reach the server: one gRPC channel, and the one table from gRPC's errors to ours.
+"""How calls reach the server: gRPC channels, and the one mapping from gRPC's errors to ours.
 
 The only module of the client that imports grpc.
 """
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from aio_client._transport.anonymous_writers import UnnamedWriters
+from aio_client._transport.anonymous_writers import AnonymousWriters
 from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._transport.channel import channel_options
 from aio_client._transport.framing import ScanMessage
@@ -71,14 +71,14 @@ _Call = TypeVar("_Call", bound="grpc.aio.Call")
 Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 """A call with one request and one answer."""
 
-# Where google.rpc.Status travels, by convention of all gRPC languages.
+# The metadata key of google.rpc.Status, by convention of all gRPC languages.
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _READY_POLL_SECONDS: Final = 0.05
 _AWAY: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 _ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[ScanKvError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
-    # A server that stops at once cancels its calls, and a proxy resets them, which gRPC calls INTERNAL.
+    # A server that stops at once cancels its calls. A proxy resets them, which gRPC reports as INTERNAL.
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.INTERNAL: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -90,15 +90,15 @@ _ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[ScanKvError]]] = {
 
 
 class Transport:
-    """The connection of one client. It connects with the first call, and again after the server was away.
+    """The connections of one client. It connects with the first call, and reconnects after the server was away.
 
-    Belongs to the event loop and the process it was made in: not thread-safe, not to be used after a fork. Closed by
-    `close`, or when nothing refers to it any more.
+    Belongs to the event loop and the process it was made in: not thread-safe, and unusable after a fork. Closed by
+    `close`, or when it is dropped.
 
     Attributes:
-        config: What the client was opened with.
+        config: The settings of the client.
         address: The server, as `host:port`.
-        writers: Who writes through it without a name of its own.
+        writers: The anonymous writers of the client.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -111,22 +111,23 @@ class Transport:
             )
         self.config = config
         self.address: str = config.address
-        self.writers: UnnamedWriters = UnnamedWriters()
+        self.writers: AnonymousWriters = AnonymousWriters()
         self._loop = asyncio.get_running_loop()
         ignore_stray_events(self._loop)
         self._pid = os.getpid()
         self._window = config.window_bytes(None)
-        # A window belongs to a whole connection, so there are connections for each, of which only the last has room for
-        # streams. The first of the client's own window has the calls with one answer. Empty once it is closed.
+        # A receive window belongs to a connection, so every window has its own connections. Only the last one of a
+        # window takes further streams. The first connection of the client's own window has the calls with one answer.
+        # The dictionary is empty once the client is closed.
         self._connections: dict[int, list[_Services]] = {self._window: [self._connect(self._window)]}
         self._short, self._long = CallQueue(SHORT_CALLS), CallQueue(LONG_CALLS)
-        # Connections that were replaced, for as long as a call is underway over them.
+        # Replaced connections, as long as calls over them are in flight.
         self._replaced: weakref.WeakSet[_Services] = weakref.WeakSet()
         self._closed = asyncio.Event()
         _open_transports.add(self)
 
     def __del__(self) -> None:
-        # The channel closes itself when it is dropped, but no longer in order once its loop is gone.
+        # A dropped channel closes itself, but not in order once its loop is closed.
         if getattr(self, "_connections", None) and self._loop.is_closed():
             warnings.warn(
                 f"the client of {self.address} was not closed before its event loop; use `async with connect(...)`",
@@ -163,19 +164,19 @@ class Transport:
     async def call(
         self, method: Callable[[], Method[_Request, _Response]], request: _Request, *, repeatable: bool = True
     ) -> _Response:
-        """Makes a call with one answer; again only where it was not carried out, for the operation timeout.
+        """Makes a call with one answer. Repeats it only if it was not carried out, for the operation timeout.
 
-        A call that the server refused to begin with is made again. One that was shed on the way, so that nobody can
-        say whether it was carried out, is if carrying it out twice is as good as once. One for which no server can be
-        reached, or whose attempt timeout is over, is not.
+        A call that the server refused to begin is repeated. A call that was shed on the way, so that it is unknown
+        whether it was carried out, is repeated if it is repeatable. A call for which no server can be reached, or whose
+        attempt timeout is over, is not repeated.
 
         Args:
-            method: The call, from `services` of when it is made.
-            request: What it is sent.
-            repeatable: Whether carrying it out twice is as good as once.
+            method: Returns the call from `services`; called when the request is sent.
+            request: The request.
+            repeatable: Whether carrying the call out twice is as good as once.
 
         Raises:
-            ScanKvError: What the server said, or what became of the connection.
+            ScanKvError: The server's error, or the failure of the connection.
         """
 
         async def attempt(deadline: float) -> _Response:
@@ -195,14 +196,14 @@ class Transport:
         deadline: float,
         is_long: bool = False,
     ) -> _Response:
-        """Makes a call with one answer once, when it is its turn. The time that it waits is the operation's.
+        """Makes a call with one answer once, when it is its turn. Waiting for the turn counts as time of the operation.
 
         Args:
-            method: The call, from `services` of when it is made.
-            request: What it is sent.
+            method: Returns the call from `services`; called when the request is sent.
+            request: The request.
             deadline: The instant of `time.monotonic` at which the operation ends.
-            is_long: Whether the server may have whole tables to read for the answer; then the attempt timeout is not
-                for it, nor a turn of the other calls.
+            is_long: Whether the server may read complete tables for the answer. Such calls have no attempt timeout, and
+                a queue of their own.
 
         Raises:
             ScanKvError: As `call`.
@@ -223,62 +224,62 @@ class Transport:
         """Makes a call once that waits at the server until something happens. It counts as a stream.
 
         Args:
-            method: The call, from the services of a connection.
-            request: What it is sent.
-            timeout: Seconds until the answer must be there.
+            method: Returns the call from the services of a connection.
+            request: The request.
+            timeout: Seconds until the answer must arrive.
         """
-        services = self._with_room(self._window)
+        services = self._connection_for_stream(self._window)
         return await self._answer(services.stream(method(services)(request, timeout=timeout)), services, timeout)
 
     async def _answer(
         self, call: grpc.aio.UnaryUnaryCall[_Request, _Response], services: _Services, timeout: float
     ) -> _Response:
-        # `services` is held, so that its connection stays when it is replaced meanwhile.
+        # Holding `services` keeps its connection open if it is replaced during the call.
         try:
-            await _over(call)
+            await _wait_for_end(call)
             response = await call
         except grpc.aio.AioRpcError as error:
             raise self.error_from(error, services, timeout) from error
         except asyncio.CancelledError:
-            self._raise_if_closed_meanwhile()
+            self._raise_if_closed()
             raise
-        return _readable(response, self.address)
+        return _check_decoded(response, self.address)
 
     def open_scan(self, request: ScanKvRequest, window: int) -> ScanCall:
-        """Starts one attempt of a scan; nothing is awaited before its first `read`.
+        """Starts one attempt of a scan. Nothing is awaited before its first `read`.
 
         Args:
-            request: What is scanned.
-            window: The receive window, in bytes. There is one connection for each that is in use, made when it is first
-                needed and closed with the client.
+            request: The request.
+            window: The receive window in bytes. Each window in use has connections of its own, which are made when
+                first needed and closed with the client.
         """
-        services = self._with_room(window)
+        services = self._connection_for_stream(window)
         return StreamCall(self, services, services.stream(services.scan_kv(request)), ScanMessage)
 
     def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
-        """Starts the check of a table; nothing is awaited before its first `read`."""
-        services = self._with_room(self._window)
+        """Starts the check of a table. Nothing is awaited before its first `read`."""
+        services = self._connection_for_stream(self._window)
         return StreamCall(self, services, services.stream(services.admin.CheckTable(request)), BucketCheck)
 
-    def _with_room(self, window: int) -> _Services:
-        """A connection of this window that can take one more stream; a new one where there is none."""
-        _ = self.services  # Raises where the client cannot be used.
-        # Beside the first, those are kept over which there are streams.
+    def _connection_for_stream(self, window: int) -> _Services:
+        """A connection of this window that can take one more stream; a new one if there is none."""
+        _ = self.services  # Raises if the client cannot be used.
+        # Connections without streams are dropped, except for the first.
         kept = [each for each in self._connections.get(window, ())[1:] if each.streams]
         connections = [*self._connections.get(window, ())[:1], *kept]
         self._connections[window] = connections
-        with_room = next((each for each in connections if each.streams < STREAMS_PER_CONNECTION), None)
-        if with_room is None:
-            with_room = self._connect(window)
-            connections.append(with_room)
-        return with_room
+        free = next((each for each in connections if each.streams < STREAMS_PER_CONNECTION), None)
+        if free is None:
+            free = self._connect(window)
+            connections.append(free)
+        return free
 
     def replace(self, services: _Services) -> None:
-        """Has calls that come take another connection than the one over which a call failed.
+        """Gives later calls another connection than the one over which a call failed.
 
-        A connection that a firewall or a host has forgotten without a word looks as one over which nothing comes, and
-        every further attempt over it would wait in vain; one that broke is still given to calls for a moment, by gRPC.
-        Calls that are underway keep theirs, which ends with the last.
+        A connection that a firewall or a host has silently forgotten looks like one over which nothing arrives, and
+        every further attempt over it would wait in vain. gRPC still uses a broken connection for a moment. Calls in
+        flight keep their connection, which closes with the last of them.
         """
         for window, connections in self._connections.items():
             if services in connections:
@@ -287,20 +288,20 @@ class Transport:
                 return
 
     def error_from(self, error: grpc.aio.AioRpcError, services: _Services, timeout: float) -> ScanKvError:
-        """The one place where an error of gRPC becomes one of ours: by its typed detail, else by its status code.
+        """Maps an error of gRPC to ours: by its typed detail, or by its status code if it has none.
 
-        Where the connection failed rather than the server, calls that come take another one.
+        If the connection failed rather than the server, later calls get another connection.
 
         Args:
-            error: gRPC's.
-            services: What the call was made with.
-            timeout: Seconds that it had.
+            error: gRPC's error.
+            services: The services that the call was made with.
+            timeout: The seconds that the call had.
         """
         typed = _typed_error(error)
         if typed is not None:
             return typed
         cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
-        known = cls(_said(cls, error, self.address, timeout), address=self.address)
+        known = cls(_message_of(cls, error, self.address, timeout), address=self.address)
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
@@ -313,13 +314,13 @@ class Transport:
         """Waits until the client is closed.
 
         Raises:
-            UsageError: It is.
+            UsageError: The client is closed.
         """
         await self._closed.wait()
         raise UsageError(f"the client of {self.address} was closed while it was being used", address=self.address)
 
     async def wait_ready(self, timeout: float) -> None:
-        """Waits until the standard health service says that the server serves.
+        """Waits until the standard health service reports that the server serves.
 
         Raises:
             DeadlineExceeded: It did not within `timeout` seconds.
@@ -344,23 +345,23 @@ class Transport:
                 address=self.address,
             ) from error
         except asyncio.CancelledError:
-            self._raise_if_closed_meanwhile()
+            self._raise_if_closed()
             raise
 
     async def close(self) -> None:
-        """Cancels all calls that are underway and closes the connection. Idempotent."""
+        """Cancels all calls in flight and closes the connections. Idempotent."""
         if not self._connections:
             return
         connections = {self.services, *self._replaced}.union(*self._connections.values())
         channels = [each.channel for each in connections]
-        # Only when nothing refers to gRPC's objects any more, it ends its threads, so that the process may fork.
+        # gRPC ends its threads, so that the process may fork, only when nothing refers to its objects any more.
         self._connections.clear()
         self._closed.set()
         for channel in channels:
             await channel.close(None)
 
-    def _raise_if_closed_meanwhile(self) -> None:
-        """Tells the closing of the client, which gRPC shows as a cancellation, from one of the caller's task."""
+    def _raise_if_closed(self) -> None:
+        """Raises UsageError if the client was closed, which gRPC reports like a cancellation of the caller's task."""
         if not self._connections and not _task_is_cancelled():
             raise UsageError(
                 f"the client of {self.address} was closed while it was being used", address=self.address
@@ -368,7 +369,7 @@ class Transport:
 
 
 class _Services:
-    """A channel and the calls over it. The channel closes itself, and cancels its calls, when the object is dropped."""
+    """A channel and the calls over it. When the object is dropped, the channel closes and cancels its calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -379,7 +380,7 @@ class _Services:
         self.locks: LockServiceAsyncStub = LockServiceStub(channel)
         self.lookups: LookupServiceAsyncStub = LookupServiceStub(channel)
         self.scans: ScanServiceAsyncStub = ScanServiceStub(channel)
-        # In place of the stub's, whose messages hold copies of the rows.
+        # Replaces the method of the stub, whose messages hold copies of the rows.
         self.scan_kv: grpc.aio.UnaryStreamMultiCallable[ScanKvRequest, ScanMessage] = channel.unary_stream(
             f"/{SCAN.services_by_name['ScanService'].full_name}/ScanKv",
             request_serializer=ScanKvRequest.SerializeToString,
@@ -391,22 +392,23 @@ class _Services:
         self.writes: WriteServiceAsyncStub = WriteServiceStub(channel)
 
     def stream(self, call: _Call) -> _Call:
-        """Counts a call that may last as long as it likes, until it is over."""
+        """Counts a call without a time limit until it ends."""
         self.streams += 1
-        counter = weakref.ref(self)  # The call is part of a reference cycle, and the channel goes with this object.
+        # Weak, because the call is part of a reference cycle, and dropping this object must close the channel.
+        counter = weakref.ref(self)
 
-        def over(_: object) -> None:
+        def uncount(_: object) -> None:
             if (services := counter()) is not None:
                 services.streams -= 1
 
-        call.add_done_callback(over)
+        call.add_done_callback(uncount)
         return call
 
 
 class StreamCall(Generic[_Response]):
     """One attempt of a scan, or of a check. Dropping the object cancels the call at once, from any thread.
 
-    gRPC's own call object does not do that: it is part of a reference cycle.
+    gRPC's own call object does not do that, because it is part of a reference cycle.
     """
 
     def __init__(
@@ -436,14 +438,14 @@ class StreamCall(Generic[_Response]):
             self._loop.call_soon_threadsafe(call.cancel)
 
     async def read(self, timeout: float | None) -> _Response | None:
-        """Waits for the next message; None after the last one. When it is cancelled, so is the call.
+        """Waits for the next message; None after the last one. Cancelling the read cancels the call.
 
         Args:
-            timeout: Seconds to wait. None: for as long as it takes.
+            timeout: Seconds to wait. None: without a limit.
 
         Raises:
             DeadlineExceeded: No message came in time.
-            ScanKvError: What the server said, or what became of the connection.
+            ScanKvError: The server's error, or the failure of the connection.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -461,8 +463,9 @@ class StreamCall(Generic[_Response]):
             if not _task_is_cancelled():
                 raise UsageError("the scan was closed while it was being read") from None
             raise
-        readable = _readable(message, self._transport.address)
-        return readable if isinstance(readable, self._message_type) else None  # gRPC's mark of the end
+        decoded = _check_decoded(message, self._transport.address)
+        # At the end, gRPC returns a marker of another type.
+        return decoded if isinstance(decoded, self._message_type) else None
 
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
@@ -470,10 +473,10 @@ class StreamCall(Generic[_Response]):
 
 
 ScanCall: TypeAlias = StreamCall[ScanMessage]
-"""One attempt of a scan: one `ScanKv` call."""
+"""One attempt of a scan, which is one `ScanKv` call."""
 
 
-def _said(cls: type[ScanKvError], error: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
+def _message_of(cls: type[ScanKvError], error: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
     said = error.details() or str(error.code())
     if cls is Unavailable:
         return f"no ScanKV server answers at {address}: {said}"
@@ -487,12 +490,12 @@ def _said(cls: type[ScanKvError], error: grpc.aio.AioRpcError, address: str, tim
 
 
 def _seconds(timeout: float) -> str:
-    """For messages: what is left of a timeout has more digits than anybody reads."""
+    """Seconds for messages, rounded to a readable number of digits."""
     return f"{round(timeout, 2) or timeout:g}"
 
 
-def _readable(message: _Response | None, address: str) -> _Response:
-    if message is None:  # gRPC logs what it could not parse, and returns nothing.
+def _check_decoded(message: _Response | None, address: str) -> _Response:
+    if message is None:  # gRPC logs a message that it cannot parse, and returns None.
         raise ProtocolViolation(
             f"{address} sent a message that cannot be read; is it a ScanKV server?", address=address
         )
@@ -500,7 +503,7 @@ def _readable(message: _Response | None, address: str) -> _Response:
 
 
 def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
-    """The error that the server raised, from the details of its status; None when it sent none that is known."""
+    """The server's error, from the details of the status. None if the details have no known error."""
     metadata: Any = error.trailing_metadata()
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
@@ -519,18 +522,18 @@ def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
     return typed
 
 
-async def _over(call: grpc.aio.Call) -> None:
-    """Waits for the end of a call outside of gRPC's tasks, which lose what anyio knows a cancelled scope by."""
-    over = asyncio.Event()
-    call.add_done_callback(lambda _: over.set())
+async def _wait_for_end(call: grpc.aio.Call) -> None:
+    """Waits for the end of a call outside of gRPC's tasks, which lose anyio's marks of a cancelled scope."""
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: ended.set())
     try:
-        await over.wait()
+        await ended.wait()
     except asyncio.CancelledError:
         call.cancel()
         raise
 
 
-def _note_fork() -> None:
+def _record_fork() -> None:
     global _forked_while_open
     _forked_while_open = _forked_while_open or any(transport._connections for transport in _open_transports)
 
@@ -549,4 +552,4 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 _open_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 _forked_while_open = False
-os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_record_fork)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from aio_client._input.arguments import names_of
 from aio_client._input.keys import check_key_sizes, keys_of
 from aio_client._input.requests import cut, to_ipc
-from aio_client._scan.protocol import log_offsets
+from aio_client._scan.protocol import log_offsets_message
 from aio_client._write.merging import check_mode
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import StartFrom
@@ -22,7 +22,7 @@ from scankv.v1 import write_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from aio_client._input.data import Rows
+    from aio_client._input.data import InputRows
     from aio_client._table.shape import TableShape
     from aio_client._write.merging import Names, WriteMode
     from aio_client._write.repeatable_writes import Request
@@ -86,7 +86,13 @@ class WritePieces:
 
     @classmethod
     def of_rows(
-        cls, shape: TableShape, rows: Rows, columns: Names | None = None, mode: str = "merge", *, retract: bool = False
+        cls,
+        shape: TableShape,
+        rows: InputRows,
+        columns: Names | None = None,
+        mode: str = "merge",
+        *,
+        retract: bool = False,
     ) -> WritePieces:
         """The pieces of an upsert or a retraction.
 
@@ -160,7 +166,7 @@ def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffs
             f"{option} is the log offset of each bucket, as a read or a write gives it in log_offsets: {error.message}",
             option=option,
         ) from None
-    return log_offsets(position)
+    return log_offsets_message(position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

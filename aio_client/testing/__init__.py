@@ -1,9 +1,8 @@
-"""For test suites of code that uses ScanKV: a network that fails on demand, and a server that plays a script.
+"""For tests of code that uses ScanKV: a network that fails on demand, and a server that plays a script.
 
-- `FaultProxy` stands between a client and a real server and cuts, resets, stalls and slows connections, at bytes that
-  the test names or that a seed draws.
-- `ScriptedServer` is no server at all: a real client talks to it without a connection, and every scan gets the answer
-  that the test wrote down.
+- `FaultProxy` stands between a client and a real server, and cuts, resets, stalls and slows connections, at bytes that
+the test names or that a seed draws. - `ScriptedServer` is not a server: a real client talks to it without a connection,
+and every scan gets the answer that the test has written.
 
 `scankv.testing` has a real server in a process of its own.
 """

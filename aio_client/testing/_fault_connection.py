@@ -1,4 +1,4 @@
-"""One connection through the proxy: two sockets, a direction each way, and the faults that wait for their byte."""
+"""One connection through the proxy: two sockets, two directions, and the faults that wait for their byte."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from aio_client.testing._faults import Direction, Fault
 
-# Together with what the kernel holds for the sockets, all that a direction buffers.
+# A direction buffers this, and what the kernel holds for the sockets.
 _READ_BYTES: Final = 64 * 1024
-# Parts of a slow direction's second: small enough to look steady, large enough to cost nothing.
+# How often per second a slow direction forwards bytes: often enough to look steady, rarely enough to cost nothing.
 _PARTS_A_SECOND: Final = 20
 LINGER_ZERO: Final = struct.pack("ii", 1, 0)
-"""Closing with unsent data dropped, at once, is what makes TCP send a reset; see socket(7), SO_LINGER."""
+"""Closing a socket at once and dropping unsent data makes TCP send a reset; see socket(7), SO_LINGER."""
 
 
 class FaultConnection:
@@ -46,7 +46,7 @@ class FaultConnection:
         return self._pipes[direction].forwarded
 
     def add(self, fault: Fault) -> None:
-        """Plans a fault, counted from now; one of 0 bytes happens before this returns."""
+        """Plans a fault, counted from now. A fault after 0 bytes happens before this returns."""
         self._pipes[fault.direction].add(fault)
 
     def resume(self) -> None:
@@ -60,18 +60,18 @@ class FaultConnection:
             pipe.waiting.clear()
 
     async def run(self) -> None:
-        """Forwards until both directions have ended or a fault ends the connection, and closes both sockets."""
+        """Forwards until both directions have ended or a fault ends the connection. Closes both sockets."""
         try:
             if self._ended_by is None:
                 async with asyncio.TaskGroup() as group:
                     self._pumps = [group.create_task(pipe.pump()) for pipe in self._pipes.values()]
-        except* OSError:  # One end has reset the connection or is gone; the other one gets the same.
+        except* OSError:  # One end has reset the connection or is gone, so the other end gets a reset.
             self._reset()
         finally:
             self._close()
 
     def _make(self, fault: Fault, at_bytes: int) -> None:
-        """Lets a fault happen to the connection; what happens to one direction only, its pipe has done."""
+        """Makes a fault of the connection happen. Its pipe has handled a fault of one direction."""
         if self._ended_by is not None:
             return
         self._made(fault, at_bytes)
@@ -92,7 +92,7 @@ class FaultConnection:
 
 
 class _Pipe:
-    """One direction: reads at most 64 KiB, and reads on only when the receiver has taken them."""
+    """One direction. Reads at most 64 KiB, and reads more only when the receiver has taken them."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, make: Callable[[Fault, int], None]) -> None:
         self._source = source
@@ -120,7 +120,7 @@ class _Pipe:
             await self._forward(memoryview(data))
             if self._over:
                 return
-        await self._flowing.wait()  # A stalled direction keeps its end to itself, too.
+        await self._flowing.wait()  # A stalled direction does not forward its end either.
         self._shut()
 
     async def _forward(self, data: memoryview) -> None:
@@ -139,7 +139,7 @@ class _Pipe:
                 await asyncio.sleep(len(part) / rate)
 
     def _most(self, rate: int | None) -> int:
-        """How many bytes may go on before something has to happen."""
+        """How many bytes may be forwarded before the next fault or pause."""
         most = _READ_BYTES if rate is None else max(1, rate // _PARTS_A_SECOND)
         return min(most, self.waiting[0][0] - self.forwarded) if self.waiting else most
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# What the kernel may hold for each socket: small, because it hides a stalled reader from the sender.
+# The kernel's buffer of each socket. Small, because it hides a stalled reader from the sender.
 _SOCKET_BUFFER_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 128
 
 
 class FaultProxy:
-    """Forwards TCP connections from a free port of loopback to a server, and lets them fail.
+    """Forwards TCP connections from a free port of loopback to a server, and makes them fail.
 
         async with FaultProxy(server.url) as proxy, connect(proxy.address) as client:
             proxy.on_next(Fault("cut", after_bytes=100_000))
@@ -35,27 +35,27 @@ class FaultProxy:
                 await client.scan(spec).to_arrow()
             assert proxy.faults, proxy
 
-    A direction buffers up to 64 KiB and what the kernel holds for two sockets, and reads on only when that was taken: a
-    reader that stops, or a `stall`, stops the sender. Counts are of TCP payload, so they contain the framing of HTTP/2.
+    A direction buffers up to 64 KiB and what the kernel holds for two sockets, and reads more only when these were
+    taken: a reader that stops, or a `stall`, stops the sender. Bytes are TCP payload, including the framing of HTTP/2.
     A connection whose server cannot be reached is reset.
 
-    Belongs to the event loop it was entered in; its methods may be called from any thread. Everything it has opened or
-    started is gone when the block is left.
+    Belongs to the event loop it was entered in; its methods may be called from any thread. Leaving the block closes
+    everything that the proxy has opened or started.
 
     Attributes:
-        target: The server as `host:port`; may be changed, for the connections that come then.
-        seed: What `random_faults` draws from.
+        target: The server as `host:port`. A change applies to later connections.
+        seed: The seed of `random_faults`.
     """
 
     def __init__(self, target: str, *, seed: int = 0) -> None:
         """Opens nothing.
 
         Args:
-            target: The server as `host:port` or `scankv://host:port`. It need not be there yet.
-            seed: For `random_faults`; print it (or the proxy) when a test fails.
+            target: The server as `host:port` or `scankv://host:port`. It need not run yet.
+            seed: For `random_faults`; print it, or the proxy, when a test fails.
 
         Raises:
-            UsageError: The target cannot be read.
+            UsageError: The target cannot be parsed.
         """
         self.target: str = ClientConfig(url=target).address
         self.seed = seed
@@ -74,18 +74,18 @@ class FaultProxy:
     @classmethod
     @contextmanager
     def in_thread(cls, target: str, *, seed: int = 0) -> Iterator[Self]:
-        """The same for code that blocks: `with FaultProxy.in_thread(server.url) as proxy`, in a thread of its own."""
+        """A proxy in a thread of its own, for code that blocks: `with FaultProxy.in_thread(server.url) as proxy`."""
         proxy = cls(target, seed=seed)
         with start_blocking_portal(name="scankv-fault-proxy") as portal, portal.wrap_async_context_manager(proxy):
             yield proxy
 
     async def __aenter__(self) -> Self:
-        """Listens. A proxy is entered once."""
+        """Starts to listen. A proxy can be entered once."""
         if self._loop is not None:
             raise UsageError("a fault proxy is entered once; make another one")
         self._loop = asyncio.get_running_loop()
         # Bound, but not listening: the port stays ours while connections are refused.
-        self._port_keeper = _bound(0)
+        self._port_keeper = _bind(0)
         self._address = f"127.0.0.1:{self._port_keeper.getsockname()[1]}"
         self._listen()
         return self
@@ -110,7 +110,7 @@ class FaultProxy:
             raise BaseExceptionGroup("the fault proxy failed", failures)
 
     def __str__(self) -> str:
-        """What happened, for the message of a test that failed."""
+        """What has happened, for the message of a failed test."""
         lines = [
             f"fault proxy with seed {self.seed}: {self.connections} connections, "
             f"{self.bytes_to_client:,} bytes to the client, {self.bytes_to_server:,} to the server",
@@ -120,19 +120,19 @@ class FaultProxy:
 
     @property
     def address(self) -> str:
-        """What to connect to, as `127.0.0.1:PORT`; known in the block, and stays when connections are refused."""
+        """The address to connect to, as `127.0.0.1:PORT`. Known in the block; stays while connections are refused."""
         if not self._address:
             raise UsageError("the address of a fault proxy is known once it was entered")
         return self._address
 
     @property
     def connections(self) -> int:
-        """Connections taken so far."""
+        """The number of connections taken so far."""
         return self._connections
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open now."""
+        """The number of connections that are open now."""
         return len(self._open)
 
     @property
@@ -147,13 +147,13 @@ class FaultProxy:
 
     @property
     def faults(self) -> tuple[InjectedFault, ...]:
-        """The faults that have happened, in their order."""
+        """The faults that have happened, in order."""
         return tuple(self._made)
 
     def apply(self, *faults: Fault) -> None:
-        """Gives the faults to each connection that is open, counted from now.
+        """Adds the faults to each open connection, counted from now.
 
-        Those of 0 bytes have happened when this returns. Example: `proxy.apply(Fault("stall"))`.
+        Faults after 0 bytes have happened when this returns. Example: `proxy.apply(Fault("stall"))`.
         """
 
         def change() -> None:
@@ -164,11 +164,11 @@ class FaultProxy:
         self._in_loop(change)
 
     def on_next(self, *faults: Fault, connections: int = 1) -> None:
-        """Gives the faults to the next connection, behind those that have got some already.
+        """Adds the faults to the next connection for which none are planned.
 
         Args:
             *faults: The faults; none leaves a connection alone.
-            connections: To how many connections, each.
+            connections: The number of connections that get the faults, each.
         """
         self._in_loop(lambda: self._next.extend([faults] * connections))
 
@@ -179,15 +179,15 @@ class FaultProxy:
         kinds: Sequence[FaultKind] = ("cut", "reset", "half_close"),
         directions: Sequence[Direction] = ("to_client",),
     ) -> None:
-        """Gives each further connection a fault drawn from the seed, unless `on_next` had planned for it.
+        """Gives each further connection a fault drawn from the seed, unless `on_next` has planned its faults.
 
-        The draw depends on the seed and the number of the connection only: the same seed and the same bytes give the
+        The draw depends only on the seed and the number of the connection: the same seed and the same bytes give the
         same faults.
 
         Args:
             after_bytes: The least and the most bytes before the fault.
-            kinds: What to draw from; not `slow`.
-            directions: What to draw from.
+            kinds: The kinds to draw from; not `slow`.
+            directions: The directions to draw from.
 
         Raises:
             UsageError: Nothing can be drawn from these.
@@ -196,7 +196,7 @@ class FaultProxy:
         self._in_loop(lambda: setattr(self, "_random", drawn))
 
     def resume(self) -> None:
-        """Ends stalls and slowness of the connections that are open."""
+        """Ends the stalls and slowness of open connections."""
 
         def change() -> None:
             for each in self._open.values():
@@ -205,15 +205,15 @@ class FaultProxy:
         self._in_loop(change)
 
     def refuse(self) -> None:
-        """Refuses new connections, as when no server listens; those that are open go on."""
+        """Refuses new connections, as if no server listened. Open connections continue."""
         self._in_loop(self._refuse)
 
     def accept(self) -> None:
-        """Takes new connections again, on the same port."""
+        """Accepts new connections again, on the same port."""
         self._in_loop(self._listen)
 
     def heal(self) -> None:
-        """Ends all faults: drops those that have not happened yet, accepts connections, and resumes the open ones."""
+        """Stops all faults: drops those that have not happened, accepts connections, and resumes open ones."""
 
         def change() -> None:
             self._random = None
@@ -226,7 +226,7 @@ class FaultProxy:
         self._in_loop(change)
 
     def _in_loop(self, change: Callable[[], _Result]) -> _Result:
-        """Makes a change where no task of the proxy is running meanwhile, and waits for it."""
+        """Makes a change in the proxy's event loop, between its tasks, and waits for it."""
         if self._loop is None or _running_loop() is self._loop:  # Not entered yet, or there already.
             return change()
         if self._loop.is_closed():
@@ -241,7 +241,7 @@ class FaultProxy:
         if self._loop is None or self._listener is not None:
             return
         assert self._port_keeper is not None
-        self._listener = _bound(self._port_keeper.getsockname()[1])
+        self._listener = _bind(self._port_keeper.getsockname()[1])
         self._listener.listen(_BACKLOG)
         self._loop.add_reader(self._listener, self._take)
 
@@ -253,7 +253,7 @@ class FaultProxy:
         self._listener = None
 
     def _take(self) -> None:
-        """Accepts one connection; what will happen to it is decided here, so that it does not depend on the tasks."""
+        """Accepts one connection. Its faults are chosen here, so that they do not depend on the order of tasks."""
         assert self._loop is not None
         assert self._listener is not None
         try:
@@ -273,14 +273,14 @@ class FaultProxy:
         task.add_done_callback(lambda ended: self._forget(ended, client))
 
     def _forget(self, task: asyncio.Task[None], client: socket.socket) -> None:
-        """Keeps the tasks of bugs only; also of one that was cancelled before it began, the socket is closed."""
+        """Closes the socket, also of a task that was cancelled before it began. Keeps only tasks that failed."""
         client.close()
         if task.cancelled() or task.exception() is None:
             self._tasks.discard(task)
 
     async def _forward(self, number: int, client: socket.socket, faults: tuple[Fault, ...]) -> None:
         try:
-            server = await _connected(self.target)
+            server = await _open_connection(self.target)
         except BaseException as error:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
             client.close()
@@ -304,13 +304,13 @@ class FaultProxy:
         return self._closed_bytes[direction] + sum(each.forwarded(direction) for each in list(self._open.values()))
 
 
-def _bound(port: int) -> socket.socket:
-    """A socket on loopback that others of this user may share the port with: the one that listens, and its keeper."""
+def _bind(port: int) -> socket.socket:
+    """A socket on loopback whose port the listener and its keeper share."""
     bound = socket.socket()
     try:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        _bound_buffers(bound)  # Those that it accepts inherit them.
+        _limit_buffers(bound)  # Those that it accepts inherit them.
         bound.bind(("127.0.0.1", port))
     except BaseException:
         bound.close()
@@ -318,8 +318,8 @@ def _bound(port: int) -> socket.socket:
     return bound
 
 
-async def _connected(target: str) -> socket.socket:
-    """A connection to the first address of the target that takes one."""
+async def _open_connection(target: str) -> socket.socket:
+    """A connection to the first address of the target that accepts one."""
     loop = asyncio.get_running_loop()
     host, port = target.rsplit(":", 1)
     failure = OSError(f"{target} has no address")
@@ -330,7 +330,7 @@ async def _connected(target: str) -> socket.socket:
         try:
             server.setblocking(False)
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _bound_buffers(server)
+            _limit_buffers(server)
             await loop.sock_connect(server, address)
         except OSError as error:
             server.close()
@@ -343,7 +343,7 @@ async def _connected(target: str) -> socket.socket:
     raise failure
 
 
-def _bound_buffers(each: socket.socket) -> None:
+def _limit_buffers(each: socket.socket) -> None:
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         each.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a connection, as plain values, and the draw of a seed: without sockets or clocks."""
+"""Faults of a connection as plain values, and their random choice by a seed, without sockets or clocks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Fault:
 
     - `cut`: both ends are closed in order, as by a proxy that shuts down.
     - `reset`: both ends get a TCP reset, as by a firewall that forgot the connection.
-    - `stall`: nothing is forwarded any more in the direction, and the connection stays. The sender's buffers fill up.
-    - `slow`: from then on the direction has `bytes_per_second`.
-    - `half_close`: the receiver of the direction is told that nothing more will come; the other direction goes on.
+    - `stall`: nothing more is forwarded in the direction, and the connection stays open. The sender's buffers fill up.
+    - `slow`: from then on, the direction forwards `bytes_per_second`.
+    - `half_close`: the receiver of the direction sees the end of the data; the other direction continues.
 
     Attributes:
         kind: What happens.
-        after_bytes: After how many more bytes in the direction: counted from when a running connection gets the fault,
-            for a later connection from its beginning. 0: at once, even when no byte ever passes.
-        direction: The direction whose bytes count, and which `stall`, `slow` and `half_close` happen to.
-        bytes_per_second: Of `slow`, at least 1; None for the others.
+        after_bytes: The number of bytes in the direction before the fault, counted from when an open connection gets
+            the fault, or from the beginning of a later connection. 0: at once, even if no byte ever passes.
+        direction: The direction whose bytes count, and in which `stall`, `slow` and `half_close` happen.
+        bytes_per_second: For `slow`, at least 1; None for the other kinds.
     """
 
     kind: FaultKind
@@ -39,7 +39,7 @@ class Fault:
     bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError naming the field that cannot be so."""
+        """Raises UsageError, which names the invalid field."""
         if self.kind not in get_args(FaultKind):
             raise UsageError(f"a fault is one of {', '.join(get_args(FaultKind))}, not {self.kind!r}", option="kind")
         if self.direction not in get_args(Direction):
@@ -60,12 +60,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """A fault that the proxy has injected.
+    """A fault that has happened.
 
     Attributes:
-        connection: Which connection: 1 is the first that the proxy took.
+        connection: The number of the connection; the proxy's first connection is 1.
         fault: The fault.
-        at_bytes: Bytes that the connection had forwarded in the fault's direction by then.
+        at_bytes: The bytes that the connection had forwarded in the fault's direction.
     """
 
     connection: int
@@ -78,11 +78,10 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True)
 class RandomFaults:
-    """A fault for each connection, drawn from a seed. Immutable.
+    """Draws a fault for each connection from a seed. Immutable.
 
     Attributes:
-        seed: What it is drawn from, together with the connection's number and nothing else: neither the other
-            connections nor the time have a part in it.
+        seed: The seed. A draw depends only on it and the connection's number, not on other connections or time.
         kinds: The kinds to draw from.
         directions: The directions to draw from.
         after_bytes: The least and the most bytes before the fault.
@@ -94,7 +93,7 @@ class RandomFaults:
     after_bytes: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what nothing can be drawn from, also for `slow`, which has no rate here."""
+        """Raises UsageError if nothing can be drawn; also for `slow`, which has no rate here."""
         low, high = self.after_bytes
         if not self.kinds or not self.directions or low > high:
             raise UsageError(

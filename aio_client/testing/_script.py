@@ -1,4 +1,4 @@
-"""The messages of one scripted answer, made from what a test wrote down: without a connection, as plain values."""
+"""The messages of one scripted answer, made from a test's script, without a connection."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Step(enum.Enum):
     HEADER = "header"
     """Sends the header now, although no rows come next."""
     HEARTBEAT = "heartbeat"
-    """Says that rows were read, and none was found."""
+    """Sends a heartbeat: rows were read, and none matched."""
     STALL = "stall"
     """Sends nothing more, until the reader's timeout or the end of the scan."""
     END_WITHOUT_TRAILER = "end without trailer"
-    """Ends the stream as if that were all."""
+    """Ends the stream as if everything had been sent."""
     WRONG_TOTALS = "wrong totals"
-    """Sends a trailer with one row more than was sent."""
+    """Sends a trailer that counts one row too many."""
     WRONG_CHECKSUM = "wrong checksum"
     """Sends a trailer with another checksum."""
 
@@ -44,16 +44,16 @@ Script: TypeAlias = Sequence[pa.RecordBatch | ScanKvError | Step]
 _LAST: Final = (Step.STALL, Step.END_WITHOUT_TRAILER, Step.WRONG_TOTALS, Step.WRONG_CHECKSUM)
 
 
-def checked(script: Iterable[object], schema: pa.Schema) -> Script:
-    """The script, if it can be played.
+def check_script(script: Iterable[object], schema: pa.Schema) -> Script:
+    """Returns the script if it can be played.
 
     Raises:
-        UsageError: A step is of no kind there is, has other columns or no rows, or comes behind the end.
+        UsageError: A step is not of a known kind, has other columns or no rows, or comes after the end.
     """
     steps: list[pa.RecordBatch | ScanKvError | Step] = []
     for step in script:
         if steps and (isinstance(steps[-1], ScanKvError) or steps[-1] in _LAST):
-            raise UsageError(f"nothing can come behind {steps[-1]!r} in a script, which ends the answer")
+            raise UsageError(f"nothing can follow {steps[-1]!r} in a script, because it ends the answer")
         if isinstance(step, pa.RecordBatch):
             if not step.schema.equals(schema) or not step.num_rows:
                 raise UsageError(f"a batch of a script has rows of {schema}, not {step.num_rows} rows of {step.schema}")
@@ -63,17 +63,17 @@ def checked(script: Iterable[object], schema: pa.Schema) -> Script:
     return tuple(steps)
 
 
-class Answer:
+class ScriptedAnswer:
     """Plays one script as the answer to one request."""
 
     def __init__(self, script: Script, schema: pa.Schema, request: ScanKvRequest, attempt: int) -> None:
-        """Prepares it.
+        """Prepares the answer.
 
         Args:
-            script: What is played.
+            script: The script.
             schema: The columns of the table.
-            request: What was asked.
-            attempt: Makes tokens, ids and the live table's views different from those of other attempts.
+            request: The client's request.
+            attempt: The attempt's number, which makes tokens, ids and views of the live table differ between attempts.
         """
         self._script = script
         self._schema = schema
@@ -83,10 +83,10 @@ class Answer:
         self._rows = self._bytes = self._chunks = self._crc32c = 0
 
     def play(self) -> Iterator[ScanKvResponse | Step]:
-        """The messages in their order; `Step.STALL` where none ever comes.
+        """The messages in order; `Step.STALL` where none ever comes.
 
         Raises:
-            ScanKvError: What the script says.
+            ScanKvError: The error in the script.
         """
         begun = False
         for step in self._script:
@@ -94,7 +94,7 @@ class Answer:
                 begun = True
                 yield self._header()
             if isinstance(step, ScanKvError):
-                raise copy.copy(step)  # The client notes things on it.
+                raise copy.copy(step)  # The client adds notes to the error.
             if isinstance(step, pa.RecordBatch):
                 yield self._chunk(step)
             elif step is Step.HEARTBEAT:
@@ -126,7 +126,7 @@ class Answer:
 
     def _header(self) -> ScanKvResponse:
         schema = pa.schema([self._schema.field(name) for name in self._names])
-        # A pinned view stays; over the live table every attempt has a later one.
+        # A pinned view stays the same. Over the live table, every attempt has a later view.
         view = 0 if self._request.HasField("snapshot") else self._attempt
         now = time.time_ns() // 1000
         before = scan_pb2.ResumedView(log_offsets=dict.fromkeys(self._buckets, max(view - 1, 0)), view_micros=now)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from aio_client._client.client import Client
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.framing import ScanMessage
-from aio_client.testing._script import Answer, Script, Step, checked
+from aio_client.testing._script import Script, ScriptedAnswer, Step, check_script
 from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 from scankv.v1 import table_pb2
 from scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
@@ -25,7 +25,7 @@ _NAME = "scripted:1"
 
 
 class ScriptedServer:
-    """Answers the scans of one table as a test wrote it down; a client talks to it without a connection.
+    """Answers the scans of one table from a test's script. A client talks to it without a connection.
 
         server = ScriptedServer(
             "game.scores",
@@ -42,15 +42,15 @@ class ScriptedServer:
     The n-th attempt, of whichever scan, gets the n-th script: a sequence of
 
     - a `pa.RecordBatch` of the table's schema with at least one row: one chunk. Columns that were not asked for are
-      left out; a limit, keys and direction are not looked at.
-    - a `ScanKvError`: raised from the read, as a status of the server or the end of a connection would be.
+      left out; limit, keys and direction are ignored.
+    - a `ScanKvError`: raised from the read, as for a status of the server or the end of a connection.
     - a `Step`: a heartbeat, a stall, a wrong end.
 
-    The header comes before the first of these, unless that is an error or a stall (write `Step.HEADER` first where it
-    should come), and the right trailer behind the last, unless that ends the stream otherwise. What `ScanStream` does
-    with all that is the real thing: checks, timeouts, retries, resumption.
+    The header comes before the first of these, unless that is an error or a stall (put `Step.HEADER` first to send it),
+    and the right trailer after the last, unless that ends the stream otherwise. `ScanStream` itself is real: its
+    checks, timeouts, retries and resumption.
 
-    Of other calls there are only `client.table(name)` and `client.wait_ready()`. Belongs to one event loop.
+    The only other calls are `client.table(name)` and `client.wait_ready()`. Belongs to one event loop.
 
     Attributes:
         requests: The request of every attempt so far, as on the wire: table, columns, limit, resume token.
@@ -81,24 +81,24 @@ class ScriptedServer:
             buckets=1,
         )
         self._schema = schema
-        self._scripts = [checked(script, schema) for script in attempts]
+        self._scripts = [check_script(script, schema) for script in attempts]
         self._open: weakref.WeakSet[_ScriptedCall] = weakref.WeakSet()
 
     @property
     def open_scans(self) -> int:
-        """Attempts that were neither read to an end or an error nor cancelled: what a server would still hold."""
+        """Attempts that were neither read to an end or an error nor cancelled: scans that a server would hold."""
         return sum(not call.ended for call in self._open)
 
     @property
     def attempts_left(self) -> int:
-        """Scripts that were not played yet."""
+        """The number of scripts that were not played yet."""
         return len(self._scripts) - len(self.requests)
 
     def client(self, config: ClientConfig | None = None) -> Client:
-        """A client of this server, to be used in `async with`, in the running event loop.
+        """Returns a client of this server, to be used in `async with`, in the running event loop.
 
         Args:
-            config: Its timeouts. Default: those of `connect`. The address is not used.
+            config: The client's timeouts. Default: those of `connect`. The address is not used.
         """
         return _ScriptedClient(self, config or ClientConfig(url=_NAME))
 
@@ -114,7 +114,7 @@ class ScriptedServer:
         if attempt > len(self._scripts):
             raise UsageError(f"the script has {len(self._scripts)} attempts, and the client makes another one")
         self._description_of(request.table)
-        answer = Answer(self._scripts[attempt - 1], self._schema, request, attempt)
+        answer = ScriptedAnswer(self._scripts[attempt - 1], self._schema, request, attempt)
         for message in answer.play():
             if isinstance(message, ScanKvResponse):
                 token = message.chunk.resume_token or message.heartbeat.resume_token
@@ -123,7 +123,7 @@ class ScriptedServer:
 
 
 class _ScriptedClient(Client):
-    """A client with a transport that is given, where `Client` makes its own."""
+    """A client with a given transport, where `Client` makes its own."""
 
     def __init__(self, server: ScriptedServer, config: ClientConfig) -> None:
         self._config = config
@@ -131,7 +131,7 @@ class _ScriptedClient(Client):
 
 
 class _ScriptedTransport:
-    """What `Client`, `Table` and `ScanStream` use of `Transport`."""
+    """The part of `Transport` that `Client`, `Table` and `ScanStream` use."""
 
     def __init__(self, server: ScriptedServer, config: ClientConfig) -> None:
         self.config = config
@@ -140,10 +140,10 @@ class _ScriptedTransport:
         self._closed = asyncio.Event()
 
     @property
-    def services(self) -> _Services:
+    def services(self) -> _ScriptedServices:
         if self._closed.is_set():
             self._fail_closed()
-        return _Services()
+        return _ScriptedServices()
 
     async def call(self, method: Callable[[], object], request: Any, *, repeatable: bool = True) -> Any:  # noqa: ANN401
         if (name := method()) != "tables.GetTable" or request.statistics:
@@ -174,14 +174,14 @@ class _ScriptedTransport:
         raise UsageError(f"the client of {self.address} is closed", address=self.address)
 
 
-class _Services:
+class _ScriptedServices:
     """`services.tables.GetTable` as the text `tables.GetTable`."""
 
     def __init__(self, path: str = "") -> None:
         self._path = path
 
-    def __getattr__(self, name: str) -> _Services | str:
-        return f"{self._path}.{name}" if self._path else _Services(name)
+    def __getattr__(self, name: str) -> _ScriptedServices | str:
+        return f"{self._path}.{name}" if self._path else _ScriptedServices(name)
 
 
 class _ScriptedCall:
@@ -194,7 +194,7 @@ class _ScriptedCall:
         self.ended = False
 
     async def read(self, timeout: float) -> ScanMessage | None:
-        await asyncio.sleep(0)  # As a real one, it lets others run.
+        await asyncio.sleep(0)  # Lets other tasks run, as a real call does.
         if self._cancelled.is_set():
             self._fail_cancelled()
         try:

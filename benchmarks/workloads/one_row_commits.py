@@ -17,7 +17,7 @@ from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker, run_alone
 from streaming_server.engine.merging.prepared_rows import prepare
-from streaming_server.storage.bucket.bucket import BucketChange
+from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, Changes, RowKind
 from streaming_server.storage.rows.table_codec import TableCodec
 

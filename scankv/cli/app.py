@@ -1,4 +1,4 @@
-"""Which commands there are."""
+"""The commands of `scankv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-_PLACES: Final = {
+_LOCATIONS: Final = {
     "serve": "serve.serve",
     "wait": "serve.wait",
     "create": "tables.create",
@@ -50,11 +50,11 @@ _PLACES: Final = {
 """The module and the function, or the group, of each command, in the order of `--help`."""
 
 
-class _OnUse(Mapping[str, Any]):
-    """The commands by name, each imported when it is used: a command does not wait for what the others import."""
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name. Each is imported on use, so that no command waits for the imports of others."""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401  # typer has moved the class of its commands
-        module, attribute = _PLACES[name].split(".")
+        module, attribute = _LOCATIONS[name].split(".")
         found = getattr(import_module(f"scankv.cli.{module}"), attribute)
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
@@ -65,21 +65,18 @@ class _OnUse(Mapping[str, Any]):
         return typer.main.get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
+        return iter(_LOCATIONS)
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(_LOCATIONS)
 
 
 class _AllCommands(Commands):
-    """The group of all commands."""
-
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  # whatever typer gives
         super().__init__(**attributes)
-        self.commands = _OnUse()  # type: ignore[assignment]  # typer adds no more to it
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # typer adds no more to it
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
-        """Their names."""
         return list(self.commands)
 
 
@@ -98,12 +95,12 @@ def options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """A live primary-key table server, and what fills, scans and looks after its tables."""
+    """A live primary-key table server, and commands that fill, scan and maintain its tables."""
 
 
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
-    # SIGTERM unwinds like Ctrl-C, so that no half file and no embedded server stay behind.
+    # SIGTERM unwinds like Ctrl-C, so that no partial file and no embedded server remain.
     keep_pandas_out()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

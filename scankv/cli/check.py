@@ -1,4 +1,4 @@
-"""`check`: whether all that is stored agrees."""
+"""`check`: checks that stored tables are consistent."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ def check(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Have the server read whole tables, and say whether their rows, what is counted of them, and their indexes agree.
+    """Read complete tables at the server, and check that rows, row counts and indexes are consistent.
 
-    Tables are read and written meanwhile. The exit code is 1 when something is wrong, or a table is so damaged that it
+    Tables stay readable and writable. The exit code is 1 if something is wrong, or a table is so damaged that it
     cannot be read.
     """
     checked: dict[str, list[BucketCheck]] = {}
@@ -75,9 +75,9 @@ def _progress(table: sync.Table) -> Iterator[Callable[[BucketCheck], None] | Non
 def _show(name: str, buckets: list[BucketCheck]) -> None:
     lines: list[list[object]] = []
     for bucket in buckets:
-        lines.append([name, bucket.bucket, "rows", bucket.rows, bucket.problem or "agrees"])
+        lines.append([name, bucket.bucket, "rows", bucket.rows, bucket.problem or "consistent"])
         for index in bucket.indexes:
-            state = index.problem or ("agrees" if index.ready else "not ready, not compared")
+            state = index.problem or ("consistent" if index.ready else "not ready, not compared")
             lines.append([name, bucket.bucket, f"index {', '.join(index.columns)}", index.entries, state])
     show_table(["table", "bucket", "part", "count", "result"], lines)
 
@@ -99,7 +99,7 @@ def _conclusion(checked: dict[str, list[BucketCheck]], wrong: int) -> str:
         _number(sum(bucket.rows for bucket in buckets), "row"),
         _number(sum(index.entries for bucket in buckets for index in bucket.indexes), "index entry", "index entries"),
     ]
-    return f"{', '.join(what)}: {_number(wrong, 'problem') if wrong else 'all agrees'}"
+    return f"{', '.join(what)}: {_number(wrong, 'problem') if wrong else 'all consistent'}"
 
 
 def _number(count: int, one: str, many: str | None = None) -> str:

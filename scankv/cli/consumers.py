@@ -1,4 +1,4 @@
-"""`consumers`: who follows the changes of a table, how far each has come; moved and forgotten."""
+"""`consumers`: lists, resets and deletes the consumers of a table."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import ConsumerNotFound
 
 app: typer.Typer = typer.Typer(
-    help="Consumers: who follows the changes of a table, and how far each has come.", no_args_is_help=True
+    help="Consumers: named readers of the changelog of a table, and their positions.", no_args_is_help=True
 )
 
 ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The consumer.", show_default=False)]
@@ -22,12 +22,13 @@ ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The consumer.", s
 def list_(
     table: TableName,
     consumer_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Only this one; or a pattern as 'etl-*'.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[ID]", help="This consumer, or a pattern such as 'etl-*'.", show_default=False),
     ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List the consumers of a table: how many changes each is behind, and when it committed last."""
+    """List the consumers of a table, with their lag in changes and their last commit."""
     with sync.connect(url) as client:
         consumers = client.table(table).consumers(consumer_id)
     if consumer_id is not None and not consumers:
@@ -40,7 +41,7 @@ def list_(
             [_cells(consumer) for consumer in consumers],
         )
     else:
-        typer.echo("there are no consumers; one begins with a stream: table.changes(consumer_id=...)", err=True)
+        typer.echo("the table has no consumers; a stream creates one: table.changes(consumer_id=...)", err=True)
 
 
 @app.command()
@@ -57,12 +58,12 @@ def reset(
         ),
     ],
     clamp: Annotated[
-        bool, typer.Option("--clamp", help="Go to the nearest change there is, where START is not there.")
+        bool, typer.Option("--clamp", help="If START is not kept, go to the nearest change that is.")
     ] = False,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Move a consumer; a stream of it that is open ends."""
+    """Move a consumer to another position. An open stream of the consumer ends."""
     start = start_of("--to", to)
     with sync.connect(url) as client:
         offsets = client.table(table).reset_consumer(consumer_id, start, clamp=clamp)
@@ -76,14 +77,14 @@ def reset(
 def delete(
     table: TableName,
     consumer_ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Consumers, or patterns as 'etl-*'.", show_default=False)
+        list[str], typer.Argument(metavar="ID...", help="Consumers, or patterns such as 'etl-*'.", show_default=False)
     ],
     url: Url = None,
 ) -> None:
-    """Forget consumers; streams of them that are open end.
+    """Delete consumers. Their open streams end.
 
-    A pattern has * for any characters, ? for one, and [a-c] for one of some; put it in quotes. The exit code is 1 when
-    one of them is not there, or nothing matches; the others are forgotten all the same.
+    In a pattern, * stands for any characters, ? for one, and [a-c] for one of several; put it in quotes. The exit code
+    is 1 if a consumer does not exist or nothing matches; the others are deleted anyway.
     """
     failed = False
     with sync.connect(url) as client:

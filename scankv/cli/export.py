@@ -1,4 +1,4 @@
-"""`snapshot export`: a table as of one instant, as files that anything that knows Parquet or Arrow reads."""
+"""`snapshot export`: writes a table as of one instant to Parquet or Arrow files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PART: Final = re.compile(r"part-\d{4}-of-\d{4}\.(parquet|arrow)")
 
 
 class ExportFormat(StrEnum):
-    """What files are written."""
+    """File formats of an export."""
 
     PARQUET = "parquet"
     ARROW = "arrow"
@@ -38,26 +38,26 @@ def export(
         str,
         typer.Argument(
             metavar="TABLE_OR_SNAPSHOT",
-            help="A table, which is pinned meanwhile, or a snapshot, as `snapshot create` printed it.",
+            help="A table, which is pinned during the export, or the id of a snapshot.",
             show_default=False,
         ),
     ],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Appears when it is complete.", show_default=False)],
     format_: Annotated[
-        ExportFormat | None, typer.Option("--format", help="Default: what the name says, else parquet.")
+        ExportFormat | None, typer.Option("--format", help="Default: by the name of the file, else parquet.")
     ] = None,
     columns: Columns = None,
     where: Where = None,
     files: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, metavar="N", help="Make a directory with so many files of about equal size."),
+        typer.Option(min=1, max=1024, metavar="N", help="Create a directory with this number of files of equal size."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier export has left.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the files of an earlier export.")] = False,
     url: Url = None,
 ) -> None:
     """Write a table as of one instant to a Parquet or Arrow file, with log offsets and its definition in the metadata.
 
-    `scankv load --create` makes the same table of it.
+    `scankv load --create` restores the table from it.
     """
     _check_target(path, overwrite, is_directory=files is not None)
     chosen = _chosen_format(path, format_)
@@ -77,7 +77,7 @@ def export(
 
 
 def _check_target(path: Path, overwrite: bool, *, is_directory: bool) -> None:
-    """Raises UsageError where something is in the way, before anything is read."""
+    """Raises UsageError if the target exists already, before anything is read."""
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no directory")
     if not path.exists():

@@ -10,7 +10,9 @@ from aio_client import IndexStatus, sync
 from scankv.cli.options import TableName, Url, names_of
 from scankv.cli.show import stderr_console
 
-app: typer.Typer = typer.Typer(help="Indexes of a table, which is read and written meanwhile.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    help="Indexes of a table. It stays readable and writable while they are built.", no_args_is_help=True
+)
 
 IndexColumns = Annotated[
     str,

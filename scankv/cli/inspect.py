@@ -1,4 +1,4 @@
-"""`tables`, `describe` and `stats`: what there is, and how the server is."""
+"""`tables`, `describe` and `stats`: show tables and the state of the server."""
 
 import re
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ _LABELS: Final = {
 
 
 def tables(json: Json = False, url: Url = None) -> None:
-    """List the tables, also those that are damaged, with the reasons."""
+    """List the tables, including damaged ones with the reasons."""
     with sync.connect(url) as client:
         found, damaged = client.tables(), {table.name: table for table in client.damaged_tables()}
     gone = [table for table in damaged.values() if not table.partial]
@@ -62,7 +62,7 @@ def tables(json: Json = False, url: Url = None) -> None:
         for table in damaged.values():
             complain(f"{table.name}: {table.reason}")
     else:
-        typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
+        typer.echo("there are no tables yet; create one with scankv create, or scankv load --create", err=True)
 
 
 def describe(
@@ -75,7 +75,7 @@ def describe(
 ) -> None:
     """Show the columns, the key, the indexes and the buckets of a table."""
     if json and toml:
-        raise UsageError("--json and --toml are two ways to print the same: give one of them")
+        raise UsageError("--json and --toml exclude each other: give one of them")
     with sync.connect(url) as client:
         found = client.table(table)
         if toml:
@@ -124,16 +124,16 @@ def describe(
 
 
 def stats(json: Json = False, url: Url = None) -> None:
-    """Show what the server has done since its start, and what it holds now; --json has every figure in its unit."""
+    """Show statistics of the server. --json prints every value in its unit."""
     with sync.connect(url) as client:
         found = client.server_stats()
-    figures = asdict(found)
+    values = asdict(found)
     if json:
-        show_json(figures)
+        show_json(values)
         return
-    del figures["bases"]
-    figures["disk"] = _disk(found.disk)
-    show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
+    del values["bases"]
+    values["disk"] = _disk(found.disk)
+    show_pairs({_label(name): _format_value(name, value) for name, value in values.items()})
     if found.bases:
         show_table(*_bases(found.bases))
 
@@ -145,7 +145,7 @@ def _damage(table: DamagedTable | None) -> dict[str, object]:
 
 
 def _disk(use: DiskUse) -> str:
-    """The total, and of what it consists."""
+    """The total and its parts, the largest first."""
     parts = {name.replace("_", " "): size for name, size in asdict(use).items() if size and name != "total"}
     most = sorted(parts.items(), key=lambda part: -part[1])
     return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
@@ -207,7 +207,7 @@ def _summary(table: sync.Table) -> dict[str, object]:
 
 
 def _merges(table: sync.Table) -> dict[str, str]:
-    """What is said of single columns about how rows become one."""
+    """How the values of single columns are merged."""
     said = {column: str(each) for column, each in table.aggregates.items()}
     newness = [table.version_column] if table.version_column is not None else table.sequence_column
     said |= dict.fromkeys(newness, "says which row is newer")
@@ -233,12 +233,12 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
 
 
 def _label(name: str) -> str:
-    """A figure's name without its unit, which is part of the value."""
+    """The name of a statistic without its unit, which is shown with the value."""
     return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
 
 
-def _figure(name: str, value: object) -> str:
-    """A figure as people read it; its name has the unit."""
+def _format_value(name: str, value: object) -> str:
+    """A statistic as people read it. Its name has the unit."""
     if isinstance(value, int | float):
         if "bytes" in name.split("_"):
             return decimal(int(value))

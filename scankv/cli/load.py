@@ -1,4 +1,4 @@
-"""`load`: the rows of a file into a table."""
+"""`load`: writes the rows of a file to a table."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,14 +28,14 @@ _MOST_SHOWN: Final = 20
 
 
 class OnError(StrEnum):
-    """What a row that cannot be loaded does."""
+    """How to treat a row that cannot be loaded."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
 class Mode(StrEnum):
-    """What a row does with one of the same key."""
+    """How to treat existing rows with the same keys."""
 
     MERGE = "merge"
     OVERWRITE = "overwrite"
@@ -65,12 +65,10 @@ def load(
     set_: Settings = None,
     ignore_definition: Annotated[
         bool,
-        typer.Option(
-            "--ignore-definition", help="With --create: take the columns and rows of an exported file, and no more."
-        ),
+        typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
     ] = False,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Default: what the file's first bytes and its name say.")
+        Format | None, typer.Option("--format", help="Default: by the first bytes of the file, and its name.")
     ] = None,
     null: Annotated[
         list[str] | None,
@@ -90,7 +88,8 @@ def load(
         ),
     ] = None,
     on_error: Annotated[
-        OnError, typer.Option(help="What a row that cannot be loaded does: it ends the loading, or is reported.")
+        OnError,
+        typer.Option(help="How to treat a row that cannot be loaded: stop, or report and skip it."),
     ] = OnError.STOP,
     mode: Annotated[
         Mode | None,
@@ -159,7 +158,6 @@ def _refuse_two_definitions(sources: list[Input], origin: Origin | None) -> None
 
 
 def _refuse_existing(client: sync.Client, name: str) -> None:
-    """Finds out before a long file is read, rather than after."""
     with suppress(TableNotFound):
         client.table(name)
         raise TableExists(f"table {name} exists already; leave out --create, or drop it first", table=name)

@@ -1,4 +1,4 @@
-"""`locks`: who keeps which columns to itself; listed, and ended."""
+"""`locks`: lists and releases column locks."""
 
 from typing import Annotated
 
@@ -10,19 +10,19 @@ from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import LockLost
 
-app: typer.Typer = typer.Typer(help="Column locks: who keeps which columns of a table to itself.")
+app: typer.Typer = typer.Typer(help="Column locks: exclusive write access to columns of a table.")
 
 
 @app.callback(invoke_without_command=True)
 def list_(
     context: typer.Context,
     table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Only those of this table.", show_default=False)
+        str | None, typer.Option(metavar="TABLE", help="Only the locks of this table.", show_default=False)
     ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List the column locks, by table: who keeps which columns to itself, and for how long.
+    """List the column locks by table: owner, columns and remaining time.
 
     `scankv locks release ID` ends one.
     """
@@ -53,9 +53,9 @@ def release(
     ],
     url: Url = None,
 ) -> None:
-    """End column locks; whoever has one is refused from then on as others are, if another takes the columns.
+    """Release column locks. Their owners lose exclusive access to the columns.
 
-    The exit code is 1 when one of them is not there; the others are ended all the same.
+    The exit code is 1 if a lock does not exist; the others are released anyway.
     """
     failed = False
     with sync.connect(url or context.obj) as client:

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="At most so many rows.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="The most rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
 ]
-Buckets = Annotated[int | None, typer.Option(min=1, help="How many buckets the table gets. Default: 4.")]
+Buckets = Annotated[int | None, typer.Option(min=1, help="The number of buckets of the table. Default: 4.")]
 Indexes = Annotated[
     list[str] | None,
-    typer.Option("--index", metavar="A,B", help="An index on these columns, the first one first; may be repeated."),
+    typer.Option("--index", metavar="A,B", help="An index on these columns, in this order. Repeatable."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option. Repeatable.")
 ]
 
 _OPTION_OF: Final = {

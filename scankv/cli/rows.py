@@ -68,7 +68,7 @@ def put(
 
 
 def delete(table: TableName, keys: Keys, url: Url = None) -> None:
-    """Delete the rows of some keys; a key without a row is passed over."""
+    """Delete the rows of some keys; a key without a row is ignored."""
     with sync.connect(url) as client:
         found = client.table(table)
         written = found.delete(parse_keys(keys, _key_schema(found)))
@@ -76,7 +76,7 @@ def delete(table: TableName, keys: Keys, url: Url = None) -> None:
 
 
 def count(table: TableName, where: Where = None, json: Json = False, url: Url = None) -> None:
-    """Count the rows of a table, or those for which something is true."""
+    """Count the rows of a table, or the rows that match a predicate."""
     with sync.connect(url) as client:
         rows = client.table(table).count(where)
     if json:

@@ -1,4 +1,4 @@
-"""`scan`: the rows of a table, to a terminal, a pipe or a file."""
+"""`scan`: writes the rows of a table to a terminal, a pipe or a file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _TERMINAL_ROWS: Final = 100
 
 
 class OutputFormat(StrEnum):
-    """What a scan is printed as."""
+    """Output formats of `scan`."""
 
     TABLE = "table"
     CSV = "csv"
@@ -35,11 +35,11 @@ def scan(
     columns: Columns = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
+        typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot: the id that `scankv snapshot create` printed."),
     ] = None,
     where: Where = None,
     limit: Limit = None,
-    ordered: Annotated[bool, typer.Option("--ordered", help="In key order over all buckets.")] = False,
+    ordered: Annotated[bool, typer.Option("--ordered", help="Return all rows in key order, across buckets.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
     ] = False,
@@ -47,16 +47,16 @@ def scan(
         OutputFormat | None,
         typer.Option(
             "--format",
-            help="Default: what the name of the output file says; else a table on a terminal, csv in a pipe.",
+            help="Default: by the name of the output file; else a table on a terminal, csv in a pipe.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, which appears when it is complete."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to a file. The file appears when it is complete."),
     ] = None,
     url: Url = None,
 ) -> None:
-    """Read a table as of one instant: now, or that of a snapshot.
+    """Read a table as of one instant: now, or the instant of a snapshot.
 
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """

@@ -1,4 +1,4 @@
-"""`ps` and `cancel`: which scans are live, and how one is ended."""
+"""`ps` and `cancel`: list and end live scans."""
 
 from dataclasses import asdict
 from typing import Annotated, Final
@@ -36,15 +36,15 @@ def cancel(
         list[str],
         typer.Argument(
             metavar="SCAN_ID...",
-            help=f"Scans as `scankv ps` lists them; the first {_SHORTEST_PREFIX} characters or more will do.",
+            help=f"Scans as `scankv ps` lists them; the first {_SHORTEST_PREFIX} characters are enough.",
             show_default=False,
         ),
     ],
     url: Url = None,
 ) -> None:
-    """End live scans; their readers get an error.
+    """End live scans. Their readers get an error.
 
-    The exit code is 1 when one of them is not there; the others are ended all the same.
+    The exit code is 1 if a scan does not exist; the others are ended anyway.
     """
     failed = False
     with sync.connect(url) as client:
@@ -71,7 +71,7 @@ def _find(given: str, scans: list[LiveScan]) -> LiveScan:
     if not found and len(given) < _SHORTEST_PREFIX:
         raise UsageError(f"{given} is too short: give at least {_SHORTEST_PREFIX} characters of the id")
     if not found:
-        raise ScanNotFound(f"no live scan has the id {given}; it may have ended; see: scankv ps")
+        raise ScanNotFound(f"no live scan has the id {given}; it may have ended: list live scans with scankv ps")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""`serve` and `wait`: starting a server, and waiting for one."""
+"""`serve` and `wait`: run a server, and wait for one."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,8 @@ from scankv.cli.outcome import needs
 
 def serve(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The data directory; empty, or made when it is not there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="The data directory; may be empty, and is created if it does not exist."),
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
@@ -29,7 +30,7 @@ def serve(
         bool, typer.Option("--print-config", help="Print all settings as TOML with comments, and do not serve.")
     ] = False,
 ) -> None:
-    """Run a server until it is told to stop.
+    """Run a server until SIGTERM or Ctrl-C.
 
     When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
     let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
@@ -62,6 +63,6 @@ def wait(
     timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait at most.")] = 60.0,
     url: Url = None,
 ) -> None:
-    """Wait until the server is ready; the exit code is 1 when it is not in time."""
+    """Wait until the server is ready. The exit code is 1 if it is not ready in time."""
     with sync.connect(url) as client:
         client.wait_ready(timeout)

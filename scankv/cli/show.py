@@ -1,4 +1,4 @@
-"""How results look: tables in the width of the terminal, or JSON."""
+"""Prints results: tables in the width of the terminal, or JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ _UNBOUNDED: Final = 1_000_000
 
 
 def show_json(value: object) -> None:
-    """Prints a value as JSON."""
     typer.echo(json.dumps(value, indent=2))
 
 
 def show_pairs(pairs: Mapping[str, str]) -> None:
-    """Prints names and values, one a line."""
+    """Prints names and values, one pair per line."""
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs.items():
         grid.add_row(Text(printable(name), style="dim"), Text(printable(value, lines=True)))
@@ -45,7 +44,7 @@ def show_pairs(pairs: Mapping[str, str]) -> None:
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table; columns of integers stand to the right. A narrow terminal wraps lines: ids stay whole."""
+    """Prints a table. Integers are aligned right. A narrow terminal wraps lines, so that ids stay complete."""
     numeric = [all(isinstance(row[index], int) for row in rows) for index in range(len(headers))]
     table = _empty_table(headers, numeric)
     for row in rows:
@@ -55,7 +54,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def show_rows(rows: pa.Table) -> None:
-    """Prints rows of a scan. A terminal gets as many columns as fit, and is told about the others."""
+    """Prints rows of a scan. A terminal gets as many columns as fit, and the names of the others."""
     table, hidden = rows_table(rows, Console().width if is_terminal() else None)
     show(table)
     if hidden:
@@ -65,19 +64,19 @@ def show_rows(rows: pa.Table) -> None:
 def rows_table(
     rows: pa.Table, width: int | None, leading: Mapping[str, Sequence[Text]] | None = None
 ) -> tuple[Table, list[str]]:
-    """Rows as a table, and the names of the columns that have no room in it: the last ones.
+    """Rows as a table, and the names of the last columns, which did not fit.
 
     Args:
         rows: The rows; the first column is always shown.
-        width: The characters there are. None: as many as it takes.
-        leading: Columns to be shown before those of the rows, by their headers; they stand to the right.
+        width: The available width in characters. None: unlimited.
+        leading: Columns to show before those of the rows, by their headers; aligned right.
     """
     leading = leading or {}
     cells = {name: text_cells(rows.column(name).combine_chunks()) for name in rows.column_names}
-    room = _UNBOUNDED if width is None else width
+    width_left = _UNBOUNDED if width is None else width
     for header, texts in leading.items():
-        room -= max(map(len, (header, *map(str, texts)))) + _GAP
-    hidden = _hidden(cells, room)
+        width_left -= max(map(len, (header, *map(str, texts)))) + _GAP
+    hidden = _hidden(cells, width_left)
     shown = rows.schema.names[: len(rows.schema) - len(hidden)]
     types = [rows.schema.field(name).type for name in shown]
     numeric = [pat.is_integer(t) or pat.is_floating(t) or pat.is_decimal(t) for t in types]
@@ -88,7 +87,7 @@ def rows_table(
 
 
 def no_width_for(hidden: Sequence[str]) -> str:
-    """What is said of columns that have no room."""
+    """The message about columns that did not fit."""
     return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
@@ -107,23 +106,21 @@ def duration(seconds: float) -> str:
 
 
 def output() -> IO[bytes]:
-    """Standard output for what programs read: exact in a pipe or a file, safe to look at on a terminal."""
+    """Standard output for data: exact bytes in a pipe or a file, printable characters on a terminal."""
     exact: IO[bytes] = sys.stdout.buffer
     return cast("IO[bytes]", PrintableStream(exact)) if is_terminal() else exact
 
 
 def is_terminal() -> bool:
-    """Whether a person reads what is printed."""
     return sys.stdout.isatty()
 
 
 def stderr_console() -> Console:
-    """Where progress is shown."""
     return Console(stderr=True)
 
 
 def text_cells(column: pa.Array) -> list[str | None]:
-    """The values as short texts that are safe to print, None where there is none."""
+    """The values as short texts that are safe to print, None for nulls."""
     texts = printable_texts(to_text(column))
     long = pc.greater(pc.utf8_length(texts), _LONGEST_CELL)
     shortened = pc.binary_join_element_wise(pc.utf8_slice_codeunits(texts, 0, _LONGEST_CELL - 1), "…", "")
@@ -137,13 +134,13 @@ def _cell(value: Text | str | None) -> Text:
     return Text(_NULL, style="dim") if value is None else Text(value)
 
 
-def _hidden(cells: Mapping[str, Sequence[str | None]], room: int) -> list[str]:
-    """The last columns, as many as there is no room for; the first one is always shown."""
-    room += _GAP
+def _hidden(cells: Mapping[str, Sequence[str | None]], width_left: int) -> list[str]:
+    """The last columns that do not fit; the first column always fits."""
+    width_left += _GAP
     names = list(cells)
     for index, name in enumerate(names):
-        room -= max(len(cell or _NULL) for cell in [name, *cells[name]]) + _GAP
-        if room < 0:
+        width_left -= max(len(cell or _NULL) for cell in [name, *cells[name]]) + _GAP
+        if width_left < 0:
             return names[max(index, 1) :]
     return []
 
@@ -156,7 +153,7 @@ def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
 
 
 def show(shown: RenderableType, width: int | None = None) -> None:
-    """Prints what rich can show; a terminal cuts it at the width given, or its own."""
+    """Prints something that rich can render. A terminal cuts it at the given width, or at its own."""
     if is_terminal():
         Console(width=width).print(shown)
         return

@@ -1,4 +1,4 @@
-"""`snapshot`: pinned snapshots, taken, listed, renewed and released."""
+"""`snapshot`: creates, lists, renews and releases pinned snapshots."""
 
 import re
 from typing import Annotated, Final
@@ -15,7 +15,7 @@ from scankv.model.errors import SnapshotLost, UsageError
 _SECONDS_OF: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app: typer.Typer = typer.Typer(
-    help="Pinned snapshots: a table as of one instant, kept while its lease lives.", no_args_is_help=True
+    help="Pinned snapshots: a table as of one instant, kept until its lease ends.", no_args_is_help=True
 )
 
 app.command()(export)
@@ -28,9 +28,7 @@ SnapshotIds = Annotated[
 @app.command()
 def create(
     table: TableName,
-    ttl: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it lives without being renewed: 90s, 10m, 2h, 7d.")
-    ] = "10m",
+    ttl: Annotated[str, typer.Option(metavar="TIME", help="Time to live without renewal: 90s, 10m, 2h, 7d.")] = "10m",
     url: Url = None,
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
@@ -42,7 +40,7 @@ def create(
 @app.command("list")
 def list_(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Only those of this table.", show_default=False)
+        str | None, typer.Argument(metavar="[TABLE]", help="Only the snapshots of this table.", show_default=False)
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -78,11 +76,11 @@ def renew(
         str, typer.Argument(metavar="ID", help="The snapshot, as `snapshot create` printed it.", show_default=False)
     ],
     ttl: Annotated[
-        str | None, typer.Option(metavar="TIME", help="A new time to live: 90s, 10m, 2h, 7d. Default: as before.")
+        str | None, typer.Option(metavar="TIME", help="A new time to live: 90s, 10m, 2h, 7d. Default: unchanged.")
     ] = None,
     url: Url = None,
 ) -> None:
-    """Begin a snapshot's time to live anew."""
+    """Restart the time to live of a snapshot."""
     seconds = None if ttl is None else parse_duration(ttl)
     with sync.connect(url) as client:
         snapshot = _find(snapshot_id, client.snapshots())
@@ -92,7 +90,7 @@ def renew(
 
 @app.command()
 def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
-    """Give snapshots back; scans that are reading one go on to their end.
+    """Release snapshots. Scans that are reading them continue to their end.
 
     The exit code is 1 when one of them is not there; the others are released all the same.
     """

@@ -69,7 +69,7 @@ def drop(
 ) -> None:
     """Drop a table with all its rows."""
     with sync.connect(url) as client:
-        # First, so that nobody is asked about a table that is not there.
+        # Checked first, so that the command does not ask about a table that does not exist.
         try:
             rows = _rows_of(client.table(table))
         except DataLoss:

@@ -24,7 +24,7 @@ _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
 
 
 class TailFormat(StrEnum):
-    """What changes are printed as."""
+    """Output formats of `tail`."""
 
     TABLE = "table"
     JSON = "json"
@@ -45,7 +45,7 @@ def tail(
     until: Annotated[
         str | None,
         typer.Option(
-            metavar="STOP", help="latest (what there is now), offsets as for --from, or a time. Default: until Ctrl-C."
+            metavar="STOP", help="latest (the end as of now), offsets as for --from, or a time. Default: until Ctrl-C."
         ),
     ] = None,
     columns: Columns = None,
@@ -55,26 +55,26 @@ def tail(
         TailFormat | None,
         typer.Option(
             "--format",
-            help="Default: a table on a terminal, else json: one object a line. debezium-json has an envelope for each "
-            "change, with the row before and after.",
+            help="Default: a table on a terminal, else json: one object per line. debezium-json has an envelope for "
+            "each change, with the row before and after.",
         ),
     ] = None,
     unmatched: Annotated[
         Unmatched,
         typer.Option(
-            help="What comes of rows that do not match WHERE where nobody knows if they did before, as in tables with "
-            'changelog="upsert".',
+            help="How to show rows that do not match WHERE and may have matched before, in tables with "
+            'changelog="upsert": refuse the command, or print a deletion.',
         ),
     ] = Unmatched.REFUSE,
     clamp: Annotated[
-        bool, typer.Option("--clamp", help="Start at the oldest change there is, where START is older.")
+        bool, typer.Option("--clamp", help="If START is older than the oldest change that is kept, start there.")
     ] = False,
     url: Url = None,
 ) -> None:
     """Show the changes of a table as they happen.
 
     +I is a new row, -U and +U are a row before and after an update, -D is a row that was deleted. With --where, a row
-    that begins to match is +I, and one that ceases to is -D. Ctrl-C ends it with exit code 0.
+    that begins to match is +I, and a row that no longer matches is -D. Ctrl-C ends the command with exit code 0.
     """
     chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
     start = start_of("--from", from_)
@@ -99,19 +99,19 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
         case TailFormat.DEBEZIUM_JSON:
             database, _, name = table.partition(".")
             output().write(debezium_lines(rows, database, name).to_pybytes())
-    # Whoever reads a pipe sees changes as they come.
+    # A reader of a pipe sees changes as they arrive.
     sys.stdout.flush()
 
 
 def _print_lines(rows: pa.RecordBatch) -> None:
-    """One line a change: when, what, where, and the columns by name."""
+    """One line per change: time, row kind, bucket and offset, and the columns by name."""
     names = rows.schema.names[len(CHANGE_COLUMNS) :]
     times = pc.fill_null(pc.strftime(rows.column("_commit_timestamp"), "%H:%M:%S"), "")
     cells = [text_cells(rows.column(name)) for name in names]
     kinds = rows.column("_change_type").to_pylist()
-    places = zip(rows.column("_bucket").to_pylist(), rows.column("_log_offset").to_pylist(), strict=True)
+    locations = zip(rows.column("_bucket").to_pylist(), rows.column("_log_offset").to_pylist(), strict=True)
     console = Console(soft_wrap=True, highlight=False)
-    for time, kind, (bucket, offset), *row in zip(times.to_pylist(), kinds, places, *cells, strict=True):
+    for time, kind, (bucket, offset), *row in zip(times.to_pylist(), kinds, locations, *cells, strict=True):
         where = f"{bucket}:{'' if offset is None else offset}"
         values = "  ".join(
             f"{printable(name)}={'null' if value is None else value}" for name, value in zip(names, row, strict=True)

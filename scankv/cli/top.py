@@ -1,4 +1,4 @@
-"""`top`: the first rows of a table by a column, once or as they change."""
+"""`top`: shows the first rows of a table by a column, once or as they change."""
 
 from typing import Annotated, Final
 
@@ -20,24 +20,24 @@ def top(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="At most so many rows.")
     ] = 10,
-    ascending: Annotated[bool, typer.Option("--ascending", help="The least first.")] = False,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Least first.")] = False,
     where: Where = None,
     columns: Columns = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show them anew whenever they change, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Show the rows again whenever they change, until Ctrl-C.")
     ] = False,
     every: Annotated[
         float | None,
         typer.Option(
             min=0.1,
             metavar="SECONDS",
-            help=f"At most one change in so long, with --watch. Default: {_EVERY_SECONDS:g}.",
+            help=f"With --watch, show at most one change in this time. Default: {_EVERY_SECONDS:g}.",
         ),
     ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show the first rows in the order of a column, the greatest first; with --json each is one line.
+    """Show the first rows in the order of a column, greatest first; with --json each is one line.
 
     Rows that are null in the column come last, and rows that are equal in it by their keys.
 

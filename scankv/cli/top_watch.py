@@ -15,7 +15,7 @@ from scankv.cli.top_screen import TopScreen, top_block, top_json
 if TYPE_CHECKING:
     from aio_client import sync
 
-# How often the last line is drawn anew while nothing changes.
+# How often the last line is drawn again while nothing changes.
 _REFRESHES_PER_SECOND: Final = 4
 
 

@@ -1,4 +1,4 @@
-"""`transactions`: what was staged and is neither committed nor aborted, or is stuck; listed, aborted and given up."""
+"""`transactions`: lists and aborts open transactions, and gives up stuck ones."""
 
 import sys
 from dataclasses import asdict
@@ -19,9 +19,9 @@ app: typer.Typer = typer.Typer(help="Transactions that are neither committed nor
 def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
     """List the open transactions, the oldest first.
 
-    `scankv transactions abort ID` aborts one. Those of which nothing is heard for their time to live are aborted by the
-    server. Those that are committed and could not be applied everywhere are stuck; `scankv transactions give-up ID`
-    accepts what they have lost.
+    `scankv transactions abort ID` aborts one. The server aborts transactions without calls for their time to live. A
+    transaction that is committed and could not be applied everywhere is stuck; `scankv transactions give-up ID` accepts
+    its losses.
     """
     if context.invoked_subcommand is not None:
         context.obj = url
@@ -56,21 +56,19 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
 @app.command()
 def abort(
     context: typer.Context,
-    ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Their ids, or tokens, as listed.", show_default=False)
-    ],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids or tokens, as listed.", show_default=False)],
     url: Url = None,
 ) -> None:
-    """Abort transactions: what they have staged is removed, and whoever writes them is told.
+    """Abort transactions: remove what they have staged. Their writers get an error.
 
-    The exit code is 1 when one of them is not there, or is being committed; the others are aborted all the same.
+    The exit code is 1 if a transaction does not exist or is being committed; the others are aborted anyway.
     """
     failed = False
     with sync.connect(url or context.obj) as client:
         for id_ in ids:
             tokens = [each.token for each in client.transactions() if id_ in (each.id, each.token)]
             if not tokens:
-                complain(f"there is no open transaction {id_}")
+                complain(f"no open transaction has the id or token {id_}")
                 failed = True
             for token in tokens:
                 try:
@@ -88,7 +86,7 @@ def abort(
 def give_up(
     context: typer.Context,
     id_: Annotated[
-        str, typer.Argument(metavar="ID", help="Its id, or token, as listed: a stuck one.", show_default=False)
+        str, typer.Argument(metavar="ID", help="The id or token of a stuck transaction, as listed.", show_default=False)
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
@@ -96,13 +94,13 @@ def give_up(
 ) -> None:
     """Accept that a stuck transaction is lost where it cannot be applied, so that its tables are served again.
 
-    For when stored data is damaged, and there is no copy to restore it from. What can be applied is applied first. What
-    is lost is printed, and is in the server's log.
+    Use this if stored data is damaged and there is no copy to restore. Everything that can be applied is applied first.
+    Losses are printed, and are in the log of the server.
     """
     with sync.connect(url or context.obj) as client:
         stuck = [each for each in client.transactions() if each.stuck and id_ in (each.id, each.token)]
         if not stuck:
-            complain(f"there is no stuck transaction {id_}")
+            complain(f"no stuck transaction has the id or token {id_}")
             raise typer.Exit(FAILED)
         found = stuck[0]
         what = f"what the transaction {id_} has written to {', '.join(found.tables)} ({found.rows:,} rows and keys)"

@@ -1,1 +1,1 @@
-"""What a table is, without I/O: names, types, schemas, options, key order, buckets, and what fits into them."""
+"""The model of a table, without I/O: names, types, schemas, options, key order, buckets and predicates."""

@@ -1,4 +1,4 @@
-"""Which errors ScanKV raises: one tree for server and client, each class with its wire status and reason.
+"""The errors of ScanKV: one tree for server and client, in which each class has its wire status and reason.
 
     ScanKvError
     ├── ServerRefused            the server said no
@@ -47,8 +47,8 @@
     ├── UsageError               you misused us
     └── ProtocolViolation        the protocol was broken
 
-The server raises these classes, its service layer turns one into a gRPC status (`code`) with a typed detail (`reason`,
-`details`), and the client turns that back into the same class: `error_for_reason` is the one table for it.
+The server raises these classes. Its service layer turns them into gRPC statuses (`code`) with a typed detail (`reason`,
+`details`), and the client turns those back into the same classes with `error_for_reason`.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class ScanKvError(Exception):
     """Root of every error that ScanKV raises on purpose.
 
     Attributes:
-        code: Name of the gRPC status that carries this error, as `NOT_FOUND`.
-        reason: Machine-readable reason, as `TABLE_NOT_FOUND`. Stable across versions.
+        code: Name of the gRPC status that carries this error, such as `NOT_FOUND`.
+        reason: Machine-readable reason, such as `TABLE_NOT_FOUND`. Stable across versions.
         message: What was wrong, where, and what to do.
-        details: Where it was: some of `table`, `column`, `row` (0-based index in the data given), `bucket`, `option`,
+        details: The location: some of `table`, `column`, `row` (0-based index in the data given), `bucket`, `option`,
             `address`. All values are strings.
-        retry_after: Seconds after which trying again makes sense, or None.
-        resume_token: For an error that ended a scan, what goes on behind the last rows its reader received:
-            `scan.resume_from(error.resume_token)`. None when it had received none.
+        retry_after: Seconds after which a retry makes sense, or None.
+        resume_token: For an error that ended a scan, the token to continue after the last rows its reader received:
+            `scan.resume_from(error.resume_token)`. None if the reader had received none.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -98,27 +98,27 @@ class ScanKvError(Exception):
 
 
 class ServerRefused(ScanKvError):
-    """The server understood the request and said no, or could not do it; sending the same again changes nothing."""
+    """The server understood the request and refused it, or could not carry it out. A plain retry does not help."""
 
 
 class TableNotFound(ServerRefused):
-    """The table does not exist, or was dropped meanwhile."""
+    """The table does not exist, or was dropped in the meantime."""
 
     code = "NOT_FOUND"
     reason = "TABLE_NOT_FOUND"
 
 
 class TableExists(ServerRefused):
-    """A table of that name exists already."""
+    """A table with this name exists already."""
 
     code = "ALREADY_EXISTS"
     reason = "TABLE_EXISTS"
 
 
 class TableRecreated(ServerRefused):
-    """Log offsets are of a table that was dropped and created again since; nothing was done.
+    """The log offsets belong to an earlier incarnation of the table, which was dropped since. Nothing was done.
 
-    The offsets name other changes now, or none: whoever kept them has to begin again.
+    In the present table the offsets would name other changes, or none. Read the table from the start instead.
     """
 
     code = "FAILED_PRECONDITION"
@@ -126,26 +126,26 @@ class TableRecreated(ServerRefused):
 
 
 class InvalidRequest(ServerRefused):
-    """The request does not make sense for this table; nothing was changed."""
+    """The request is not valid for this table. Nothing was changed."""
 
     code = "INVALID_ARGUMENT"
     reason = "INVALID_REQUEST"
 
 
 class SchemaMismatch(InvalidRequest):
-    """A column is missing, unknown, of another type, or null where nulls are refused."""
+    """A column is missing, unknown, of another type, or null although it is NOT NULL."""
 
     reason = "SCHEMA_MISMATCH"
 
 
 class InvalidOption(InvalidRequest):
-    """A table option does not exist, or its value is not allowed."""
+    """A table option does not exist, or does not allow the value."""
 
     reason = "INVALID_OPTION"
 
 
 class InvalidKey(InvalidRequest):
-    """A key is null, too long, or not of the key's type."""
+    """A key is null, too long, or not of the type of the key."""
 
     reason = "INVALID_KEY"
 
@@ -157,23 +157,23 @@ class InvalidResumeToken(InvalidRequest):
 
 
 class UnknownField(ServerRefused):
-    """The request carries a field that this server does not know; it must not guess without it."""
+    """The request has a field that this server does not know. Ignoring it could change what the request means."""
 
     code = "UNIMPLEMENTED"
     reason = "UNKNOWN_FIELD"
 
 
 class RequestTooLarge(ServerRefused):
-    """A request, a row or an answer is over its limit."""
+    """A request, a row or a result exceeds its limit."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "REQUEST_TOO_LARGE"
 
 
 class ServerBusy(ServerRefused):
-    """The server has as much of other requests in memory, or as many files open, as it allows.
+    """The server has reached its limit of request bytes in memory, or of open files.
 
-    `retry_after` says when to try again; a client does so by itself, for its operation timeout.
+    `retry_after` says when to try again. A client retries by itself until its operation timeout.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -181,9 +181,9 @@ class ServerBusy(ServerRefused):
 
 
 class PositionExpired(ServerRefused):
-    """The changelog no longer reaches back to a position: what was there is gone by retention.
+    """The changelog no longer reaches back to a position: retention has removed the changes there.
 
-    `details` has `wanted`, `earliest` and `latest`, the offsets of the bucket named with them.
+    `details` has `wanted`, `earliest` and `latest`, which are offsets of the bucket in `bucket`.
     """
 
     code = "OUT_OF_RANGE"
@@ -191,7 +191,7 @@ class PositionExpired(ServerRefused):
 
 
 class PositionOutOfRange(ServerRefused):
-    """A position that the changelog does not have: beyond its end, or of changes that a crash undid.
+    """A position is not in the changelog: it is beyond the end, or belongs to changes that a crash has lost.
 
     `details` as for `PositionExpired`.
     """
@@ -201,58 +201,58 @@ class PositionOutOfRange(ServerRefused):
 
 
 class TooManyScans(ServerRefused):
-    """The server has as many live scans as it allows; `retry_after` says when to try again."""
+    """The server has reached its limit of live scans. `retry_after` says when to try again."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SCANS"
 
 
 class ScanNotFound(ServerRefused):
-    """No live scan has that id: it ended, or never was."""
+    """No live scan has this id: it has ended, or never existed."""
 
     code = "NOT_FOUND"
     reason = "SCAN_NOT_FOUND"
 
 
 class ScanCancelled(ServerRefused):
-    """An operator ended the scan: the rows received are not the whole."""
+    """An operator ended the scan. The rows received are incomplete."""
 
     code = "ABORTED"
     reason = "SCAN_CANCELLED"
 
 
 class SnapshotLost(ServerRefused):
-    """No lease has that id: it was released, has expired, went with its table, or never was."""
+    """No snapshot has this id: its lease was released or has expired, its table was dropped, or it never existed."""
 
     code = "FAILED_PRECONDITION"
     reason = "SNAPSHOT_LOST"
 
 
 class SnapshotNotTaken(ServerRefused):
-    """Taking the snapshot would have held the table's writers for too long; `retry_after` says when to try again."""
+    """Taking the snapshot would have paused the writers of the table too long. `retry_after` says when to try again."""
 
     code = "ABORTED"
     reason = "SNAPSHOT_NOT_TAKEN"
 
 
 class TooManySnapshots(ServerRefused):
-    """The server keeps as many leases, or as much disk for them, as it allows."""
+    """The server has reached its limit of leases on snapshots, or of disk space that snapshots keep."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SNAPSHOTS"
 
 
 class ConsumerNotFound(ServerRefused):
-    """The table has no consumer of that id: it was deleted, has expired, or never was."""
+    """The table has no consumer with this id: it was deleted, has expired, or never existed."""
 
     code = "NOT_FOUND"
     reason = "CONSUMER_NOT_FOUND"
 
 
 class ConsumerFenced(ServerRefused):
-    """The consumer is no longer this stream's: another one took it over, or it was reset, deleted, or has expired.
+    """This stream no longer owns the consumer: another stream took it over, or it was reset, deleted, or has expired.
 
-    What the stream has not committed is read again by whoever has the consumer now.
+    The next stream of the consumer reads again what this one has not committed.
     """
 
     code = "FAILED_PRECONDITION"
@@ -260,14 +260,14 @@ class ConsumerFenced(ServerRefused):
 
 
 class TooManyConsumers(ServerRefused):
-    """The server keeps as many consumers as it allows."""
+    """The server has reached its limit of consumers."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_CONSUMERS"
 
 
 class WriterFenced(ServerRefused):
-    """The writer was opened again, by another instance of the same id: this one may not write any more.
+    """Another instance has opened the writer with the same id, so this instance may no longer write.
 
     Nothing of the request was written.
     """
@@ -277,9 +277,9 @@ class WriterFenced(ServerRefused):
 
 
 class WriterExpired(ServerRefused):
-    """The server cannot tell any more whether a request was applied earlier, so it has not applied it now.
+    """The server no longer knows whether it has applied a request before, so it has not applied it now.
 
-    Its writer was not heard of for too long, or the request comes after too many later ones of its writer.
+    The writer was idle for too long, or the request arrived after too many later requests of its writer.
     """
 
     code = "FAILED_PRECONDITION"
@@ -287,16 +287,16 @@ class WriterExpired(ServerRefused):
 
 
 class TooManyWriters(ServerRefused):
-    """A bucket knows as many writers as it may; they are forgotten some time after their last request."""
+    """A bucket has reached its limit of writers. It forgets writers some time after their last request."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_WRITERS"
 
 
 class WriteConflict(ServerRefused):
-    """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
+    """A row of a conditional write has changed since the version in its precondition. Nothing was written.
 
-    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
+    `details` has `bucket`, and in `keys` the number of changed keys in it.
     """
 
     code = "ABORTED"
@@ -304,9 +304,9 @@ class WriteConflict(ServerRefused):
 
 
 class ColumnLocked(ServerRefused):
-    """Another writer has locked a column that the write would change; nothing was written.
+    """Another writer has locked a column that the write would change. Nothing was written.
 
-    `details` has `owner`, `columns` and `seconds`, which are left of the lock unless it is renewed.
+    `details` has `owner`, `columns`, and `seconds` until the lock expires unless it is renewed.
     """
 
     code = "FAILED_PRECONDITION"
@@ -314,30 +314,30 @@ class ColumnLocked(ServerRefused):
 
 
 class LockLost(ServerRefused):
-    """There is no column lock of that id: it was released, has expired, went with its table, or never was."""
+    """No column lock has this id: it was released, has expired, its table was dropped, or it never existed."""
 
     code = "FAILED_PRECONDITION"
     reason = "LOCK_LOST"
 
 
 class TooManyLocks(ServerRefused):
-    """A table has as many column locks as it may."""
+    """A table has reached its limit of column locks."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_LOCKS"
 
 
 class TransactionLost(ServerRefused):
-    """There is no such open transaction: it was aborted, has expired, was begun again elsewhere, or never was."""
+    """No such transaction is open: it was aborted, has expired, was begun again elsewhere, or never existed."""
 
     code = "NOT_FOUND"
     reason = "TRANSACTION_LOST"
 
 
 class TransactionConflict(ServerRefused):
-    """A key that the transaction depends on has changed since it looked; nothing was written.
+    """A key that the transaction depends on has changed since the transaction read it. Nothing was written.
 
-    `details` has `table`, `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
+    `details` has `table`, `bucket`, and in `keys` the number of changed keys in it.
     """
 
     code = "ABORTED"
@@ -345,21 +345,21 @@ class TransactionConflict(ServerRefused):
 
 
 class TransactionCommitted(ServerRefused):
-    """The transaction is committed, or is being committed: it cannot be aborted, nor written to."""
+    """The transaction is committed or is being committed. It can no longer be aborted or written to."""
 
     code = "FAILED_PRECONDITION"
     reason = "TRANSACTION_COMMITTED"
 
 
 class TooManyTransactions(ServerRefused):
-    """The server has as many open transactions as it allows."""
+    """The server has reached its limit of open transactions."""
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_TRANSACTIONS"
 
 
 class UndoConflict(ServerRefused):
-    """Others have written keys of an undo while it ran, each time that it was tried; repeat it.
+    """Other writers wrote keys of an undo while it ran, at each of its attempts. Repeat the undo.
 
     Rows that were reverted so far stay reverted.
     """
@@ -369,10 +369,10 @@ class UndoConflict(ServerRefused):
 
 
 class DiskFull(ServerRefused):
-    """The disk of the server's data directory has no space left for a write. Reads go on, and tables can be dropped.
+    """The disk of the data directory has no space for a write. Reads continue to work, and tables can be dropped.
 
-    `details` has `directory`, where the server could not write. Of a request that writes to several buckets, or in
-    several steps, a part may have been written.
+    `details` has `directory`, where the server could not write. A request that writes to several buckets, or in several
+    steps, may have been written in part.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -380,28 +380,28 @@ class DiskFull(ServerRefused):
 
 
 class DataLoss(ServerRefused):
-    """Stored data is damaged. What was read so far must not be taken for the whole."""
+    """Stored data is damaged. Rows that were read before the error are incomplete."""
 
     code = "DATA_LOSS"
     reason = "DATA_LOSS"
 
 
 class InternalError(ServerRefused):
-    """The server failed in a way it did not expect; its log has the cause under the id in `details["incident"]`."""
+    """The server failed unexpectedly. Its log has the cause, under the id in `details["incident"]`."""
 
     code = "INTERNAL"
     reason = "INTERNAL"
 
 
 class ConnectionFailed(ScanKvError):
-    """The call did not get through, or broke off; whether it was carried out is not known."""
+    """The call did not reach the server, or broke off. The server may have carried it out."""
 
 
 class Unavailable(ConnectionFailed):
     """No server answers at the address, or the connection broke.
 
     Attributes:
-        shed: Whether the call alone was dropped, by gRPC or a proxy, while there was a server to connect to.
+        shed: Whether gRPC or a proxy dropped only this call, while the server was reachable.
     """
 
     shed: bool = False
@@ -439,21 +439,21 @@ class ScanTooLong(ConnectionFailed):
 
 
 class ScanInterrupted(ConnectionFailed):
-    """A scan broke off before its end: the rows received are not the whole table."""
+    """A scan broke off before its end. The rows received are incomplete."""
 
     code = "ABORTED"
     reason = "SCAN_INTERRUPTED"
 
 
 class UsageError(ScanKvError):
-    """The client library was used wrongly; no request was sent."""
+    """The client library was used wrongly. No request was sent."""
 
     code = "FAILED_PRECONDITION"
     reason = "USAGE"
 
 
 class ProtocolViolation(ScanKvError):
-    """The other side sent what the contract forbids: a missing trailer, wrong totals, a checksum that differs."""
+    """The other side violated the protocol, as with a missing trailer, wrong totals or a wrong checksum."""
 
     code = "INTERNAL"
     reason = "PROTOCOL_VIOLATION"
@@ -466,16 +466,16 @@ def _subclasses(cls: type[ScanKvError]) -> Iterable[type[ScanKvError]]:
 
 
 def error_for_reason(reason: str) -> type[ScanKvError] | None:
-    """The class whose `reason` is the given one, or None for a reason of a newer version."""
+    """The class with this `reason`, or None for a reason of a newer version."""
     return {cls.reason: cls for cls in _subclasses(ScanKvError) if "reason" in vars(cls)}.get(reason)
 
 
-# What is longer is no misspelling, and comparing it with all names would take seconds.
+# A longer name is no misspelling, and comparing it with all names would take seconds.
 _LONGEST_MISSPELLING = 200
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "score"?` for the nearest of the known names, or all of them when few, or nothing."""
+    """`; did you mean "score"?` with the nearest known names; with few known names, all of them; else an empty text."""
     if len(name) > _LONGEST_MISSPELLING:
         return ""
     names = list(known)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # pyarrow has no types
-    """The function or class of that name; kept, so that it is looked up here once."""
+    """The function or class with this name. Cached, so that each is looked up once."""
     import pyarrow.compute
 
     found = globals()[name] = getattr(pyarrow.compute, name)

@@ -1,4 +1,4 @@
-"""How a table is named, `database.table`, its columns, and who reads its changes and writes to it."""
+"""Names of tables (`database.table`) and columns, and ids of consumers and writers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TableName:
 
 
 def check_consumer_id(consumer_id: object) -> None:
-    """Raises InvalidRequest unless it may name a consumer, and so a file."""
+    """Raises InvalidRequest unless the id can name a consumer, and therefore a file."""
     if not isinstance(consumer_id, str) or consumer_id in (".", "..") or not _CONSUMER_ID.fullmatch(consumer_id):
         raise InvalidRequest(
             f"{_short(repr(consumer_id))} is not the id of a consumer: it must be 1 to {MAX_NAME_LENGTH} of "
@@ -64,7 +64,7 @@ def check_consumer_id(consumer_id: object) -> None:
 
 
 def check_writer_id(writer_id: object) -> None:
-    """Raises InvalidRequest unless it may name a writer, or the owner of a lock."""
+    """Raises InvalidRequest unless the id can name a writer, or the owner of a lock."""
     if not isinstance(writer_id, str) or writer_id in (".", "..") or not _WRITER_ID.fullmatch(writer_id):
         raise InvalidRequest(
             f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
@@ -73,7 +73,7 @@ def check_writer_id(writer_id: object) -> None:
 
 
 def is_column_name(name: object) -> bool:
-    """Whether it may name a column: text, and such as UTF-8 has. That of a command line need not be."""
+    """Whether the text can name a column, that is, is valid UTF-8. Arguments of a command line may not be."""
     if not isinstance(name, str):
         return False
     try:
@@ -84,6 +84,6 @@ def is_column_name(name: object) -> bool:
 
 
 def _short(text: str) -> str:
-    """The text as far as it belongs into a message."""
+    """The text, shortened for a message."""
     longest = 2 * MAX_NAME_LENGTH + 1
     return text if len(text) <= longest else text[:longest] + "..."

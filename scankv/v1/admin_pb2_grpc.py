@@ -60,22 +60,22 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stats(self, request, context):
-        """Figures of the whole server, read without opening anything.
+        """Statistics of the server, read without opening anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListScans(self, request, context):
-        """The scans that are live now, the oldest first.
+        """The live scans, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelScan(self, request, context):
-        """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
-        and its reader gets SCAN_CANCELLED.
+        """Ends a scan. Its iterators are freed when this call returns; those of a scan that is just being opened are freed
+        once it is open. The reader of the scan gets SCAN_CANCELLED.
         Errors: NOT_FOUND SCAN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -83,10 +83,12 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CheckTable(self, request, context):
-        """Reads a whole table and says whether all that is stored of it agrees: each row can be decoded and has its key, there
-        are as many rows as are counted, if they are, and every index has exactly the entries of the rows. One message a bucket,
-        ascending, each as of one instant. It is admitted, listed and ended as a scan is.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+        """Reads a complete table and checks that everything stored for it is consistent: each row can be decoded and has its
+        key, the number of rows equals the counted number, if rows are counted, and every index has exactly the entries of
+        the rows. Sends one message for each bucket, in ascending order, each as of one instant. The call is admitted,
+        listed and cancelled like a scan. Damage is reported in the messages and is not an error.
+
+        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

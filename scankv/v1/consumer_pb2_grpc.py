@@ -60,7 +60,7 @@ class ConsumerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListConsumers(self, request, context):
-        """The consumers of a table by their ids, ascending. Opens the buckets that they have positions in.
+        """The consumers of a table by id, ascending. Opens the buckets in which they have positions.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -68,17 +68,17 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitPosition(self, request, context):
-        """Moves a consumer's position to where a stream of it has come. A position that is not behind the one there is changes
-        nothing, so that a call may be repeated.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or it
-        was reset, deleted, or has expired); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
+        """Advances the position of a consumer to a point that its stream has reached. A position that is not later than the
+        stored one changes nothing, so the call can be repeated.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION CONSUMER_FENCED (a later stream took the consumer over, or
+        it was reset, deleted, or has expired); INVALID_ARGUMENT INVALID_RESUME_TOKEN (damaged, or of another table).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetConsumer(self, request, context):
-        """Moves a consumer's position to any place, of all buckets in which it has one. A stream of it ends with
+        """Moves a consumer to any position, in all buckets in which it has one. A stream of the consumer ends with
         CONSUMER_FENCED.
         Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
         TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
@@ -88,7 +88,7 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteConsumer(self, request, context):
-        """Forgets a consumer. A stream of it ends with CONSUMER_FENCED.
+        """Deletes a consumer. A stream of the consumer ends with CONSUMER_FENCED.
         Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -60,18 +60,19 @@ class LockServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def LockColumns(self, request, context):
-        """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed. With `take_over`, locks
-        of the same owner on these columns end in its place.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key column, no
-        column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of them: metadata
-        owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
+        """Locks columns of a table. Repeating a call with the same lock_id renews that lock and returns it. With `take_over`,
+        the new lock replaces locks of the same owner on these columns.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key
+        column, no column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of
+        them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewColumnLock(self, request, context):
-        """Begins a lock's time to live anew. Errors: FAILED_PRECONDITION LOCK_LOST; INVALID_ARGUMENT INVALID_REQUEST.
+        """Restarts the time to live of a lock.
+        Errors: FAILED_PRECONDITION LOCK_LOST; INVALID_ARGUMENT INVALID_REQUEST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,8 @@ class LockServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListColumnLocks(self, request, context):
-        """The locks of one table, or of all, by table and id. Errors: NOT_FOUND TABLE_NOT_FOUND.
+        """The locks of one table or of all tables, by table and id.
+        Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

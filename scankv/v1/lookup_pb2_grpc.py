@@ -60,19 +60,19 @@ class LookupServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Lookup(self, request, context):
-        """Reads the rows of given keys. Keys of one bucket are read at one instant, those of several buckets one after
-        another. What is shown is durable and includes every write acknowledged before.
+        """Reads the rows of given keys. Keys of one bucket are read at one instant; buckets are read one after another. Rows
+        returned are durable and include every write acknowledged before.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH, INVALID_KEY, INVALID_REQUEST;
-        RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer);
-        DATA_LOSS DATA_LOSS.
+        RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer); DATA_LOSS
+        DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Count(self, request, context):
-        """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
-        immediate, where their number is known: see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
+        """Counts the rows of a table, in all buckets at one instant. Without a predicate no row is read and the answer is
+        immediate if the number is known, see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
         Errors: as for Aggregate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -80,12 +80,12 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Aggregate(self, request, context):
-        """Computes sums, smallest and greatest values of columns over all rows, or for each group of rows, without sending any.
+        """Computes sums, least and greatest values of columns over all rows, or for each group of rows, without sending rows.
 
-        It reads one view as ScanKv does, and is admitted, listed and ended as a scan is: it counts among the live scans and
-        ends with the server's longest scan. Give it a deadline to match.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (unknown column, or a function that its type does
-        not have), INVALID_REQUEST (nothing asked for, a sum that does not fit its type, over 1,000,000 groups);
+        It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
+        the longest duration of a scan applies. Give it a matching deadline.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (unknown column, or a function that its type
+        does not have), INVALID_REQUEST (nothing asked for, a sum that does not fit its type, over 1,000,000 groups);
         RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (an answer over 32 MiB), TOO_MANY_SCANS; FAILED_PRECONDITION SNAPSHOT_LOST;
         DATA_LOSS DATA_LOSS; DEADLINE_EXCEEDED SCAN_TOO_LONG; ABORTED SCAN_CANCELLED; UNAVAILABLE SERVER_DRAINING.
         """
@@ -94,9 +94,9 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TopN(self, request, context):
-        """The first rows of a table in the order of a column, over all its buckets, as of one view; as Aggregate otherwise.
-        Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an order,
-        REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
+        """The first rows of a table in the order of a column, over all its buckets, as of one view; otherwise as Aggregate.
+        Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
+        order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

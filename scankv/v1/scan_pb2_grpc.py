@@ -50,42 +50,42 @@ class ScanServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ScanKv(self, request, context):
-        """Reads the rows of a table as one consistent view of all the buckets asked for.
+        """Reads the rows of a table as one consistent view of all requested buckets.
 
-        The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
-        in key order (descending with `reverse`; with `ordered` the rows of all buckets together), each row in exactly one
-        chunk, with heartbeats between them where nothing is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
-        says, and a reader must treat it as an error.
+        The stream has one header, then chunks, then one trailer. Chunks come bucket by bucket in ascending order of bucket
+        numbers, and the rows of a bucket in key order (descending with `reverse`). With `ordered`, the rows of all buckets
+        come in one key order. Each row is in exactly one chunk. Heartbeats come between chunks when nothing is found for
+        some time. A stream without a trailer is incomplete whatever its status is, and a reader must treat it as an error.
 
-        Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
-        acknowledged before the request are in it; writes that begin after the header are not. Everything it shows is
-        durable. The view of a pinned snapshot is that of its pin.
+        Consistency: the server takes the view of a live table between request and header, of all buckets at one instant.
+        The view contains all writes acknowledged before the request, and none that began after the header. Everything in
+        it is durable. The view of a pinned snapshot is the view of its pin.
 
-        Flow control: the server builds one chunk ahead of the one it is sending and no more, so a reader that stops
-        reading stops the scan. A reader that takes nothing for the server's stall timeout loses the scan (SCAN_STALLED,
-        which it gets once it reads on), and so does one that takes longer than the server's longest scan (SCAN_TOO_LONG).
-        Cancelling the call, or closing the connection, frees what the scan holds.
+        Flow control: the server builds at most one chunk ahead of the one it is sending, so a reader that stops reading
+        stops the scan. A scan whose reader takes nothing for the server's stall timeout ends with SCAN_STALLED, which the
+        reader gets when it reads again. A scan over the server's longest duration ends with SCAN_TOO_LONG. Cancelling the
+        call, or closing the connection, frees everything that the scan holds.
 
-        Resuming: every chunk and heartbeat carries a token for what comes after it. The same request with `resume_token`
-        goes on there: over a pinned snapshot with exactly the rows that are missing, over the live table with a fresh view,
-        whose header says so. A key that was before the token never comes again.
+        Resuming: every chunk and heartbeat has a resume token for what comes after it. The same request with that
+        `resume_token` continues there: over a pinned snapshot with exactly the missing rows, over the live table with a
+        new view, which the header shows. No key from before the token is sent again.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (unknown column or bucket, limits out of
         range), INVALID_RESUME_TOKEN (damaged, or of another query, table, schema or snapshot); FAILED_PRECONDITION
-        SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
+        SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket, also in mid-stream, but never fewer rows); RESOURCE_EXHAUSTED
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
-        operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
-        POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
-        FAILED_PRECONDITION CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+        operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. For the changelog also OUT_OF_RANGE
+        POSITION_EXPIRED and POSITION_OUT_OF_RANGE, with the requested, the first and the last offset; FAILED_PRECONDITION
+        CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainScan(self, request, context):
-        """Says how a scan would be answered, without reading anything. A resume token is not looked at.
+        """Says how the server would answer a scan, without reading anything. Resume tokens are ignored.
 
-        Errors: as for ScanKv, but for those of a stream that is under way.
+        Errors: as for ScanKv, except those of a stream in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

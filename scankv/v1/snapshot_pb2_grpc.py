@@ -65,8 +65,9 @@ class SnapshotServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PinSnapshot(self, request, context):
-        """Takes a lease on a view of a table as of now. Durable when answered: views and leases survive a restart of the
-        server, which begins each lease's time to live anew. Repeating a call with the same lease_id gives the same snapshot.
+        """Takes a lease on a view of a table as of now. Durable when this call returns: views and leases survive a restart of
+        the server, which restarts the time to live of each lease. Repeating a call with the same lease_id returns the same
+        snapshot.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
         TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
         SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
@@ -76,7 +77,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewSnapshot(self, request, context):
-        """Begins the lease's time to live anew.
+        """Restarts the time to live of the lease.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -84,7 +85,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSnapshot(self, request, context):
-        """Gives a lease back. Scans that are reading go on to their end; new ones get SNAPSHOT_LOST.
+        """Ends a lease. Scans that are reading continue to their end; new scans get SNAPSHOT_LOST.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -92,7 +93,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSnapshots(self, request, context):
-        """The snapshots of one table, or of all, the oldest view first.
+        """The snapshots of one table or of all tables, oldest view first.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -100,8 +101,8 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SplitSnapshot(self, request, context):
-        """Cuts a snapshot into key ranges of about equally many rows, which together cover every key once. The first call for
-        a view reads its keys; the answer to the same question is always the same.
+        """Divides a snapshot into key ranges with about the same number of rows, which together cover every key once. The
+        first call for a view reads its keys. The same request always gets the same answer.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST; DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

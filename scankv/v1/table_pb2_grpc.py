@@ -65,10 +65,10 @@ class TableServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateTable(self, request, context):
-        """Creates a table. Durable when answered. Checked whole before anything is made.
-        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates), SCHEMA_MISMATCH
-        (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not exist, its value,
-        or one that the merge engine needs or has no use for).
+        """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
+        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
+        SCHEMA_MISMATCH (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not
+        exist, its value, or one that the merge engine needs or has no use for).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,13 +83,14 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterTable(self, request, context):
-        """Adds nullable columns at the end, and adds and drops indexes. Durable when answered, all of it or nothing.
+        """Adds nullable columns at the end, and adds and drops indexes, atomically. Durable when this call returns.
 
-        Rows written before read as null in a new column; running scans keep the schema of their header. An index that is
-        added is built while the table is read and written, see IndexStatus, and is used once it is whole; one that is
-        dropped is no longer used when this is answered.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index on
-        a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does not).
+        Existing rows read as null in a new column, and running scans keep the schema of their header. A new index is built
+        while the table is read and written, see IndexStatus, and is used once it is complete. A dropped index is no longer
+        used when this call returns.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index
+        on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
+        not).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +104,7 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTables(self, request, context):
-        """Lists the tables by name, ascending, and those that cannot be used because something of them is damaged.
+        """The tables by name, ascending, and the tables that are damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

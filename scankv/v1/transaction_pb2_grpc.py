@@ -80,9 +80,9 @@ class TransactionServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def BeginTransaction(self, request, context):
-        """Begins a transaction. One that has the same id and is neither committed nor aborted is aborted: whoever began it is
-        thought to be gone. When the id was committed already, the answer is that commit, and nothing begins. Repeating a call
-        with the same `attempt` gives the same transaction.
+        """Begins a transaction, and aborts an open one with the same id, whose owner is presumed dead. If the id was
+        committed already, the response is that commit, and nothing begins. Repeating a call with the same `attempt`
+        returns the same transaction.
         Errors: INVALID_ARGUMENT INVALID_REQUEST (the id, the time to live); RESOURCE_EXHAUSTED TOO_MANY_TRANSACTIONS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -90,8 +90,8 @@ class TransactionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetForUpdate(self, request, context):
-        """Reads rows by key as of now, without what the transaction has staged, and has the commit fail with
-        TRANSACTION_CONFLICT when one of them changes until then. Locks nothing.
+        """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
+        one of them changes before it. Locks nothing.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,20 +99,20 @@ class TransactionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LookupStaged(self, request, context):
-        """Reads rows by key as they would be if all that one part has staged so far was committed now; whatever the merge
-        engine. The commit does not depend on them.
-        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
-        as said; a merge has no result).
+        """Reads rows by key as they would be if everything that one part has staged were committed now, with any merge
+        engine. The commit does not depend on these rows.
+        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many
+        requests as said; a merge has no result).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StageDeleteAll(self, request, context):
-        """Stages the deletion of all rows that the table has at the moment when the server begins with it, as one request of the
-        part: as a Delete of their keys would, but no key leaves the server. Rows that others insert later stay. Answered
-        before the end when that takes longer than `wait_millis`: repeat the call until `done`. Repeating it in any case does
-        no harm.
+        """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
+        has the effect of a Delete of their keys, but no key leaves the server. Rows that others insert later stay. If this
+        takes longer than `wait_millis`, the call returns before the end: repeat it until `done`. Repeating it is always
+        safe.
         Errors: as for a Delete of a transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,21 +120,21 @@ class TransactionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitTransaction(self, request, context):
-        """Commits: answered when all is durable and seen. Repeating the call, also after the server has forgotten what was
-        staged, gives the first answer: ids are remembered for 7 days (a setting), and of all ids that are equal up to their
-        last `:` the one committed last for as long as its tables are there.
-        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was dropped
-        since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
-        INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an overflow
-        of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS DATA_LOSS. After
-        each of these nothing was written, and the transaction can be committed again, or aborted.
+        """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
+        the server has discarded the staged writes: it remembers ids for 7 days (a setting), and of all ids that are equal
+        up to their last `:` the one committed last for as long as its tables exist.
+        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was
+        dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
+        INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an
+        overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
+        DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortTransaction(self, request, context):
-        """Aborts: what was staged is removed. No error when the transaction is not there any more.
+        """Aborts: removes what was staged. No error if the transaction no longer exists.
         Errors: FAILED_PRECONDITION TRANSACTION_COMMITTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -142,19 +142,20 @@ class TransactionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GiveUpTransaction(self, request, context):
-        """Accepts that a committed transaction is lost where it cannot be applied, because what it has staged, a bucket, or the
-        definition of a table is damaged: the field `stuck` of the listing says so, and the error of these buckets. All that
-        can be applied is applied first. Then the transaction counts as committed everywhere, and its buckets are served.
-        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it may be
-        applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After each of
-        these nothing has changed.
+        """Accepts that a committed transaction is lost where it cannot be applied, because staged writes, a bucket, or the
+        definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
+        Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
+        buckets are served again.
+        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it
+        may be applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After
+        each of these nothing has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTransactions(self, request, context):
-        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, the oldest
+        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, oldest
         first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

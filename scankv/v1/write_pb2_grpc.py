@@ -60,40 +60,41 @@ class WriteServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Upsert(self, request, context):
-        """Inserts rows, and merges them into the rows with the same keys as the table's merge engine says; without one, rows
-        replace those that stand, and of several rows of one key in a request the last one counts.
+        """Inserts rows, and merges them into existing rows with the same keys by the merge engine of the table. Without a
+        merge engine, rows replace existing rows, and the last of several rows with one key in a request wins.
 
-        The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
-        at most 8,192 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
-        whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
-        that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
-        that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
-        request of the same writer in the same bucket has a greater `acked_below`.
+        The server checks the complete request before it writes anything. Then it applies the request bucket by bucket in
+        atomic batches of at most 8,192 rows, and answers when all of them are durable. A failure in between, such as a
+        crash or a full disk, leaves complete batches: repeat the request with the same `writer`, and the server applies
+        only what is missing. Two requests that do not overlap in time are applied in their order, and rows of one key are
+        never mixed. A request overlaps with all later ones until it is answered: a request that the client gave up may
+        arrive late and be applied then, unless a later request of the same writer in the same bucket has a greater
+        `acked_below`.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
-        compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-        16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
+        compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over 16
+        MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
         (metadata owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
         POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of `unchanged_since`); DATA_LOSS
-        DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by this
-        call.
+        DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by
+        this call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert.
+        """Deletes the rows with these keys. Keys without a row are ignored. Atomicity, order and errors as for Upsert.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenWriter(self, request, context):
-        """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
-        now on, with WRITER_FENCED. Each bucket knows a writer that was opened for 7 days (a setting) after it was heard of
-        there last; then its requests are refused with WRITER_EXPIRED until it is opened again.
+        """Durably begins a new epoch of a writer in every bucket of a table: requests of earlier epochs are refused with
+        WRITER_FENCED from then on. Each bucket remembers an opened writer for 7 days (a setting) after its last request
+        there. After that, its requests are refused with WRITER_EXPIRED until it is opened again.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
         DATA_LOSS DATA_LOSS.
         """
@@ -102,15 +103,19 @@ class WriteServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Undo(self, request, context):
-        """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
-        there decides, and the columns that it has written get what they had before. Keys of which others have written these
-        columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
-        Applied in atomic batches as a write is, and answered when all is durable. A column of which the changelog does not have
-        everything, as the sum and count of a mean, is refused before anything is written.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
-        changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone exactly:
-        metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write the same keys all the time); FAILED_PRECONDITION
-        TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS DATA_LOSS.
+        """Reverts what an opened writer has done from some offsets on, using the changelog. For each key, the columns that
+        the writer has written get the values from before its first change there. Keys in which other writers have written
+        these columns since are conflicts: the undo leaves and counts them. Repeating a call changes nothing that an
+        earlier call has reverted.
+
+        The undo is applied in atomic batches like a write, and answered when all of it is durable. A column whose earlier
+        state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
+        is written.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows
+        before changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone
+        exactly: metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others
+        write the same keys all the time); FAILED_PRECONDITION TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS
+        DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

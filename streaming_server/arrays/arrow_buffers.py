@@ -1,4 +1,4 @@
-"""How to get at an Arrow array's raw bytes, and back, without a loop over its values."""
+"""Converts Arrow arrays to raw bytes and back, without loops over values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fixed_width(type_: pa.DataType) -> int | None:
-    """Bytes that one value of the type takes in a row, or None for types of varying length. A bool takes one byte."""
+    """Bytes of one value of the type in a stored row; a bool takes one. None: the type has no fixed width."""
     if pa.types.is_boolean(type_):
         return 1
     if pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_nested(type_):
@@ -27,7 +27,7 @@ def fixed_width(type_: pa.DataType) -> int | None:
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
-    """True where a value is not null, or None when no value is null."""
+    """A mask that is true where a value is not null. None: no value is null."""
     if array.null_count == 0:
         return None
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
@@ -35,16 +35,16 @@ def valid_mask(array: pa.Array) -> Mask | None:
 
 
 def validity_buffer(mask: Mask | None) -> pa.Buffer | None:
-    """The Arrow validity bitmap of a mask; None (no nulls) for None or an all-true mask."""
+    """The Arrow validity bitmap of a mask. None, which means no nulls, for None or an all-true mask."""
     if mask is None or mask.all():
         return None
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def fixed_bytes(array: pa.Array) -> Bytes:
-    """The values of a fixed-width array as a matrix of `len(array)` rows of bytes, zeros where null.
+    """The values of a fixed-width array as a matrix with `len(array)` rows of bytes, zeros where null.
 
-    Zeros under nulls make equal rows equal bytes, which is how an upsert that changes nothing is recognised.
+    With zeros for nulls, equal rows have equal bytes, by which an upsert that changes nothing is recognised.
     """
     width = fixed_width(array.type)
     assert width is not None
@@ -64,7 +64,7 @@ def fixed_bytes(array: pa.Array) -> Bytes:
 
 
 def fixed_array(type_: pa.DataType, values: Bytes, mask: Mask | None) -> pa.Array:
-    """The array whose values `fixed_bytes` would give: `values` is contiguous, `len * width` bytes."""
+    """The array for which `fixed_bytes` would return `values`, which are contiguous: `len * width` bytes."""
     if pa.types.is_boolean(type_):
         count = len(values)
         data = pa.py_buffer(np.packbits(values.reshape(-1), bitorder="little"))
@@ -85,7 +85,7 @@ def var_offsets(array: pa.Array) -> Offsets:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A string or binary array as binary without nulls: empty where it was null."""
+    """A string or binary array as a binary array with empty values instead of nulls."""
     binary = array.cast(pa.binary())
     return pc.fill_null(binary, b"") if binary.null_count else binary
 
@@ -107,10 +107,10 @@ def binary_from_matrix(matrix: Bytes) -> pa.Array:
 
 
 def slice_values(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
-    """The binary array of bytes `starts[i]..ends[i]` of the data buffer of `values`, packed together.
+    """A compact binary array of the bytes `starts[i]..ends[i]` of the data buffer of `values`.
 
-    The ranges ascend and do not overlap. Interleaved, starts and ends are the offsets of an array in which every second
-    value is wanted and the others are the gaps between: one `take` of every second value does the whole copy.
+    The ranges must ascend and not overlap. Interleaved, starts and ends are the offsets of an array whose even values
+    are the ranges and whose odd values are the gaps between them. So one `take` of the even values copies all of it.
     """
     count = len(starts)
     if count == 0:
@@ -137,5 +137,5 @@ def data_bytes(array: pa.Array) -> Bytes:
 
 
 def columnless_batch(rows: int) -> pa.RecordBatch:
-    """A batch of so many rows that has no columns."""
+    """A batch with `rows` rows and no columns."""
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

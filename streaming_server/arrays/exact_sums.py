@@ -1,7 +1,7 @@
-"""Sums of integers and decimals that cannot overflow while they are made: each value in limbs of 32 bits.
+"""Sums of integers and decimals without overflow: each value is split into limbs of 32 bits.
 
-A value is the sum of its limbs times 2**0, 2**32, 2**64, ...; all but the last are below 2**32, the last has the sign.
-So int64 columns of limbs can be added up for 2**31 rows, and after `propagate_carries` for as many again.
+A value is the sum of its limbs times 2**0, 2**32, 2**64, ... All limbs but the last are below 2**32; the last one has
+the sign. So int64 columns of limbs can add up 2**31 rows, and as many again after `propagate_carries`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOW = 2**_BITS - 1
 
 
 def limb_count(type_: pa.DataType) -> int:
-    """How many limbs a value of an integer or decimal type has."""
+    """The number of limbs of an integer or decimal type."""
     return 4 if pat.is_decimal(type_) else 2
 
 
 def limb(array: pa.Array, number: int) -> pa.Array:
-    """One of the limbs of integers or decimals, the lowest is 0: int64, null where the value is."""
+    """One limb of integers or decimals, the lowest is 0, as int64; null where the value is null."""
     if pat.is_decimal(array.type):
         words = np.frombuffer(array.buffers()[1] or b"", "<i4" if number == 3 else "<u4")
         mine = words[4 * array.offset + number : 4 * (array.offset + len(array)) : 4]
@@ -41,7 +41,7 @@ def limb(array: pa.Array, number: int) -> pa.Array:
 
 
 def propagate_carries(limbs: Sequence[pa.Array]) -> list[pa.Array]:
-    """The same sums, in limbs that are all below 2**32 but for the last."""
+    """The same sums in normal form: all limbs but the last are below 2**32."""
     nulls = _nulls(limbs[0])
     carry: npt.NDArray[np.int64] = np.zeros(len(nulls), np.int64)
     result = []
@@ -53,7 +53,7 @@ def propagate_carries(limbs: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def as_integers(limbs: Sequence[pa.Array]) -> pa.Array | None:
-    """Carried sums as int64; None when one of them does not fit."""
+    """Sums in normal form as int64. None: a sum is out of range."""
     low, high = map(_numbers, limbs)
     if _is_over(high):
         return None
@@ -61,7 +61,7 @@ def as_integers(limbs: Sequence[pa.Array]) -> pa.Array | None:
 
 
 def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | None:
-    """Carried sums as a decimal128 type of 38 digits; None when one of them does not fit."""
+    """Sums in normal form as a decimal128 type of 38 digits. None: a sum is out of range."""
     numbers = list(map(_numbers, limbs))
     if _is_over(numbers[-1]):
         return None
@@ -75,10 +75,10 @@ def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | Non
 
 
 def as_floats(limbs: Sequence[pa.Array], scale: int) -> pa.Array:
-    """Carried sums of any size as float64, divided by ten to the power of `scale`."""
+    """Sums in normal form, of any size, as float64, divided by ten to the power of `scale`."""
     total = np.zeros(len(limbs[0]))
-    for place, each in reversed(list(enumerate(limbs))):
-        total += _numbers(each) * 2.0 ** (_BITS * place)
+    for number, each in reversed(list(enumerate(limbs))):
+        total += _numbers(each) * 2.0 ** (_BITS * number)
     return pa.array(total / 10.0**scale if scale >= 0 else total * 10.0**-scale, mask=_nulls(limbs[0]))
 
 

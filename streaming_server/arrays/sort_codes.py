@@ -1,4 +1,4 @@
-"""Values as Arrow compares and groups them in the order of keys: all types but floats and odd decimals as they are."""
+"""Sort codes: values that Arrow compares and groups in the order of keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 def sort_codes(array: pa.Array) -> pa.Array:
-    """An array of one type, nulls where they were, whose order is that of keys and whose equal values are equal.
+    """Maps values to codes of the same order as keys, with nulls where they were. Equal values have equal codes.
 
-    Arrow has no order for float16 and decimals of a negative scale, passes over NaN, and tells -0.0 from 0.0. So floats
-    become integers, NaN above infinity, and such decimals lose their scale.
+    Arrow cannot order float16 and decimals of a negative scale, ignores NaN, and distinguishes -0.0 from 0.0. So floats
+    become integers, with NaN above infinity, and such decimals lose their scale. All other types stay as they are.
 
     Args:
-        array: n values of a type that can be in a key.
+        array: n values of a type that a key may have.
     """
     type_ = array.type
     if pa.types.is_floating(type_):
@@ -35,7 +35,7 @@ def sort_codes(array: pa.Array) -> pa.Array:
 
 
 def values_of(codes: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The values of a type that have these sort codes; -0.0 became 0.0."""
+    """Maps sort codes back to values of a type; -0.0 has become 0.0."""
     if pa.types.is_floating(type_):
         nulls = codes.is_null().to_numpy(zero_copy_only=False) if codes.null_count else None
         floats = _flipped(codes.fill_null(0).to_numpy()).view(np.float64)
@@ -44,5 +44,5 @@ def values_of(codes: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _flipped(bits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The bits of floats as integers of the same order, and back."""
+    """Maps the bits of floats to integers of the same order, and back."""
     return np.where(bits < 0, bits ^ _ALL_BUT_SIGN, bits)

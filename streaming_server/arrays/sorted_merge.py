@@ -1,4 +1,4 @@
-"""Rows laid over others by sorted key: where each row of the result comes from, and its columns. No loop over rows."""
+"""Merges rows with newer rows by sorted key, a column at a time, without loops over rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BITS: Final = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 def stable_order(keys: pa.BinaryArray) -> pa.Array:
-    """The order of keys by their bytes; of equal ones the order in which they are."""
+    """The indices that sort keys by their bytes; equal keys keep their order."""
     numbers = _numbers(keys)
     if numbers is not None:  # 2.5 times faster
         return pa.array(np.argsort(numbers, kind="stable"))
@@ -31,13 +31,13 @@ def stable_order(keys: pa.BinaryArray) -> pa.Array:
 
 
 class Merge:
-    """Rows below, rows above, and what becomes of them. Immutable.
+    """The merge of the rows below with the rows above, which replace, add or delete rows. Immutable.
 
     Attributes:
-        below: How many rows there are below.
-        places: The result: places below, from 0, and places above, from `below` on.
-        replaced: Where the result is the rows below but for some that are replaced: the places of these, of which those
-            above are the new rows, in the same order. None: it is something else.
+        below: The number of rows below.
+        places: For each row of the result, the row it comes from: rows below count from 0, rows above from `below` on.
+        replaced: The rows below that the rows above replace, in the same order, if the merge does nothing else. None:
+            it adds or deletes rows as well.
     """
 
     def __init__(self, below: int, places: Places, replaced: Places | None = None) -> None:
@@ -47,12 +47,12 @@ class Merge:
 
     @classmethod
     def of(cls, keys: pa.BinaryArray, over: pa.BinaryArray, kept: Mask | None = None) -> Merge:
-        """Lays rows over others, in the order of the keys. Takes a few milliseconds for 100,000 keys.
+        """Merges rows in the order of their keys. Takes a few milliseconds for 100,000 keys.
 
         Args:
-            keys: The keys of the rows below, ascending, each once.
-            over: The keys of the rows above, likewise: a row replaces the one below with the same key.
-            kept: Which of those above are rows; the others only take away what is below, and have no place. None: all.
+            keys: The keys of the rows below, ascending and unique.
+            over: The keys above, ascending and unique. A row above replaces the row below with the same key.
+            kept: Which of the keys above have a row; the others delete the row below. None: all have one.
         """
         count = len(keys)
         places = np.arange(count, dtype=np.int64)
@@ -70,7 +70,7 @@ class Merge:
         return cls(count, places if kept is None else places[places >= 0])
 
     def apply(self, below: pa.Array, above: pa.Array) -> pa.Array:
-        """One column of the result, of that column below and above."""
+        """Merges one column from its values below and above."""
         if self._is_as_before(below, above):
             return below
         if not len(above):
@@ -83,7 +83,7 @@ class Merge:
                 values = _values(below, width).copy()
                 values[self.replaced] = _values(above, width)
             else:
-                # One pass over the values instead of two: those above have any value at first.
+                # One pass over the values instead of two: rows above get an arbitrary value first.
                 values = _values(below, width).take(self.places, mode="clip")
                 values[self._are_above] = _values(above, width)[self.places[self._are_above] - self.below]
             return pa.Array.from_buffers(below.type, len(values), [None, pa.py_buffer(values)], null_count=0)
@@ -96,7 +96,7 @@ class Merge:
         return pc.take(pa.concat_arrays([below, above]), self._indices, boundscheck=False)
 
     def _is_as_before(self, below: pa.Array, above: pa.Array) -> bool:
-        """Whether the column is that below, to the last bit: most updates leave most columns as they are."""
+        """Whether the column stays the same, bit for bit: most updates leave most columns unchanged."""
         if self.replaced is None or pa.types.is_nested(below.type):
             return False
         before = below.take(pa.array(self.replaced))
@@ -115,7 +115,7 @@ class Merge:
 
     @cached_property
     def _runs(self) -> list[tuple[int, int]] | None:
-        """The stretches of the result that lie as they are below or above: first place and length; None: too many."""
+        """The row ranges that the result takes unchanged from below or above: first row and length. None: too many."""
         breaks = np.flatnonzero((np.diff(self.places) != 1) | (self.places[1:] == self.below)) + 1
         if len(breaks) >= _FEW_RUNS or not len(self.places):
             return None if len(self.places) else []
@@ -125,7 +125,7 @@ class Merge:
 
 
 def _found(keys: pa.BinaryArray, over: pa.BinaryArray) -> tuple[Places, Mask]:
-    """For each key above: how many below are lower, and whether the next one there is the same."""
+    """For each key above: how many keys below are lower, and whether the next key below is equal."""
     numbers, sought = _numbers(keys), _numbers(over)
     if numbers is not None and sought is not None and len(numbers) and numbers.dtype == sought.dtype:
         at = np.searchsorted(numbers, sought)  # 4 times faster
@@ -140,7 +140,7 @@ def _found(keys: pa.BinaryArray, over: pa.BinaryArray) -> tuple[Places, Mask]:
 
 
 def _numbers(keys: pa.BinaryArray) -> npt.NDArray[np.unsignedinteger[Any]] | None:
-    """Keys that all have the length of an integer, as integers in the same order; None for others."""
+    """Keys of the length of an integer, as integers of the same order. None: the keys have other lengths."""
     offsets = var_offsets(keys)
     width = int(offsets[1] - offsets[0]) if len(keys) else 0
     if width not in _NUMBER_BYTES or not (np.diff(offsets) == width).all():

@@ -1,4 +1,4 @@
-"""The one interface between what is read and the stream that carries it."""
+"""The interface between what is read (cursors, sources) and the stream that carries it (chunks)."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """A batch as an Arrow IPC message, and the CRC32C of its bytes."""
+    """A batch as an Arrow IPC message, with the CRC32C of its bytes."""
 
     data: pa.Buffer
     crc32c: int
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> BatchMessage:
-        """Serialises a batch."""
         data = batch.serialize()
         return cls(data, google_crc32c.value(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows in the source's order; none where rows were read and none of them is asked for.
+    """Rows in the order of their source. A chunk without rows says that rows were read and none of them matched.
 
     Attributes:
-        bucket: Where they come from; 0 when the source has them of several buckets in one order.
+        bucket: The bucket of the rows; 0 if the source merges several buckets into one order.
         batch: The rows.
-        message: The same as an Arrow IPC message, where there is one already; None: serialise them.
-        stored: Gives some of the rows as they are stored, where these are no column of the batch. None: they are, if
-            they were asked for.
-        changes: Of a stream of changes, what is said of each row.
+        message: The batch as an Arrow IPC message, if the source has one already. None: serialize the batch.
+        stored: Returns some of the rows in stored form, if the batch has no column of stored rows. None: the batch has
+            such a column if it was requested.
+        changes: In a stream of changes, the change columns of the rows.
     """
 
     bucket: int
@@ -55,7 +54,7 @@ class Chunk:
 
 
 class Waiting(enum.Enum):
-    """What a source gives that has nothing to give yet."""
+    """What a source returns while it has no data yet."""
 
     WAITING = enum.auto()
 
@@ -65,12 +64,12 @@ WAITING: Final = Waiting.WAITING
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which state of a table is read.
+    """The state of a table that is read.
 
     Attributes:
-        log_offsets: For each bucket, the offset of the first change that is not in it.
-        micros: When it was taken, in microseconds since 1970.
-        rows: About how many rows it has. None: not known.
+        log_offsets: For each bucket, the offset of the first change that is not in the view.
+        micros: When the view was taken, in microseconds since 1970 UTC.
+        rows: The approximate number of rows. None: unknown.
     """
 
     log_offsets: Mapping[int, int]
@@ -79,16 +78,16 @@ class View:
 
 
 def total_rows(counts: Iterable[int | None]) -> int | None:
-    """How many rows some buckets have together; None where that is not known of one of them."""
+    """Sums the row counts of some buckets; None if one of them is unknown."""
     known = list(counts)
     return None if None in known else sum(filter(None, known))
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a source has been read: everything of the buckets before `bucket`, and of it up to and with `key`.
+    """How far a source has been read: all buckets before `bucket`, and `bucket` up to and including `key`.
 
-    Of a source with one order over all buckets, everything up to and with `key`, whatever the bucket.
+    A source with one order over all buckets has read everything up to and including `key`, whatever the bucket.
     """
 
     bucket: int
@@ -96,7 +95,7 @@ class Position:
 
 
 class Cursor(Protocol):
-    """Reads one bucket for a source. The rows are of the moment when it was made."""
+    """Reads one bucket for a source, as of the instant when the cursor was created."""
 
     @property
     def rows_scanned(self) -> int:
@@ -104,34 +103,35 @@ class Cursor(Protocol):
 
     @property
     def message(self) -> BatchMessage | None:
-        """The batch just given as an Arrow IPC message, where it lies there as one. Raises DataLoss."""
+        """The current batch as an Arrow IPC message, if storage has it as one. Raises DataLoss."""
 
     @property
     def stored(self) -> StoredRows | None:
-        """Gives rows of the batch just given as they are stored, where they lie as Arrow. Raises DataLoss."""
+        """Returns rows of the current batch in stored form, if storage has them as Arrow. Raises DataLoss."""
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which it has read, None before the first. Raises DataLoss for a damaged row."""
+        """The encoded key up to which the cursor has read, None before the first row. Raises DataLoss."""
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows that are asked for, perhaps none; None at the end, which is proven.
+        """Returns the next rows that match, possibly none; None at the proven end.
 
-        Takes a few milliseconds at most: where many rows were deleted, `last_key` moves without any row.
+        Takes a few milliseconds at most. Where many rows were deleted, `last_key` advances without any row.
         """
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
-        """The next rows, perhaps none; None at the end, which is proven.
+        """Returns the next rows, possibly none; None at the proven end.
 
-        All of them as they are stored; or, where they lie as Arrow, those asked for as structs, see `ordered_forms`.
+        Either returns all rows in stored form, or, if storage has them as Arrow, the matching ones as structs. See
+        `row_representations`.
         """
 
     def close(self) -> None:
-        """Frees what it holds. Closing twice is allowed."""
+        """Releases its resources. Closing twice is allowed."""
 
 
 class ChunkSource(Protocol):
-    """Gives the rows of one consistent view, chunk by chunk; used from one thread at a time."""
+    """Returns the rows of one consistent view, chunk by chunk. Use it from one thread at a time."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -143,24 +143,24 @@ class ChunkSource(Protocol):
 
     @property
     def view(self) -> View:
-        """What is read."""
+        """The view that is read."""
 
     @property
     def rows_scanned(self) -> int:
         """Rows read from storage so far."""
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
-        """The next chunk: of at most so many rows and about so many stored bytes; None at the end.
+        """Returns the next chunk, of at most `max_rows` rows and about `max_bytes` stored bytes; None at the end.
 
-        Takes a few milliseconds at most. None is a proof, not an absence: a source that cannot tell that it has given
-        everything raises DataLoss.
+        Takes a few milliseconds at most. None is a proof: a source that cannot prove that it has returned everything
+        raises DataLoss.
         """
 
     def position(self) -> Position | None:
-        """How far the chunks given so far reach; None where that is not known, and there were no rows yet."""
+        """How far the chunks returned so far reach. None if that is unknown because no row was found yet."""
 
     def abort(self, error: ScanKvError) -> None:
-        """Frees what the source holds now; whoever asks for the next chunk gets the error."""
+        """Releases its resources now. The next call of `next_chunk` raises `error`."""
 
     def close(self) -> None:
-        """Frees what the source holds. Closing twice is allowed."""
+        """Releases its resources. Closing twice is allowed."""

@@ -1,4 +1,4 @@
-"""Rows that are in memory already, read like those of a bucket."""
+"""A cursor over the rows of a covering index, which are in memory already."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.row_codec import Decoder
 
 
-class KnownRows:
-    """A `Cursor` over rows that the entries of an index have in full. It holds no files.
+class CoveredRowsCursor:
+    """A `Cursor` over rows that the entries of a covering index contain in full. It holds no files.
 
     Args:
         decoder: Decodes the rows.
-        keys: Their encoded keys, in the order in which they are read.
-        rows: The rows as they are stored in the entries, in the same order.
+        keys: The encoded keys, in reading order.
+        rows: The rows as the index entries store them, in the same order.
 
     Attributes:
-        rows_scanned: Rows given so far.
-        message, stored: None: the rows are not there as Arrow.
+        rows_scanned: Rows returned so far.
+        message, stored: None, because the rows are not stored as Arrow.
     """
 
     message: None = None
@@ -36,16 +36,16 @@ class KnownRows:
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key of the last row given, None before the first."""
+        """The encoded key of the last row returned, None before the first."""
         return self._keys[self.rows_scanned - 1] if self.rows_scanned else None
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, None at the end. Raises DataLoss for a row that cannot be decoded."""
+        """Returns the next rows, None at the end. Raises DataLoss for a row that cannot be decoded."""
         values = self.next_rows(max_rows, max_bytes)
         return None if values is None else self._decoder.decode(pa.array(values, pa.binary()))
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, within `max_bytes` but for the last; None at the end."""
+        """Returns the next rows in stored form; None at the end. Only the last row may exceed `max_bytes`."""
         values: list[bytes] = []
         for row in self._rows[self.rows_scanned : self.rows_scanned + max_rows]:
             values.append(row)
@@ -56,5 +56,5 @@ class KnownRows:
         return values or None
 
     def close(self) -> None:
-        """Lets go of the rows."""
+        """Releases the rows."""
         self._keys, self._rows = self._keys[: self.rows_scanned], ()

@@ -1,4 +1,4 @@
-"""Cursors that are read one after another as one."""
+"""Reads several cursors one after another as one cursor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ T = TypeVar("T")
 
 
 class CursorChain:
-    """A `Cursor` over ranges of one bucket, each of which has a cursor of its own.
+    """A `Cursor` over several ranges of one bucket, each with a cursor of its own.
 
-    Every cursor proves the end of its range; so the end of the last one proves the end of all.
+    Each cursor proves the end of its range, so the end of the last cursor proves the end of the chain.
 
     Args:
-        cursors: Give the cursors, in the order in which they are read, when each is needed: all of one moment.
-        made: Those of the cursors that are there already. They are closed with the chain.
+        cursors: Functions that create the cursors in reading order, each when it is needed. All cursors must show the
+            same instant.
+        made: The cursors that exist already. The chain closes them.
 
     Attributes:
         rows_scanned: Rows read so far.
@@ -38,26 +39,26 @@ class CursorChain:
 
     @property
     def message(self) -> BatchMessage | None:
-        """As that of the cursor that is read."""
+        """`message` of the current cursor."""
         return self._current.message
 
     @property
     def stored(self) -> StoredRows | None:
-        """As that of the cursor that is read."""
+        """`stored` of the current cursor."""
         return self._current.stored
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which it has read, None before the first."""
+        """The encoded key up to which the chain has read, None before the first row."""
         key = self._current.last_key
         return self._last if key is None else key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, perhaps none; None at the end of the last cursor. Raises DataLoss."""
+        """Returns the next rows, possibly none; None at the end of the last cursor. Raises DataLoss."""
         return self._next(lambda cursor: cursor.next_batch(max_rows, max_bytes))
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
-        """The next rows in the form of the cursors, perhaps none; None at the end. Raises DataLoss."""
+        """Returns the next rows, as the cursors do; None at the end of the last cursor. Raises DataLoss."""
         return self._next(lambda cursor: cursor.next_rows(max_rows, max_bytes))
 
     def _next(self, read: Callable[[Cursor], T | None]) -> T | None:
@@ -74,7 +75,7 @@ class CursorChain:
 
     @classmethod
     def of_iterators(cls, makers: Iterable[Callable[[], Cursor]]) -> CursorChain:
-        """A chain of cursors that show the moment of their making: all of them are made at once. Raises DataLoss."""
+        """Chains cursors that show the instant of their creation, so all of them are created now. Raises DataLoss."""
         made: list[Cursor] = []
         try:
             made.extend(maker() for maker in makers)
@@ -85,7 +86,7 @@ class CursorChain:
         return cls([partial(_same, cursor) for cursor in made], made)
 
     def close(self) -> None:
-        """Frees the cursors that there are, and makes no other. Closing twice is allowed."""
+        """Closes the cursors that exist and creates no others. Closing twice is allowed."""
         for cursor in (self._current, *self._held):
             cursor.close()
         self._made = len(self._cursors)

@@ -1,9 +1,9 @@
-"""A chunk, or an answer, as the bytes of its protobuf message, with the rows copied once instead of three times.
+"""Serializes a chunk or a response as a protobuf message with one copy of the rows instead of three.
 
-Setting a `bytes` field copies it, serialising the message copies it again, and both touch fresh memory; for chunks of
-some 400 KB that was 7 % of a scan. Only the framing of the one large field is written here: tag and length as in
-https://protobuf.dev/programming-guides/encoding; the small fields come from protobuf, and their order does not matter.
-`aio_client/_transport/framing.py` is the other end.
+Protobuf copies a `bytes` field when it is set and again when the message is serialized. Both copies touch fresh memory;
+for chunks of about 400 KB they took 7 % of a scan. This module writes only the framing of the one large field, tag and
+length as in https://protobuf.dev/programming-guides/encoding. Protobuf serializes the small fields; their order does
+not matter. `aio_client/_transport/framing.py` is the counterpart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 ROWS_ALIGNMENT: Final = 16
-"""A reader uses the rows where they lie in the message, and Arrow wants its values aligned."""
+"""Readers use the rows in place, inside the message, and Arrow needs its values aligned."""
 
 _LENGTH_DELIMITED: Final = 2
 _CHUNK_TAG: Final = bytes([scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
@@ -27,30 +27,30 @@ _PADDINGS: Final = [
     _PADDING_TAG + bytes([size - 2]) + bytes(size - 2) if size else b""
     for size in (0, ROWS_ALIGNMENT + 1, *range(2, ROWS_ALIGNMENT))
 ]
-"""By how many bytes there are too few: none has a single byte, so it has one more than the alignment."""
+"""The padding field by the number of missing bytes. No field is one byte long, so one missing byte takes 17."""
 
 _PIECE_BYTES: Final = 1024 * 1024
 
 
 def frame_chunk(chunk: scan_pb2.ScanChunk, record_batch: pa.Buffer) -> bytes:
-    """A serialised `ScanKvResponse` with a chunk, of which all other fields are set already.
+    """Serializes a `ScanKvResponse` with a chunk, all other fields of which are set already.
 
-    It is what protobuf makes of the same fields, up to their order, and `padding`.
+    The result is what protobuf makes of the same fields, except for their order and `padding`.
     """
     small = chunk.SerializeToString()
     field = _RECORD_BATCH_TAG + _varint(record_batch.size)
     unpadded = len(small) + len(field) + record_batch.size
-    # Where the padding makes the length a byte longer, the rows miss their place; the reader then copies them.
+    # If the padding makes the length a byte longer, the rows are not aligned, and the reader copies them.
     before = len(_CHUNK_TAG) + len(_varint(unpadded)) + len(small) + len(field)
     padding = _PADDINGS[-before % ROWS_ALIGNMENT]
     return b"".join((_CHUNK_TAG, _varint(unpadded + len(padding)), small, padding, field, record_batch))
 
 
 def frame_answer(response: Message, rows: pa.Buffer) -> bytes:
-    """A serialised response with rows in its field `rows`, of which all other fields are set already.
+    """Serializes a response with rows in its field `rows`, all other fields of which are set already.
 
-    For a thread beside the event loop. A copy of tens of megabytes at once would hold the interpreter lock for tens of
-    milliseconds. So it is made in pieces, and these are joined without the lock, as Python does with bytes over a MiB.
+    Call it in a thread. Copying tens of megabytes at once would hold the interpreter lock for tens of milliseconds, so
+    the copy is made in pieces. Python joins more than a MiB of bytes without the lock.
     """
     number = response.DESCRIPTOR.fields_by_name["rows"].number
     head = bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(rows.size)
@@ -60,7 +60,7 @@ def frame_answer(response: Message, rows: pa.Buffer) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Seven bits per byte, the lowest first. The high bit says that more bytes follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

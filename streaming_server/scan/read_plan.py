@@ -3,50 +3,63 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.expressions import bind
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
-    from scankv.model.expressions import Predicate
+    import pyarrow as pa
+
+    from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
+    from scankv.model.tables.schema import Schema
     from streaming_server.storage.rows.row_codec import RowCodec
 
 _SHORT_NODES: Final = 32
 _SHORT_LISTS: Final = 256
 
 
-def is_planned_at_once(where: Predicate | None) -> bool:
-    """Whether planning the key ranges takes a fraction of a millisecond; otherwise it belongs in a thread."""
+def is_cheap_to_plan(where: Predicate | None) -> bool:
+    """Whether planning the key ranges takes a fraction of a millisecond. If not, plan in a thread."""
     return where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS)
 
 
 class ReadPath(enum.Enum):
-    """What rows are read from."""
+    """Where rows are read from."""
 
     AUTO = enum.auto()
     ROCKSDB = enum.auto()
     COLUMNAR = enum.auto()
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaBinding:
+    """A predicate, bound to one schema of its table."""
+
+    schema: pa.Schema
+    predicate: BoundPredicate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What one request asks to be read. Immutable.
+    """What one request asks to read. Immutable.
 
     Attributes:
-        buckets: The buckets, None for all.
-        columns: The columns, None for all.
-        where: What is true of the rows, None for all.
-        where_message: The same as it was sent.
+        buckets: The buckets. None: all.
+        columns: The columns. None: all.
+        where: The predicate on the rows. None: all rows.
+        where_message: The predicate as it was sent.
         key_range: The keys.
-        reverse: Whether in descending order.
-        ordered: Whether the rows of all buckets are in one order.
-        limit: The most rows of the whole scan, None for all.
-        resume_token: Where it goes on, empty at the beginning.
-        stored_rows: Whether the rows as they are stored are one more column.
-        read_path: What the rows are read from.
+        reverse: Whether to read in descending order.
+        ordered: Whether to return the rows of all buckets in one order.
+        limit: The most rows of the whole scan. None: no limit.
+        resume_token: Where the scan resumes; empty at its beginning.
+        stored_rows: Whether to return the stored rows as an additional column.
+        read_path: Where to read the rows from.
+        binding: The predicate, bound by `bind`. None: not bound yet.
     """
 
     buckets: tuple[int, ...] | None
@@ -60,7 +73,28 @@ class ReadPlan:
     ordered: bool = False
     stored_rows: bool = False
     read_path: ReadPath = ReadPath.AUTO
+    binding: SchemaBinding | None = None
+
+    def bind(self, schema: Schema) -> ReadPlan:
+        """Checks columns and predicate against a schema, and returns the plan with the bound predicate.
+
+        Raises:
+            SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
+        """
+        schema.select(self.columns)
+        if self.where is None:
+            return self
+        return replace(self, binding=SchemaBinding(schema.arrow, bind(self.where, schema.arrow)))
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
-        """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
-        return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
+        """Returns what the plan reads of a table with such rows and keys. Raises SchemaMismatch."""
+        where = self._bound_to(codec.schema)
+        return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
+
+    def _bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
+        if self.where is None:
+            return None
+        # The table may have been altered since `bind`.
+        if self.binding is not None and self.binding.schema.equals(schema):
+            return self.binding.predicate
+        return bind(self.where, schema)

@@ -1,11 +1,11 @@
-"""Resume tokens: where a scan goes on, as opaque bytes that only fit the scan they come from.
+"""Resume tokens: where a scan continues, as opaque bytes that fit only the scan they come from.
 
     version u8 · table u32 · schema u32 · query u32 · time of the view i64 · buckets u16 ·
     (bucket u16 · log offset i64) ... · bucket u16 · left of the limit u64 · key ... · CRC32C u32
 
-All integers are little-endian. `table`, `schema` and `query` are digests: a token of another scan is refused, and told
-what differs. The log offsets are those of the view that the token comes from, so that a scan which goes on over a newer
-one can say from where to where. Everything up to the last bucket is the same in all tokens of a stream.
+All integers are little-endian. `table`, `schema` and `query` are digests: the token of another scan is refused with the
+difference. The log offsets are those of the view that the token comes from, so a scan that resumes over a newer view
+can report both. All tokens of a stream agree up to and including the log offsets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _NO_LIMIT = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Digests of what a token belongs to, of four bytes each.
+    """Four-byte digests that identify the scan a token belongs to.
 
     Attributes:
-        table: The table's incarnation, and the pinned view if it reads one.
-        schema: The columns that are returned.
-        query: Which rows are asked for, and in which order.
+        table: The table's incarnation, and the pinned view if the scan reads one.
+        schema: The returned columns.
+        query: The requested rows and their order.
     """
 
     table: bytes
@@ -48,18 +48,18 @@ class Fingerprint:
 
     @classmethod
     def of(cls, *, table: Iterable[object], schema: bytes, query: Iterable[object]) -> Fingerprint:
-        """The digests of some values, each of which has a `repr` of its own."""
+        """Digests some values, each of which has a distinctive `repr`."""
         return cls(_digest(repr(tuple(table)).encode()), _digest(schema), _digest(repr(tuple(query)).encode()))
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a token says.
+    """The contents of a token.
 
     Attributes:
         position: How far the scan had come.
-        remaining: What is left of its limit, None without one.
-        view: The view that it was reading; its number of rows is not kept.
+        remaining: What is left of its limit. None: no limit.
+        view: The view that it was reading. The number of its rows is not in the token.
     """
 
     position: Position
@@ -68,8 +68,6 @@ class ResumePoint:
 
 
 class TokenWriter:
-    """Makes the tokens of one stream."""
-
     def __init__(self, fingerprint: Fingerprint, view: View) -> None:
         offsets = sorted(view.log_offsets.items())
         parts = (fingerprint.table, fingerprint.schema, fingerprint.query)
@@ -79,16 +77,16 @@ class TokenWriter:
         self._checksum = google_crc32c.value(self._head)
 
     def token(self, position: Position, remaining: int | None) -> bytes:
-        """The token for what comes behind a position, with what is left of the limit."""
+        """Returns the token for continuing after a position with the rest of the limit."""
         tail = _TAIL.pack(position.bucket, _NO_LIMIT if remaining is None else remaining) + position.key
         return self._head + tail + _CHECKSUM.pack(google_crc32c.extend(self._checksum, tail))
 
 
 def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
-    """What a token says.
+    """Parses a token.
 
     Raises:
-        InvalidResumeToken: It is damaged, of a newer version, or of another table, schema or query.
+        InvalidResumeToken: The token is damaged, has another version, or belongs to another table, schema or query.
     """
     body, checksum = token[: -_CHECKSUM.size], token[-_CHECKSUM.size :]
     if (
@@ -98,11 +96,21 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         raise _damaged()
     version, table, schema, query, micros, count = _HEAD.unpack_from(body)
     if version != _VERSION:
-        raise InvalidResumeToken(f"the resume token has version {version}; this server reads version {_VERSION}")
+        raise InvalidResumeToken(
+            f"the resume token has version {version}: this server reads version {_VERSION}; start the scan again"
+        )
     for given, expected, what in (
-        (table, fingerprint.table, "another table or snapshot, or the table was created anew"),
-        (query, fingerprint.query, "another query: buckets, columns, limit, key range and direction must be the same"),
-        (schema, fingerprint.schema, "another schema: the columns were altered meanwhile; name the columns to read"),
+        (table, fingerprint.table, "another table or snapshot, or from an earlier table of the same name"),
+        (
+            query,
+            fingerprint.query,
+            "another query: buckets, columns, filter, limit, key range and order must be the same",
+        ),
+        (
+            schema,
+            fingerprint.schema,
+            "another schema: the table was altered in the meantime; start again and name the columns to read",
+        ),
     ):
         if given != expected:
             raise InvalidResumeToken(f"the resume token comes from {what}")

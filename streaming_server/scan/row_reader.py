@@ -1,4 +1,4 @@
-"""How stored rows become what a scan returns: which keys are read, which rows are kept, which columns are decoded."""
+"""What a scan reads of stored rows: which keys it reads, which rows it keeps, which columns it decodes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
-from scankv.model.expressions import bind, evaluate, plan_keys
+from scankv.model.expressions import evaluate, plan_keys
 from scankv.model.keys.key_parts import keys_within
-from streaming_server.scan.covered_rows import KnownRows
+from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
@@ -27,44 +27,48 @@ if TYPE_CHECKING:
 
 
 _FEW_RANGES: Final = 4
-"""Up to so many ranges of a bucket have iterators of their own, which are made at the instant of the scan."""
+"""Up to this many ranges of a bucket get an iterator each, created at the instant of the scan."""
 
 
-class Readable(Protocol):
-    """One bucket, of a live table or of a pinned view."""
+class ReadableBucket(Protocol):
+    """One bucket of a live table or of a pinned view."""
 
     def cursor(
         self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
     ) -> Cursor:
-        """A cursor over the rows of a key range."""
+        """Creates a cursor over the rows of a key range."""
 
     def ranges_cursor(
         self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
     ) -> Cursor:
-        """A cursor over the rows of key ranges; with `strict`, a single key without a row is DataLoss."""
+        """Creates a cursor over the rows of several key ranges.
+
+        With `strict`, a single key without a row is DataLoss.
+        """
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the index entries in some ranges."""
+        """Creates a cursor over the index entries in some ranges."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some keys, None where there is none."""
+        """Returns the stored rows of some keys, None where no row exists."""
 
     @property
     def location(self) -> str:
-        """What errors call it."""
+        """The name of the bucket in errors."""
 
     @property
     def longest_row(self) -> int:
-        """Bytes of the longest row that it has held."""
+        """Bytes of the longest row that the bucket has held."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedKeys:
-    """What an index told. Immutable.
+    """The keys that an index lookup has found. Immutable.
 
     Attributes:
-        keys: By bucket, the encoded keys of all rows that can be asked for, ascending. Each has a row.
-        rows: By key, the rows as the entries have them, when nothing else is needed of them; None: look them up.
+        keys: For each bucket the encoded keys of all rows that can match, ascending. Each has a row.
+        rows: For each key the row as a covering index stores it, if the entries have all requested columns. None: read
+            the rows by their keys.
     """
 
     keys: Mapping[int, tuple[bytes, ...]]
@@ -73,17 +77,17 @@ class IndexedKeys:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """What a scan reads of a table whose rows a codec decodes. Immutable.
+    """What a scan reads of a table. Immutable.
 
     Attributes:
-        codec: Knows the rows of the table.
-        keys: Encodes their keys.
-        decoder: Makes the batches to return.
-        ranges: The keys that can hold such rows.
-        columns: What is returned, None for all columns.
-        stored_rows: Whether the rows as they are stored are one more column.
-        residual: What is asked of the rows with these keys; the others are left out by `decoder`. None: nothing.
-        indexed: The keys that an index told: of the ranges, these alone. None: none was asked.
+        codec: The codec of the table's rows.
+        keys: The codec of their keys.
+        decoder: Decodes the batches to return.
+        ranges: The keys that can hold matching rows.
+        columns: The columns to return. None: all columns.
+        stored_rows: Whether to return the stored rows as an additional column.
+        residual: The residual predicate; `decoder` drops rows for which it is not true. None: all rows match.
+        indexed: The keys that an index lookup has found; only these are read. None: no index was used.
     """
 
     codec: RowCodec
@@ -97,15 +101,15 @@ class RowReader:
 
     @property
     def selective(self) -> bool:
-        """Whether `decoder` leaves rows out."""
+        """Whether `decoder` drops rows."""
         return self.residual is not None
 
-    def cursor(self, bucket: Readable, ranges: KeyRanges, *, reverse: bool) -> Cursor:
-        """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
+    def cursor(self, bucket: ReadableBucket, ranges: KeyRanges, *, reverse: bool) -> Cursor:
+        """Creates a cursor over some keys of a bucket, as of now. Raises DataLoss."""
         if self.indexed is None and ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
         if self.indexed is None and len(ranges) <= _FEW_RANGES and not ranges.are_keys:
-            # A range is read by an iterator of its own, which is several times as fast as one that is moved.
+            # An iterator that reads one range is several times as fast as one that is moved between ranges.
             ordered = reversed(list(ranges)) if reverse else ranges
             return CursorChain.of_iterators(
                 partial(bucket.cursor, self.codec, self.decoder, self.keys, one, reverse=reverse) for one in ordered
@@ -114,21 +118,21 @@ class RowReader:
             return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse, strict=self.indexed is not None)
         rows = self.indexed.rows
         keys = ranges.starts[::-1] if reverse else ranges.starts
-        return KnownRows(self.decoder, keys, [rows[key] for key in keys])
+        return CoveredRowsCursor(self.decoder, keys, [rows[key] for key in keys])
 
     def is_covered_by(self, index: IndexCodec) -> bool:
-        """Whether an index has all columns that are returned or looked at."""
+        """Whether an index has all columns that are returned or filtered by."""
         returned = self.codec.definition.schema.names if self.columns is None else self.columns
         looked_at = () if self.residual is None else self.residual.columns
         return not self.stored_rows and set(index.covered) >= {*returned, *looked_at}
 
-    def through(self, index: IndexCodec, indexed: IndexedKeys, residual: BoundPredicate | None) -> RowReader:
-        """The same rows, read by the keys that an index told.
+    def with_indexed_keys(self, index: IndexCodec, indexed: IndexedKeys, residual: BoundPredicate | None) -> RowReader:
+        """Returns a reader of the same rows that reads the keys an index lookup has found.
 
         Args:
             index: The index.
-            indexed: What it told.
-            residual: What is to be asked of the rows with these keys.
+            indexed: The keys found.
+            residual: The predicate that is left to evaluate on the rows.
         """
         codec, columns = self.codec, self.columns
         if indexed.rows is not None:
@@ -142,24 +146,29 @@ class RowReader:
         codec: RowCodec,
         keys: KeyCodec,
         columns: Sequence[str] | None,
-        where: Predicate | None,
+        where: BoundPredicate | None,
         key_range: KeyRange,
         *,
         stored_rows: bool = False,
     ) -> RowReader:
-        """A reader of some columns (None: all) of the rows in a key range for which `where` is true.
+        """Creates a reader of some columns of the rows in a key range for which `where` is true.
 
-        With `stored_rows`, the rows as they are stored are one more column, the last.
+        Args:
+            codec: The codec of the table's rows.
+            keys: The codec of their keys.
+            columns: The columns to return. None: all columns.
+            where: The predicate, bound to the codec's schema. None: all rows.
+            key_range: The keys to read.
+            stored_rows: Whether to return the stored rows as an additional column, the last one.
 
         Raises:
-            SchemaMismatch: A column does not exist, or a value is not of its column's type.
+            SchemaMismatch: A column does not exist.
         """
         names = None if columns is None else tuple(columns)
         if where is None:
             decoder = _decoder(codec, names, None, stored_rows=stored_rows)
             return cls(codec, keys, decoder, keys_within(key_range, keys), names, stored_rows)
-        bound = bind(where, codec.schema)
-        plan = plan_keys(bound, keys)
+        plan = plan_keys(where, keys)
         ranges = plan.ranges & keys_within(key_range, keys)
         decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
         return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual)
@@ -175,7 +184,7 @@ def _decoder(
 
 
 class _StoredRowsDecoder:
-    """Keeps the stored rows beside what is decoded of them, so that more can be decoded later, of fewer rows."""
+    """Adds the stored rows to the decoded columns, so that other columns can be decoded later, of fewer rows."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.schema = decoder.schema.append(pa.field("stored", pa.binary()))
@@ -186,7 +195,7 @@ class _StoredRowsDecoder:
 
 
 class _FilteringDecoder:
-    """Decodes what a predicate looks at, then the other columns of the rows that it keeps."""
+    """Decodes the columns of a predicate first, then the other columns of the rows that it keeps."""
 
     def __init__(self, codec: RowCodec, decoder: Decoder, predicate: BoundPredicate) -> None:
         self.schema = decoder.schema

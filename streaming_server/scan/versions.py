@@ -1,4 +1,4 @@
-"""Versions: the name of what some buckets of a table hold, by which an answer that was given before is known again."""
+"""Versions: a version identifies the contents of some buckets, so that a client can recognize an earlier result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
 
-# Part of every version, so that none of another making is ever taken for one of these.
+# Part of every version, so that versions of another format never match.
 _FORMAT: Final = b"scankv version 1"
 
 
 def version_of(definition: TableDefinition, log_offsets: Mapping[int, int]) -> bytes:
-    """The version of some buckets of a table: 16 bytes, equal as long as neither rows nor columns of them change.
+    """Returns the version of some buckets of a table: 16 bytes that stay equal while neither rows nor columns change.
 
-    It is made of the table's incarnation, its schema, and how many changes each bucket has had. Not of the epochs: the
-    count of a durable change is never used twice, so a restart, also an unclean one, changes nothing. Whoever hands out
-    a version must wait until what it names is durable.
+    The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
+    excludes the epochs: the count of a durable change is never reused, so a restart changes nothing, even after a
+    crash. A caller must not send a version before its contents are durable.
 
     Args:
         definition: The table as of the view.

@@ -1,4 +1,4 @@
-"""`AdminService`: figures of the whole server, and its live scans."""
+"""`AdminService`: statistics of the server, its live scans, and checks of tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Serves statistics and the listing of scans. See `protos/scankv/v1/admin.proto` for what they mean."""
+    """Serves statistics, live scans and checks. `protos/scankv/v1/admin.proto` defines them."""
 
     def __init__(
         self,
@@ -58,7 +58,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.StatsRequest,
         context: grpc.aio.ServicerContext[admin_pb2.StatsRequest, admin_pb2.StatsResponse],
     ) -> admin_pb2.StatsResponse:
-        """The figures of now."""
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
@@ -112,7 +111,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.ListScansRequest,
         context: grpc.aio.ServicerContext[admin_pb2.ListScansRequest, admin_pb2.ListScansResponse],
     ) -> admin_pb2.ListScansResponse:
-        """The live scans."""
         async with mapped_errors(request, context):
             now = asyncio.get_running_loop().time()
             return admin_pb2.ListScansResponse(scans=[_live_scan(scan, now) for scan in self._registry.live])
@@ -123,7 +121,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.CancelScanRequest,
         context: grpc.aio.ServicerContext[admin_pb2.CancelScanRequest, admin_pb2.CancelScanResponse],
     ) -> admin_pb2.CancelScanResponse:
-        """Ends a scan."""
         async with mapped_errors(request, context):
             self._registry.cancel(request.scan_id)
         return admin_pb2.CancelScanResponse()
@@ -133,22 +130,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.CheckTableRequest,
         context: grpc.aio.ServicerContext[admin_pb2.CheckTableRequest, admin_pb2.BucketCheck],
     ) -> None:
-        """Checks that all that is stored of a table agrees, one bucket after another."""
+        """Checks that everything stored for a table is consistent, one bucket after another."""
         async with mapped_errors(request, context):
             table, loop = self._tables.table(request.table), asyncio.get_running_loop()
             buckets = tuple(range(len(table.buckets)))
             scan = LiveScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
             with self._registry.call(scan):
-                async with self._registry.admitted(scan):
+                async with self._registry.admit(scan):
                     for bucket in buckets:
-                        checked = await _checked(table, bucket, scan)
+                        checked = await _check_bucket(table, bucket, scan)
                         scan.sending_since = loop.time()
                         await context.write(checked)
                         scan.sending_since, scan.progress_at = None, loop.time()
 
 
-async def _checked(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
-    """What is found in one bucket, as part of a scan that may be ended. Damage is found, not raised."""
+async def _check_bucket(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
+    """Checks one bucket, as part of a scan that may be cancelled. Damage is reported, not raised."""
     try:
         check = await table.open_check(bucket)
     except DataLoss as error:
@@ -191,7 +188,7 @@ def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
 
 
 def _memory() -> dict[str, int]:
-    """The memory lines of `/proc/self/status`, in bytes; empty where there is no such file."""
+    """The memory lines of `/proc/self/status`, in bytes; empty if there is no such file."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

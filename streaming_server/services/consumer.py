@@ -1,4 +1,4 @@
-"""`ConsumerService`: who reads the changes of a table, and how far each of them has come."""
+"""`ConsumerService`: named readers of the changelog of a table, and their positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
-    """Serves consumers. See `protos/scankv/v1/consumer.proto` for what it promises."""
+    """Serves consumers. See `protos/scankv/v1/consumer.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -29,7 +29,6 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.ListConsumersRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.ListConsumersRequest, consumer_pb2.ListConsumersResponse],
     ) -> consumer_pb2.ListConsumersResponse:
-        """Lists the consumers of a table."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table).state
             infos = await self._consumers.listed(table)
@@ -41,7 +40,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.CommitPositionRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.CommitPositionRequest, consumer_pb2.CommitPositionResponse],
     ) -> consumer_pb2.CommitPositionResponse:
-        """Moves a consumer to where its stream has come."""
+        """Advances a consumer to a position that its stream has reached."""
         async with mapped_errors(request, context):
             if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
                 raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
@@ -58,7 +57,6 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.ResetConsumerRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.ResetConsumerRequest, consumer_pb2.ResetConsumerResponse],
     ) -> consumer_pb2.ResetConsumerResponse:
-        """Moves a consumer to any place."""
         async with mapped_errors(request, context):
             start = request.start
             if start.WhichOneof("start") is None:
@@ -74,7 +72,6 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.DeleteConsumerRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.DeleteConsumerRequest, consumer_pb2.DeleteConsumerResponse],
     ) -> consumer_pb2.DeleteConsumerResponse:
-        """Forgets a consumer."""
         async with mapped_errors(request, context):
             await self._consumers.delete(self._tables.table(request.table).state, request.consumer_id)
         return consumer_pb2.DeleteConsumerResponse()

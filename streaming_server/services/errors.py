@@ -1,4 +1,4 @@
-"""The seam between our errors and gRPC's: one place turns a `ScanKvError` into a status with a typed detail."""
+"""Turns a `ScanKvError` into a gRPC status with a typed detail. No other module does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
 
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
-    """Ends a call with the status of an error; raises what gRPC ends handlers by."""
+    """Ends a call with the status of an error. Raises the exception by which gRPC ends handlers."""
     status = status_of(error)
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(grpc.StatusCode[error.code], status.message, trailing_metadata=metadata)
@@ -73,11 +73,11 @@ def status_of(error: ScanKvError) -> status_pb2.Status:
         domain="scankv",
         metadata={name: _cut(value, _MAX_DETAIL) for name, value in list(error.details.items())[:_MAX_DETAILS]},
     )
-    details = [_packed(info)]
+    details = [_pack(info)]
     if error.retry_after is not None:
         seconds = int(error.retry_after)
         delay = duration_pb2.Duration(seconds=seconds, nanos=int((error.retry_after - seconds) * 1e9))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     code: int = grpc.StatusCode[error.code].value[0]
     return status_pb2.Status(code=code, message=_cut(error.message, _MAX_TEXT), details=details)
 
@@ -86,14 +86,14 @@ def _cut(text: str, limit: int) -> str:
     return text.encode()[:limit].decode(errors="ignore")
 
 
-def _packed(message: Message) -> any_pb2.Any:
+def _pack(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
 
 
 def refuse_unknown_fields(message: Message) -> None:
-    """Refuses a message that has, or any message in it has, a field that is not known here.
+    """Refuses a message if it, or any message in it, has an unknown field.
 
     Raises:
         UnknownField: There is one.

@@ -1,4 +1,4 @@
-"""Top-N through an index: a short reading of a held view, where a scan would look at every row."""
+"""Top-N through an index: a short read of a locked view, where a scan would read every row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.wire import from_proto
 from streaming_server.scan.admission.live_scans import LiveScan
-from streaming_server.scan.queries.indexed_top_n import chosen_order, top_by_index
-from streaming_server.scan.read_plan import is_planned_at_once
+from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
+from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from streaming_server.scan.rows.locked_view import LockedView
 
 _QUICK_ROWS: Final = 1000
-"""Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""
+"""Rows that are found in a few milliseconds, without admission and without being listed as a scan."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedAnswer:
-    """What an index told of one view. Immutable.
+    """The result of a read through an index of one view. Immutable.
 
     Attributes:
         found: The rows.
@@ -54,7 +54,7 @@ async def indexed_top_n(
     peer: str,
     computation: Computation,
 ) -> IndexedAnswer | None:
-    """The answer by an index; None where there is none for it, or another way is better. Then nothing is held.
+    """The result through an index. None if no index fits, or if a scan is better; then nothing is held.
 
     It is admitted, listed and ended as a scan is, unless it is done within a few milliseconds.
 
@@ -64,10 +64,10 @@ async def indexed_top_n(
         request: The question, which was checked.
         spec: The same.
         peer: The client that asks.
-        computation: Is told when the view is taken, and its version.
+        computation: Gets the version of the view, and when it was taken.
 
     Raises:
-        ScanKvError: As `top_by_index`, and as `ScanKv`.
+        ScanKvError: As `find_top_by_index`, and as `ScanKv`.
     """
     definition = definition_of(tables, request)
     if all(index.columns[-1] != spec.by for index in definition.indexes):
@@ -82,7 +82,7 @@ async def indexed_top_n(
     async with AsyncExitStack() as stack:
         if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
-            await stack.enter_async_context(registry.admitted(scan))
+            await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan) as locked:
             version = version_of(locked.codec.definition, locked.view.log_offsets)
@@ -91,7 +91,7 @@ async def indexed_top_n(
         if found is None:
             return None
         if scan.admitted_at is None:
-            registry.note_rows(found.scanned)
+            registry.count_rows(found.scanned)
         else:
             scan.rows_scanned = found.scanned
         return IndexedAnswer(found, version, locked.view.log_offsets)
@@ -99,17 +99,17 @@ async def indexed_top_n(
 
 async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
     asked = spec, where, locked.codec, locked.keys, locked.indexes
-    if is_planned_at_once(where):
-        choice = chosen_order(*asked)
+    if is_cheap_to_plan(where):
+        choice = choose_order(*asked)
     else:
-        choice = await asyncio.to_thread(chosen_order, *asked)
+        choice = await asyncio.to_thread(choose_order, *asked)
         locked.check()
-    return None if choice is None else await top_by_index(spec, choice, locked)
+    return None if choice is None else await find_top_by_index(spec, choice, locked)
 
 
 @asynccontextmanager
 async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
-    """What is read, for the length of the block; what it shows is durable at its end."""
+    """The locked view, for the length of the block. At the end of the block, everything read is durable."""
 
     def check() -> None:
         if scan.ended is not None:

@@ -1,4 +1,4 @@
-"""How requests get in: received one message a call, bounded in memory and time, parsed, or refused with a typed error.
+"""Receives requests: one message per call, bounded in memory and time, parsed or refused with a typed error.
 
 The rule: what a client sends costs the server a bounded amount of memory and of its event loop, whatever it is, and
 before anything is known of it. gRPC's own handlers receive and parse a message before our code runs. So each handler
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
-"""Bytes of one message: the Arrow data of a request, and what is beside it."""
+"""Most bytes of one message: the Arrow data of a request and its other fields."""
 
 WINDOW_BYTES: Final = 64 * 1024
 """What gRPC may receive of a call before its handler reads: the receive window of a stream. A message that fits is not
 counted against the memory for requests; how many there are is bounded by the calls of a connection."""
 
 _PROMPT_CALLS: Final = 4
-"""Messages that may be on their way at once without a claim on the memory for requests."""
+"""Messages that may arrive at once without a claim on the memory for requests."""
 
 _PROMPT_SECONDS: Final = 0.02
 """How long each may be on its way so. Then it claims the memory of the largest message, or is refused: so what arrives
@@ -43,7 +43,7 @@ Context = grpc.aio.ServicerContext
 
 
 class Intake:
-    """Receives the request of every call, and keeps count of the memory that requests take.
+    """Receives the request of every call, and counts the memory of requests.
 
     A message is first received without knowing its size. Small ones are there at once. One that is not, within 20 ms,
     claims the memory of the largest, until its size is known; one that cannot is refused with `ServerBusy`, before it
@@ -70,7 +70,7 @@ class Intake:
         self.refused = 0
 
     def registering(self, server: grpc.aio.Server) -> GuardedServer:
-        """What services are registered with in place of a server, so that their requests come in through here."""
+        """The object to register services with instead of the server, so that the intake receives their requests."""
         return GuardedServer(self, server)
 
     async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
@@ -99,10 +99,10 @@ class Intake:
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             receiving.end()
             return None, 0
-        return message, receiving.arrived(len(message))
+        return message, receiving.record_arrival(len(message))
 
     def claim(self, size: int) -> ServerBusy | None:
-        """Claims memory for a request; the refusal where there is none."""
+        """Claims memory for a request. Returns the refusal if not enough is left."""
         if self.claimed_bytes + size > self._max_bytes:
             self.refused += 1
             return ServerBusy(
@@ -114,7 +114,7 @@ class Intake:
         return None
 
     def release(self, size: int) -> None:
-        """Gives claimed memory back."""
+        """Releases claimed memory."""
         self.claimed_bytes -= size
 
     def _next_prompt(self) -> None:
@@ -122,7 +122,7 @@ class Intake:
 
 
 class _Receiving:
-    """One message on its way: prompt, then late with a claim, or refused."""
+    """One message that is arriving: prompt, then late with a claim, or refused."""
 
     def __init__(self, intake: Intake, receive_seconds: float) -> None:
         self._intake = intake
@@ -152,13 +152,13 @@ class _Receiving:
             self._task.cancel()
 
     def raise_if_refused(self) -> None:
-        """Raises the refusal whose cancellation has come; returns when that was of somebody else."""
+        """Raises the refusal that caused the present cancellation; returns if something else caused it."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None and self._task is not None and self._task.uncancel() == 0:
             raise refusal from None
 
-    def arrived(self, size: int) -> int:
-        """Ends with a message that has come; the bytes that are claimed for it."""
+    def record_arrival(self, size: int) -> int:
+        """Ends the receipt with a message that has arrived. Returns the bytes claimed for it."""
         claimed, self._claimed = self._claimed, 0
         self.end()
         self._intake.release(claimed)
@@ -169,7 +169,7 @@ class _Receiving:
         return size
 
     def end(self) -> None:
-        """Ends it, however it ends."""
+        """Ends the receipt and releases its claim, whether the message arrived or not."""
         self._timer.cancel()
         self._end_prompt()
         claimed, self._claimed = self._claimed, 0
@@ -182,7 +182,7 @@ class _Receiving:
 
 
 class GuardedServer:
-    """Takes the handlers of generated code, and registers each with the real server as one that reads for itself."""
+    """Registers the handlers of generated code with the server, wrapped so that the intake reads their requests."""
 
     def __init__(self, intake: Intake, server: grpc.aio.Server) -> None:
         """Called by `Intake.registering`."""
@@ -190,16 +190,15 @@ class GuardedServer:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Does nothing: generated code registers the same handlers again, by name."""
+        """Does nothing, because generated code registers the same handlers again by name."""
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """Registers the methods of a service."""
-        guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
+        guarded = {name: self._guard(f"{service}/{name}", handler) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
-    def _guarded(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
+    def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
         intake, parse = self._intake, _parser(name, handler.request_deserializer)
 
         async def request_of(context: Context[Any, Any]) -> tuple[Message, int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LockService(lock_pb2_grpc.LockServiceServicer):
-    """Serves the column locks. See `protos/scankv/v1/lock.proto` for what they promise."""
+    """Serves the column locks. See `protos/scankv/v1/lock.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -25,7 +25,6 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.LockColumnsRequest,
         context: grpc.aio.ServicerContext[lock_pb2.LockColumnsRequest, lock_pb2.LockColumnsResponse],
     ) -> lock_pb2.LockColumnsResponse:
-        """Takes a lock."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             lock = await table.writes.locks.lock(
@@ -44,7 +43,6 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.RenewColumnLockRequest,
         context: grpc.aio.ServicerContext[lock_pb2.RenewColumnLockRequest, lock_pb2.RenewColumnLockResponse],
     ) -> lock_pb2.RenewColumnLockResponse:
-        """Renews a lock."""
         async with mapped_errors(request, context):
             locks = self._tables.locks.with_id(request.lock_id)
             lock = await locks.renew(request.lock_id, _seconds(request.ttl_millis))
@@ -56,7 +54,6 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.ReleaseColumnLockRequest,
         context: grpc.aio.ServicerContext[lock_pb2.ReleaseColumnLockRequest, lock_pb2.ReleaseColumnLockResponse],
     ) -> lock_pb2.ReleaseColumnLockResponse:
-        """Ends a lock."""
         async with mapped_errors(request, context):
             await self._tables.locks.with_id(request.lock_id).release(request.lock_id)
         return lock_pb2.ReleaseColumnLockResponse()
@@ -66,7 +63,6 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.ListColumnLocksRequest,
         context: grpc.aio.ServicerContext[lock_pb2.ListColumnLocksRequest, lock_pb2.ListColumnLocksResponse],
     ) -> lock_pb2.ListColumnLocksResponse:
-        """Lists the locks."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
             locks = self._tables.locks.listed(table)

@@ -1,4 +1,4 @@
-"""What a `ScanKvRequest` asks of the changelog, in the server's own terms; refused when it is out of range."""
+"""Translates the changelog part of a `ScanKvRequest` into a plan, and refuses values out of range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Position = TypeVar("_Position", StartFrom, StopAt)
 
 
 def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
-    """Which changes a request asks for. Raises InvalidRequest."""
+    """Plans which changes to read. Raises InvalidRequest."""
     if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
         raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
     for name, asked, why in (
@@ -55,7 +55,9 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
 
 def _lag_threshold(log: scan_pb2.Changelog) -> int | None:
     if log.net_changes_lag_threshold and not log.net_changes:
-        raise InvalidRequest("log.net_changes_lag_threshold says when net_changes begin, which are not asked for")
+        raise InvalidRequest(
+            "log.net_changes_lag_threshold is set without net_changes: set net_changes, or leave the threshold out"
+        )
     if log.net_changes_lag_threshold > MAX_LAG_THRESHOLD:
         raise InvalidRequest(
             f"log.net_changes_lag_threshold = {log.net_changes_lag_threshold}: it must be from 1 to {MAX_LAG_THRESHOLD}"
@@ -79,7 +81,7 @@ def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:
 
 
 def log_start(log: scan_pb2.Changelog) -> StartFrom:
-    """Where a stream is asked to start. Raises InvalidRequest."""
+    """Reads the start of a stream. Raises InvalidRequest."""
     match log.WhichOneof("start"):
         case "full":
             return StartFrom.FULL

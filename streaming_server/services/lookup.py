@@ -1,4 +1,4 @@
-"""`LookupService`: reads by key, and answers about many rows that are computed here."""
+"""`LookupService`: reads by key, and queries over many rows that the server computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
 from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.result_cache import CachedResult
-from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
@@ -50,20 +50,20 @@ _FUNCTIONS = {
 }
 
 
-# Of what a call has left until its deadline: that it may wait, so that there is time to answer it.
+# The share of the time until its deadline that a call may wait, so that there is time to answer it.
 _SHARE_OF_DEADLINE = 0.9
 
 
 class LookupService:
-    """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for what they promise.
+    """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for the contract.
 
-    Answers leave the service serialised, so handlers of its own register it and not by the generated ones.
+    Results are cached as serialized responses, so the service registers its own handlers instead of the generated ones.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends what reads whole views, as it does with scans.
+        tables: The tables to read.
+        registry: Admits, lists and ends queries that read complete views, as it does scans.
         results: Computes each result once for all callers that ask for it.
-        waiting: Has calls wait until there is another answer.
+        waiting: Holds calls until their result changes.
     """
 
     def __init__(self, tables: Tables, registry: ScanRegistry, results: ResultCache, waiting: WaitingCalls) -> None:
@@ -89,7 +89,6 @@ class LookupService:
     async def Lookup(
         self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]
     ) -> bytes:
-        """Reads the rows of some keys."""
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
@@ -108,7 +107,6 @@ class LookupService:
     async def Count(
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
-        """Counts the rows of a table; reads them only where it has to look at them."""
         async with mapped_errors(request, context):
             if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
@@ -130,7 +128,6 @@ class LookupService:
     async def TopN(
         self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
     ) -> bytes:
-        """Finds the first rows in the order of a column."""
         async with mapped_errors(request, context):
             return await self._answer(request, context, lookup_pb2.TopNResponse, _check_top_n, self._top_n)
         raise AssertionError("mapped_errors ends the call")
@@ -143,7 +140,7 @@ class LookupService:
         check: Callable[[_Question, Schema], None],
         compute: Callable[[_Question, str, Computation], Awaitable[CachedResult]],
     ) -> bytes:
-        """The answer to a question: that nothing has changed, one that is there or under way, or one that is computed.
+        """Answers a query: unchanged, from the result cache, from a computation in progress, or by computing it.
 
         Args:
             request: The question.
@@ -167,10 +164,10 @@ class LookupService:
             if left <= 0 or self._waiting.is_full:
                 self._results.unchanged += 1
                 return response(version=since, unchanged=True).SerializeToString()
-            await self._waiting.changed(current, left)
+            await self._waiting.wait_for_change(current, left)
 
     async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
-        """What a question is about now, after `check` unless that has passed the question before."""
+        """The current state that a query reads, after `check` unless the query has passed it before."""
         definition = definition_of(self._tables, request)
         if not self._results.is_valid(query, definition.incarnation, definition.schema.id):
             check(request, definition.schema)
@@ -179,7 +176,7 @@ class LookupService:
         return await current_of(self._tables, request, buckets)
 
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
-        """How many rows there are, reading none of them; None where that is not known."""
+        """The number of rows without reading them; None if it is not known."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if request.HasField("if_changed_since"):
             current = await current_of(self._tables, request, buckets)
@@ -230,7 +227,7 @@ class LookupService:
             return await _indexed_answer(by_index)
         scan = _scan_of(request, (request.by,))
         async with whole_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
-            top = TopN(spec, view.definition)
+            top = TopNCollector(spec, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
 
@@ -278,7 +275,7 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
 
 
 def _query_digest(request: Message) -> bytes:
-    """Names a question, with everything that its answer depends on but the state of the table."""
+    """Identifies a query: everything that its result depends on except the state of the table."""
     name = request.DESCRIPTOR.name.encode()
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()
 
@@ -312,7 +309,7 @@ def _top_n_spec(request: lookup_pb2.TopNRequest) -> TopNSpec:
 def _scan_of(
     request: lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest, columns: Sequence[str]
 ) -> scan_pb2.ScanKvRequest:
-    """The scan of the rows that a request is about."""
+    """The scan of the rows of a query."""
     return scan_pb2.ScanKvRequest(
         table=request.table,
         snapshot=request.snapshot if request.HasField("snapshot") else None,
@@ -322,7 +319,7 @@ def _scan_of(
 
 
 def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
-    """What a request asks for. Raises InvalidRequest for more than any table has, or an unknown function."""
+    """Reads the aggregates of a request. Raises InvalidRequest for more than any table has, or an unknown function."""
     if max(len(request.aggregates), len(request.group_by)) > MAX_COLUMNS:
         raise InvalidRequest(f"over {MAX_COLUMNS} columns are asked for: no table has more")
     aggregates = []
@@ -337,7 +334,7 @@ def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
 
 
 def ipc_of(rows: pa.RecordBatch) -> pa.Buffer:
-    """Rows as an answer carries them. Raises RequestTooLarge for more than an answer may have."""
+    """Serializes the rows of a result. Raises RequestTooLarge if they exceed the limit of a response."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)

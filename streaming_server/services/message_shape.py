@@ -1,4 +1,4 @@
-"""What a message is made of, looked at before it is parsed: how much work parsing and checking it can cost.
+"""Inspects a message before it is parsed: how much work parsing and checking it can cost.
 
 Rule: the work for a message is in proportion to the rows that it carries. Parsing copies binary values, such as rows,
 keys and the values of a list. Everything else becomes objects, one for each two bytes in the worst case: 24 MiB of it
@@ -41,7 +41,7 @@ _WIRE_TYPES: Final = {
 
 
 def check_shape(data: bytes, message_type: type[Message]) -> None:
-    """Refuses a message that costs much work without carrying many rows.
+    """Refuses a message that costs much work for few rows.
 
     Leaves messages that are cut off or malformed to the parser.
 
@@ -72,7 +72,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
                 at = _varint(data, at)[1]
             elif wire_type == _LENGTH:
                 size, at = _varint(data, at)
-                start, at = _opened(field, start, at, min(at + size, end), messages)
+                start, at = _open(field, start, at, min(at + size, end), messages)
             else:
                 at += 8 if wire_type == _FIXED64 else 4
             left -= max(at - start, _RECORD_COST)
@@ -83,7 +83,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
                 )
 
 
-def _opened(
+def _open(
     field: FieldDescriptor, start: int, at: int, end: int, messages: list[tuple[Any, int, int]]
 ) -> tuple[int, int]:
     """From where a record with a length counts, and where it ends; what is in a larger message counts by itself."""

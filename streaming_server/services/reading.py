@@ -1,4 +1,4 @@
-"""Views that calls read: opened for scans, and read to their end for calls with one answer."""
+"""Opens views for scans, and reads them to the end for calls with a single response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
-    from streaming_server.scan.admission.waiting_calls import Changing
+    from streaming_server.scan.admission.waiting_calls import VersionSource
     from streaming_server.scan.chunk_source import Chunk, View
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.queries.result_cache import Computation
@@ -37,11 +37,11 @@ _SECONDS_A_TURN = 0.001
 Request: TypeAlias = (
     "scan_pb2.ScanKvRequest | lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest"
 )
-"""Names a table, and perhaps a snapshot of it."""
+"""A request that names a table, and optionally a snapshot of it."""
 
 
-class Consumer(Protocol):
-    """Takes the rows of a view, and keeps what it needs of them."""
+class RowSink(Protocol):
+    """Takes the rows of a view, and keeps what its result needs."""
 
     @property
     def is_due(self) -> bool:
@@ -51,7 +51,7 @@ class Consumer(Protocol):
         """Takes the next rows. Takes a few milliseconds at most."""
 
     def settle(self) -> None:
-        """Brings what was taken into its smallest form. May take long, in a thread."""
+        """Reduces what was taken to its smallest form. May take long, in a thread."""
 
 
 @asynccontextmanager
@@ -83,19 +83,19 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What a request would read now, as far as memory tells. Immutable.
+    """What a request would read now, as far as it is known in memory. Immutable.
 
     Attributes:
         definition: The table.
         view: Its buckets.
         again: The version that they have when it is called; None when that is not known without awaiting.
-        changing: Tells when that may be another one.
+        source: Tells when that may be another one.
     """
 
     definition: TableDefinition
     view: View
     again: Callable[[], bytes | None]
-    changing: Changing
+    source: VersionSource
 
     @property
     def version(self) -> bytes:
@@ -126,7 +126,7 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
 
 
 class WholeView:
-    """A view that is read from its beginning to its end.
+    """Reads a view from its beginning to its end.
 
     Attributes:
         definition: The table as of the view.
@@ -149,8 +149,8 @@ class WholeView:
         """Rows read from storage so far."""
         return self._source.rows_scanned
 
-    async def read(self, consumer: Consumer) -> None:
-        """Hands all rows to a consumer, chunk by chunk on the event loop, others having their turn in between.
+    async def read(self, consumer: RowSink) -> None:
+        """Passes all rows to a sink, chunk by chunk on the event loop. Other tasks run in between.
 
         Raises:
             DataLoss: The view is damaged; what was handed over is not the whole.
@@ -186,7 +186,7 @@ async def whole_view(
         registry: Admits, lists and ends it.
         request: What would be scanned, checked against the table's columns.
         peer: The client that reads it.
-        computation: Is told when the view is taken, and its version.
+        computation: Gets the version of the view, and when it was taken.
         stored_rows: Whether the rows as they are stored are one more column.
 
     Raises:
@@ -200,7 +200,7 @@ async def whole_view(
         peer=peer,
     )
     with registry.call(scan):
-        async with registry.admitted(scan):
+        async with registry.admit(scan):
             computation.begin_view()
             async with opened_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from scankv.model.expressions import bind
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
 from streaming_server.scan.admission.live_scans import LiveScan
@@ -44,7 +43,7 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ScanService:
-    """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for what it promises.
+    """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for the contract.
 
     Args:
         tables: What is scanned.
@@ -92,7 +91,7 @@ class ScanService:
         request: scan_pb2.ScanKvRequest,
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
     ) -> None:
-        """Opens the view, then sends its messages; frees it however the call ends."""
+        """Opens the view and sends its messages. Frees the view however the call ends."""
         started = time.monotonic()
         async with mapped_errors(request, context):
             if request.HasField("log"):
@@ -100,7 +99,8 @@ class ScanService:
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
-            self._check(request, plan)
+            # Refuses an invalid request before it waits for admission, also if nothing has changed.
+            plan = plan.bind(definition_of(self._tables, request).schema)
             if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
                 for message in messages:
                     await context.write(message)
@@ -112,7 +112,7 @@ class ScanService:
                 peer=context.peer(),
             )
             with self._registry.call(scan):
-                async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+                async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
                     async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
                         if opened.large_chunks:
@@ -140,21 +140,10 @@ class ScanService:
             return answer
         raise AssertionError("mapped_errors ends the call")
 
-    def _check(self, request: scan_pb2.ScanKvRequest, plan: ReadPlan) -> None:
-        """Refuses a wrong question before it waits for its turn, and also when nothing has changed.
-
-        Raises:
-            SchemaMismatch, SnapshotLost: As when it is read.
-        """
-        schema = definition_of(self._tables, request).schema
-        if plan.where is not None:
-            bind(plan.where, schema.arrow)
-        schema.select(plan.columns)
-
     async def _unchanged(
         self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
     ) -> Iterator[bytes] | None:
-        """The messages that say that nothing has changed; None where something has. Reads nothing."""
+        """The messages of an unchanged result, None if something has changed. Reads nothing."""
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None
@@ -183,7 +172,7 @@ class ScanService:
             follows=True,
         )
         with self._registry.call(scan):
-            async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+            async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
                 async with self._opened_log(table, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)
@@ -195,7 +184,7 @@ class ScanService:
 
     @asynccontextmanager
     async def _opened_log(self, table: LiveTable, plan: LogPlan, scan: LiveScan) -> AsyncIterator[OpenedLog]:
-        """A stream of changes, which is a consumer's when the plan names one."""
+        """A stream of changes, on behalf of a consumer if the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
             async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
@@ -219,7 +208,7 @@ class ScanService:
 async def _one_in_flight(
     context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
 ) -> AsyncIterator[Send]:
-    """Gives a `send` that returns while its message is on its way, so that the next one is made meanwhile.
+    """Makes a `send` that returns while its message is being sent, so that the next one is built concurrently.
 
     One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
     gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.

@@ -1,4 +1,4 @@
-"""What a `ScanKvRequest` asks for, in the server's own terms; refused when it is out of range."""
+"""Translates a `ScanKvRequest` into a read plan, and refuses values out of range."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _READ_PATHS = {
 
 
 def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
-    """Which rows a request asks for. Raises InvalidRequest."""
+    """Plans which rows to read. Raises InvalidRequest."""
     if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
         raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
     if request.resume_token and request.HasField("if_changed_since"):
@@ -65,7 +65,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
 
 def _read_path(request: scan_pb2.ScanKvRequest) -> ReadPath:
     if request.read_path not in _READ_PATHS:
-        raise InvalidRequest(f"read_path is {request.read_path}: there is no such way")
+        raise InvalidRequest(f"read_path = {request.read_path}: it must be a value of ReadPath")
     return _READ_PATHS[request.read_path]
 
 
@@ -96,7 +96,7 @@ def key_range(message: scan_pb2.KeyRange) -> KeyRange:
 def chunk_spec(
     request: scan_pb2.ScanKvRequest, default_bytes: int, default_rows: int = DEFAULT_CHUNK_ROWS
 ) -> ChunkSpec:
-    """How large chunks may become. Raises InvalidRequest."""
+    """The bounds of chunks. Raises InvalidRequest."""
     rows, size = request.chunk.max_rows or default_rows, request.chunk.max_bytes or default_bytes
     if rows > MAX_CHUNK_ROWS:
         raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
@@ -106,9 +106,9 @@ def chunk_spec(
 
 
 def heartbeat_seconds(request: scan_pb2.ScanKvRequest, most: float) -> float:
-    """How often a stream is heard from: as its reader needs it, within the server's bounds.
+    """The interval of heartbeats of a stream: as its reader needs it, within the bounds of the server.
 
-    The rule: a reader's patience is its own, so the server asks nobody to wait for longer than the reader said.
+    The rule: the server lets no reader wait longer than the reader has said.
 
     Args:
         request: What was asked.

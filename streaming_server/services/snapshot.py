@@ -1,4 +1,4 @@
-"""`SnapshotService`: pinning a table's state, and handing it out in parts."""
+"""`SnapshotService`: pinned snapshots and their splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
-    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for what it promises."""
+    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -29,7 +29,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.PinSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.PinSnapshotRequest, snapshot_pb2.PinSnapshotResponse],
     ) -> snapshot_pb2.PinSnapshotResponse:
-        """Takes a lease on a view of a table."""
         async with mapped_errors(request, context):
             info = await self._snapshots.pin(
                 self._tables.table(request.table).pinning,
@@ -45,7 +44,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.RenewSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
     ) -> snapshot_pb2.RenewSnapshotResponse:
-        """Begins a lease's time to live anew."""
         async with mapped_errors(request, context):
             info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
@@ -55,7 +53,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.ReleaseSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.ReleaseSnapshotRequest, snapshot_pb2.ReleaseSnapshotResponse],
     ) -> snapshot_pb2.ReleaseSnapshotResponse:
-        """Gives a lease back."""
         async with mapped_errors(request, context):
             await self._snapshots.release(request.snapshot_id)
         return snapshot_pb2.ReleaseSnapshotResponse()
@@ -65,7 +62,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.ListSnapshotsRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.ListSnapshotsRequest, snapshot_pb2.ListSnapshotsResponse],
     ) -> snapshot_pb2.ListSnapshotsResponse:
-        """Lists the snapshots of one table, or of all."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
             infos = self._snapshots.listed(table)
@@ -76,7 +72,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.SplitSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.SplitSnapshotRequest, snapshot_pb2.SplitSnapshotResponse],
     ) -> snapshot_pb2.SplitSnapshotResponse:
-        """Cuts a snapshot into key ranges."""
         async with mapped_errors(request, context):
             ranges = await self._snapshots.split(
                 request.snapshot_id,

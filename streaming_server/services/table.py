@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
-    """Serves table definitions. See `protos/scankv/v1/table.proto` for what it promises."""
+    """Serves table definitions. See `protos/scankv/v1/table.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -36,7 +36,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.CreateTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.CreateTableRequest, table_pb2.CreateTableResponse],
     ) -> table_pb2.CreateTableResponse:
-        """Creates a table."""
         async with mapped_errors(request, context):
             definition = await self._tables.create(
                 request.name,
@@ -55,7 +54,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.DropTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.DropTableRequest, table_pb2.DropTableResponse],
     ) -> table_pb2.DropTableResponse:
-        """Drops a table."""
         async with mapped_errors(request, context):
             await self._tables.drop(request.name)
         return table_pb2.DropTableResponse()
@@ -65,7 +63,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.AlterTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.AlterTableRequest, table_pb2.AlterTableResponse],
     ) -> table_pb2.AlterTableResponse:
-        """Adds columns, and adds and drops indexes."""
         async with mapped_errors(request, context):
             definition = await self._tables.alter(
                 request.name,
@@ -81,7 +78,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.GetTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.GetTableRequest, table_pb2.GetTableResponse],
     ) -> table_pb2.GetTableResponse:
-        """Describes a table."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.name)
             if not request.statistics:
@@ -101,7 +97,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.ListTablesRequest,
         context: grpc.aio.ServicerContext[table_pb2.ListTablesRequest, table_pb2.ListTablesResponse],
     ) -> table_pb2.ListTablesResponse:
-        """Lists the tables."""
         async with mapped_errors(request, context):
             tables = [_table(definition) for definition in self._tables.definitions()]
             damaged = [

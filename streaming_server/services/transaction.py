@@ -26,7 +26,7 @@ _MODES: Final = transaction_pb2.ConflictMode
 
 
 class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
-    """Serves transactions. See `protos/scankv/v1/transaction.proto` for what they promise."""
+    """Serves transactions. See `protos/scankv/v1/transaction.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -56,7 +56,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         if isinstance(begun, OpenTransaction):
             response.token = begun.token
         else:
-            response.committed.CopyFrom(_committed(begun))
+            response.committed.CopyFrom(_commit_response(begun))
         return response
 
     async def GetForUpdate(
@@ -64,7 +64,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         request: transaction_pb2.GetForUpdateRequest,
         context: grpc.aio.ServicerContext[transaction_pb2.GetForUpdateRequest, transaction_pb2.GetForUpdateResponse],
     ) -> transaction_pb2.GetForUpdateResponse:
-        """Reads rows that the commit will depend on."""
         async with mapped_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
             table = self._tables.table(request.table)
@@ -77,7 +76,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         request: transaction_pb2.LookupStagedRequest,
         context: grpc.aio.ServicerContext[transaction_pb2.LookupStagedRequest, transaction_pb2.LookupStagedResponse],
     ) -> transaction_pb2.LookupStagedResponse:
-        """Reads rows as the transaction would leave them."""
         async with mapped_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
@@ -92,7 +90,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.StageDeleteAllRequest, transaction_pb2.StageDeleteAllResponse
         ],
     ) -> transaction_pb2.StageDeleteAllResponse:
-        """Stages the deletion of all rows of a table."""
         async with mapped_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis is {request.wait_millis}: at most {MAX_WAIT_MILLIS}")
@@ -112,11 +109,10 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.CommitTransactionRequest, transaction_pb2.CommitTransactionResponse
         ],
     ) -> transaction_pb2.CommitTransactionResponse:
-        """Commits a transaction."""
         async with mapped_errors(request, context):
             sizes = [(part.part, part.requests) for part in request.parts]
             committed = await self._transactions.commit(request.token, request.id, sizes)
-        return _committed(committed)
+        return _commit_response(committed)
 
     async def AbortTransaction(
         self,
@@ -125,7 +121,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.AbortTransactionRequest, transaction_pb2.AbortTransactionResponse
         ],
     ) -> transaction_pb2.AbortTransactionResponse:
-        """Aborts a transaction."""
         async with mapped_errors(request, context):
             await self._transactions.abort(request.token)
         return transaction_pb2.AbortTransactionResponse()
@@ -137,7 +132,6 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.ListTransactionsRequest, transaction_pb2.ListTransactionsResponse
         ],
     ) -> transaction_pb2.ListTransactionsResponse:
-        """Lists the open transactions."""
         async with mapped_errors(request, context):
             stuck, now = self._transactions.stuck, self._tables.clock.service_micros()
             tokens = {decision.token for decision, _ in stuck}
@@ -162,7 +156,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         )
 
 
-def _committed(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
+def _commit_response(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
     tables = [
         transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WriteService(write_pb2_grpc.WriteServiceServicer):
-    """Serves the writes. See `protos/scankv/v1/write.proto` for what they promise.
+    """Serves the writes. See `protos/scankv/v1/write.proto` for the contract.
 
     Attributes:
         rows_written: Rows and keys acknowledged since the start.
@@ -41,11 +41,10 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UpsertRequest,
         context: grpc.aio.ServicerContext[write_pb2.UpsertRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        """Inserts or replaces rows."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
-                return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
+                return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             terms, kind = preconditions_of(request), kind_of(request)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
@@ -56,16 +55,15 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.DeleteRequest,
         context: grpc.aio.ServicerContext[write_pb2.DeleteRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        """Deletes rows by key."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
-                return await self._staged(request, table, DELETE, request.keys)
+                return await self._stage(request, table, DELETE, request.keys)
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _written(rows, offsets, table)
 
-    async def _staged(
+    async def _stage(
         self,
         request: write_pb2.UpsertRequest | write_pb2.DeleteRequest,
         table: LiveTable,
@@ -97,7 +95,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UndoRequest,
         context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
     ) -> write_pb2.UndoResponse:
-        """Takes back what a writer has done."""
         async with mapped_errors(request, context):
             check_writer_id(request.writer)
             to = log_offsets(request.log_offsets)
@@ -122,7 +119,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.OpenWriterRequest,
         context: grpc.aio.ServicerContext[write_pb2.OpenWriterRequest, write_pb2.OpenWriterResponse],
     ) -> write_pb2.OpenWriterResponse:
-        """Begins a new epoch of a writer."""
         async with mapped_errors(request, context):
             check_writer_id(request.id)
             epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
-from streaming_server.storage.changelog.bucket_log import BucketLog, ChangeLog, LogSpan, RetentionHolds
+from streaming_server.storage.changelog.bucket_log import BucketLog
+from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.changelog.records import (
     Changes,
@@ -24,6 +25,7 @@ from streaming_server.storage.changelog.records import (
     encode_segment,
     record_key,
 )
+from streaming_server.storage.changelog.retention_holds import RetentionHolds
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.memory_log import MemoryBatch, MemoryLog
 from tests.support.offline import resources
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.changelog.change_log import ChangeLog
 
 FIRST = define(SCORES)
 DEFINITION = FIRST.add_columns(pa.schema([("team", pa.string())]))

@@ -157,7 +157,7 @@ def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Pa
     os.truncate(base / name, (base / name).stat().st_size - 1)
     ask = opened.keys if name == "keys.arrow" else opened.batch
     for number in range(len(opened)):
-        with pytest.raises(DataLoss, match=f"bucket 3: the file .*{name} .* is damaged: it was cut short"):
+        with pytest.raises(DataLoss, match=f"bucket 3: the file .*{name} .* is damaged: it was truncated"):
             ask(number)
 
 

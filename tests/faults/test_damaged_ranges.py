@@ -121,7 +121,7 @@ def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange, reverse: bool) -> BaseCursor:
     return BaseCursor(
-        base, lambda: EMPTY_DELTA, offline.codec, ["k"], None, key_range, reverse=reverse, place="a bucket"
+        base, lambda: EMPTY_DELTA, offline.codec, ["k"], None, key_range, reverse=reverse, location="a bucket"
     )
 
 

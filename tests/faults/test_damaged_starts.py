@@ -77,7 +77,7 @@ async def test_a_table_with_a_damaged_definition_says_so_and_can_be_dropped_and_
     crashed = await made(tmp_path / "data", tmp_path)
     _nonsense(crashed / "tables" / "game" / "one" / "table.json")
     async with started(crashed) as tables:
-        with pytest.raises(DataLoss, match=r"table game\.one cannot be used: .*table\.json.*restore that from a copy"):
+        with pytest.raises(DataLoss, match=r"table game\.one cannot be used: .*table\.json.*restore it from a copy"):
             tables.table(ONE)
         with pytest.raises(DataLoss):
             await new_table(tables, ONE)

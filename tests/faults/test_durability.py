@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("strace")
 WRITES = 40
 # `123 1700000000.123456 fdatasync(12</data/.../000008.log>) = 0 <0.000123>`, or in two lines when another thread's call
 # comes between.
-_WHOLE = re.compile(r"^(\d+) +(\d+\.\d+) f(?:data)?sync\(\d+<([^>]+)>\) += 0 <(\d+\.\d+)>")
+_WHOLE = re.compile(r"^(\d+) +(\d+\.\d+) f(?:data)?sync\(\d+<([^>]+)>\) += 0 (?:\(DELAYED\) )?<(\d+\.\d+)>")
 _BEGUN = re.compile(r"^(\d+) +(\d+\.\d+) f(?:data)?sync\(\d+<([^>]+)> <unfinished")
 _ENDED = re.compile(r"^(\d+) +(\d+\.\d+) <\.\.\. f(?:data)?sync resumed>\) += 0 ")
 
@@ -73,9 +73,11 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def traced(tmp_path: Path, trace: Path) -> Iterator[ServerProcess]:
-    """A server of which every sync is written down, with its time and file."""
-    # -D makes strace the child, so that signals reach the server.
-    wrapper = ("strace", "-D", "-f", "-q", "-ttt", "-T", "-y", "-e", "trace=fsync,fdatasync", "-o", str(trace))
+    """A server of which every sync is written down, with its time and file, and takes as long as on a slow disk."""
+    # -D makes strace the child, so that signals reach the server. The delay comes after the sync, so that the end that
+    # is written down is the sync's; where a sync takes microseconds, no writer comes in time to share one.
+    calls = ("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_exit=2000")
+    wrapper = ("strace", "-D", "-f", "-q", "-ttt", "-T", "-y", *calls, "-o", str(trace))
     with ServerProcess(tmp_path / "data", wrapper=wrapper) as server:
         yield server
 

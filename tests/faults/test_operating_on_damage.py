@@ -28,7 +28,7 @@ def test_damaged_tables_are_listed_with_the_reason_and_can_be_checked_and_droppe
         assert [table.name for table in client.tables()] == [TWO]
         (damaged,) = client.damaged_tables()
         assert (damaged.name, damaged.partial) == (ONE, False)
-        with pytest.raises(DataLoss, match=r"table\.json.*restore that from a copy .* or drop it") as error:
+        with pytest.raises(DataLoss, match=r"table\.json.*restore it from a copy .* or drop the table") as error:
             client.table(ONE)
         assert error.value.message == damaged.reason
         with pytest.raises(DataLoss, match=r"bucket 1 of game\.two is damaged"):

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.changelog.bucket_log import LogSpan
+from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 from streaming_server.storage.rocks.store import StoreBatch

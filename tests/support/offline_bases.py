@@ -30,7 +30,7 @@ def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
     even, odd = (pa.array(range(first, batch.num_rows, 2), pa.int64()) for first in (0, 1))
     path = written(offline, batch.take(even), directory)
     net = MergedDelta(keys.take(odd), offline.codec.encode(batch.take(odd)))
-    return BaseView(base=ColumnarBase.open(path, ""), delta=DeltaView.of(net), place="a bucket")
+    return BaseView(base=ColumnarBase.open(path, ""), delta=DeltaView.of(net), location="a bucket")
 
 
 def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Path:

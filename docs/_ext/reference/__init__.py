@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reference import command_line, cross_references, docstrings, errors, python_api, settings, wire
+from . import command_line, cross_references, docstrings, errors, python_api, settings, wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
 
 MARKER = re.compile(r"^<!-- generated: (\w+) ?(.*?) ?-->$", re.MULTILINE | re.DOTALL)
-GENERATORS = {
+GENERATORS: dict[str, Callable[..., str]] = {
     "command_line": command_line.describe_commands,
     "errors": errors.describe_errors,
     "python": python_api.describe_names,

@@ -27,6 +27,6 @@ def describe_names(module: str, *names: str) -> str:
 def _class_options(member: type) -> str:
     foreign = [base.__name__ for base in member.__mro__ if base.__module__ in {"builtins", "typing", "enum", "abc"}]
     options = f"   :members:\n   :inherited-members: {', '.join(foreign)}\n"
-    if (member.__init__.__doc__ or "").startswith("Called by"):
+    if (inspect.getattr_static(member, "__init__").__doc__ or "").startswith("Called by"):
         options += "   :exclude-members: __init__\n"
     return options

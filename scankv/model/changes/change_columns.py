@@ -1,4 +1,4 @@
-"""What a stream says of each change beside its row: short on the wire, columns of Arrow for the reader."""
+"""The columns that describe changes: run-length encoded on the wire, Arrow columns for the reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 CHANGE_SYMBOLS: Final = ("+I", "-U", "+U", "-D")
-"""What happened to a row: it was inserted, was this before an update, is this after it, was deleted."""
+"""Row kinds: insert, update before, update after, delete."""
 
 CHANGE_FIELDS: Final[tuple[pa.Field[Any], ...]] = tuple(
     map(
@@ -39,7 +39,7 @@ def _all_symbols() -> pa.StringArray:
 
 @dataclass(frozen=True, slots=True)
 class ChangeColumns:
-    """What is said of the changes of one bucket, side by side with their rows. Immutable.
+    """The change columns of rows of one bucket. Immutable.
 
     Attributes:
         kinds: What happened, by its place in `CHANGE_SYMBOLS`.
@@ -53,11 +53,11 @@ class ChangeColumns:
 
     @classmethod
     def of_table(cls, rows: int) -> ChangeColumns:
-        """Those of rows of the table: all are inserts."""
+        """The columns of rows of the table: all are inserts."""
         return cls(np.zeros(rows, np.uint8), None, None)
 
     def first(self, rows: int) -> ChangeColumns:
-        """Those of the first so many rows."""
+        """The columns of the first rows."""
         if self.offsets is None or self.micros is None:
             return ChangeColumns(self.kinds[:rows], None, None)
         return ChangeColumns(self.kinds[:rows], self.offsets[:rows], self.micros[:rows])
@@ -72,7 +72,7 @@ class ChangeColumns:
         return [_symbols(self.kinds), offsets, _bucket_numbers(bucket, rows), times]
 
     def to_bytes(self) -> bytes:
-        """A serialised `ChangeColumns` of `scan.proto`: a few bytes where all is as it mostly is."""
+        """A serialized `ChangeColumns` of `scan.proto`: usually a few bytes."""
         one = len(self.kinds) > 0 and bool((self.kinds == self.kinds[0]).all())
         message = scan_pb2.ChangeColumns(kinds=(self.kinds[:1] if one else self.kinds).tobytes())
         if self.offsets is not None and self.micros is not None:
@@ -82,7 +82,7 @@ class ChangeColumns:
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: int) -> ChangeColumns:
-        """Those of so many rows that `to_bytes` has made bytes of. Raises ValueError for others."""
+        """Reads the result of `to_bytes` for this number of rows. Raises ValueError for anything else."""
         message = scan_pb2.ChangeColumns.FromString(data)
         kinds = np.frombuffer(message.kinds, np.uint8)
         if len(kinds) == 1:
@@ -123,7 +123,7 @@ def _from_runs(values: bytes, runs: bytes, rows: int, *, step: int) -> Numbers:
 
 
 def _symbols(kinds: Kinds) -> pa.Array:
-    """The symbols of some kinds, most often all of one."""
+    """The symbols of row kinds, which usually are all the same."""
     if len(kinds) and (kinds == kinds[0]).all():
         return _symbol(int(kinds[0]), len(kinds))
     return _all_symbols().take(pa.array(kinds))
@@ -144,6 +144,6 @@ def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
 
 @lru_cache(maxsize=2)
 def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
-    """Offsets and times of rows that have none."""
+    """Offsets and times of rows without any."""
     nothing = pa.nulls(rows, pa.int64())
     return nothing, nothing.view(CHANGE_FIELDS[3].type)

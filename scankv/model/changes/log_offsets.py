@@ -1,4 +1,4 @@
-"""Log offsets of a table's buckets, and of which incarnation of the table they are.
+"""Log offsets of the buckets of a table, with the table incarnation that they belong to.
 
 Rule: offsets mean something for one incarnation of a table only. A table that is dropped and created again under the
 same name counts its changes from 0 again, so the same numbers name other changes. Whatever gives offsets says of which
@@ -20,13 +20,13 @@ _FORM: Final = 'LogOffsets.to_json() gives {"table_incarnation": "...", "log_off
 
 
 class LogOffsets(dict[int, int]):
-    """The log offset of each bucket; equal to a dictionary with the same items. Picklable; `to_json` stores it.
+    """The log offset of each bucket. Equal to a dictionary with the same items. Picklable; `to_json` stores it.
 
-    A plain dictionary made of it, such as `dict(offsets)`, no longer knows the table.
+    A plain dictionary such as `dict(offsets)` loses the table incarnation.
 
     Attributes:
-        table_incarnation: Which table the offsets are of: a table that is dropped and created again under its name has
-            another incarnation. Empty: unknown.
+        table_incarnation: The incarnation of the table that the offsets belong to: it changes when the table is dropped
+            and created again under the same name. Empty: unknown.
     """
 
     table_incarnation: str = ""
@@ -48,14 +48,14 @@ class LogOffsets(dict[int, int]):
         return type(self)(self)
 
     def of_buckets(self, buckets: Iterable[int]) -> Self:
-        """The offsets of some of the buckets. Raises KeyError for a bucket that is not there."""
+        """The offsets of some buckets. Raises KeyError for a bucket without an offset."""
         return self.of({bucket: self[bucket] for bucket in buckets}, self.table_incarnation)
 
     def __or__(self, other: Mapping[int, int]) -> Self:  # type: ignore[override]
-        """The offsets of both, such as those of several shards. Raises UsageError if they are of two tables."""
+        """Joins offsets, such as those of several shards. Raises UsageError if they belong to different tables."""
         mine, theirs = self.table_incarnation, self.incarnation_of(other)
         if mine and theirs and mine != theirs:
-            raise UsageError("these log offsets are of two tables: join those of one table only")
+            raise UsageError("these log offsets belong to different tables: join offsets of one table only")
         return self.of({**self, **other}, mine or theirs)
 
     def advance(self, offsets: Mapping[int, int], table_incarnation: str) -> None:
@@ -67,13 +67,13 @@ class LogOffsets(dict[int, int]):
             self[bucket] = max(offset, self.get(bucket, offset))
 
     def to_json(self) -> str:
-        """The offsets and the incarnation as JSON text, to be stored with a job's own state."""
+        """The offsets and the table incarnation as JSON text, to store with the state of a job."""
         values = {"table_incarnation": self.table_incarnation, "log_offsets": {str(b): self[b] for b in sorted(self)}}
         return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str | bytes | Mapping[str, Any]) -> Self:
-        """Reads what `to_json` gave, as text or parsed. Other entries beside the two are ignored.
+        """Reads the result of `to_json`, as text or parsed. Other entries are ignored.
 
         Raises:
             UsageError: It is something else.
@@ -90,7 +90,7 @@ class LogOffsets(dict[int, int]):
 
     @staticmethod
     def incarnation_of(offsets: object) -> str:
-        """The incarnation of the table that some offsets are of; empty if they do not say."""
+        """The table incarnation of some offsets. Empty if it is unknown."""
         return offsets.table_incarnation if isinstance(offsets, LogOffsets) else ""
 
 

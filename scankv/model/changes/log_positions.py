@@ -19,16 +19,16 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class ScanSource(enum.StrEnum):
-    """What a scan reads."""
+    """The source that a scan reads."""
 
     KV = "kv"
-    """The rows."""
+    """The rows of the table."""
     LOG = "log"
-    """The changes."""
+    """The changes in the changelog."""
 
 
 class CatchUp(enum.StrEnum):
-    """What a stream of changes gives of what lies far behind."""
+    """What a stream of changes reads a backlog as."""
 
     ALL = "all"
     """Every change."""
@@ -37,16 +37,16 @@ class CatchUp(enum.StrEnum):
 
 
 class Unmatched(enum.StrEnum):
-    """What a stream of changes gives of rows that do not match its predicate, where nobody knows if they did before."""
+    """How a stream of changes treats rows that do not match its predicate and may have matched before."""
 
     REFUSE = "refuse"
-    """The stream is refused, if there can be such rows."""
+    """Refuse the stream if there can be such rows."""
     DELETE = "delete"
-    """Their deletion."""
+    """Send the deletion of such rows."""
 
 
 class PositionKind(enum.StrEnum):
-    """What a position is given by."""
+    """The kinds of positions in a changelog."""
 
     FULL = "full"
     EARLIEST = "earliest"
@@ -58,14 +58,14 @@ class PositionKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A place in the changelogs of a table. Immutable, hashable, picklable.
+    """A position in the changelogs of a table. Immutable, hashable, picklable.
 
     Attributes:
-        kind: What it is given by.
-        micros: Of a time, microseconds since 1970 UTC.
-        by_bucket: Of offsets, those of each bucket, by bucket.
-        table_incarnation: Of offsets, the incarnation of their table; empty: unknown.
-        count: Of the last changes, how many.
+        kind: The kind of the position.
+        micros: For a time, microseconds since 1970 UTC.
+        by_bucket: For offsets, pairs of a bucket and its offset.
+        table_incarnation: For offsets, the incarnation of their table. Empty: unknown.
+        count: For the last changes, how many.
     """
 
     kind: PositionKind
@@ -108,7 +108,7 @@ class StartFrom(_Position):
 
     @classmethod
     def timestamp(cls, time: dt.datetime) -> StartFrom:
-        """The first change committed at or after a time; the oldest where that is later; else it waits for it.
+        """The first change committed at or after a time; the oldest change if that is later. Waits for future changes.
 
         Args:
             time: With a time zone.
@@ -117,7 +117,7 @@ class StartFrom(_Position):
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StartFrom:
-        """Exactly these changes: for every bucket that is read the offset of the first, as `log_offsets` has them.
+        """These offsets: for every bucket that is read, the offset of the first change, as in `log_offsets`.
 
         `LogOffsets` know of which table they are, and are refused with TableRecreated if it was dropped and created
         again. A plain dictionary is taken for offsets of the table as it is.
@@ -126,14 +126,14 @@ class StartFrom(_Position):
 
     @classmethod
     def last(cls, n: int) -> StartFrom:
-        """The latest `n` changes that there are at the opening, 1 to 100,000, then what comes."""
+        """The last `n` changes at the opening, 1 to 100,000, and all later ones."""
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
             raise UsageError(f"n must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {n!r}")
         return cls(PositionKind.LAST, count=n)
 
 
 class StopAt(_Position):
-    """Where a stream of changes ends; without it, it does not.
+    """Where a stream of changes ends. A stream without a stop never ends.
 
     Attributes:
         LATEST: What there is at the opening.
@@ -145,18 +145,18 @@ class StopAt(_Position):
 
     @classmethod
     def timestamp(cls, time: dt.datetime) -> StopAt:
-        """Before the first change committed at or after a time, which has a time zone; waits for it where it is not."""
+        """Before the first change committed at or after a time with a time zone. Waits until that time has come."""
         return cls(PositionKind.TIMESTAMP, micros=_micros(time))
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StopAt:
-        """Before these offsets, one for every bucket that is read; of which table they are is as for `StartFrom`."""
+        """Before these offsets, one for every bucket that is read. Their incarnation is checked as for `StartFrom`."""
         return cls._of_offsets(offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSpec:
-    """Which part of the changelog a scan reads. Immutable, hashable, picklable.
+    """The part of the changelog that a scan reads. Immutable, hashable, picklable.
 
     Attributes:
         start: Where it starts.
@@ -167,7 +167,7 @@ class LogSpec:
         consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
         catch_up: What a backlog of changes is read as.
         lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
-        unmatched: What comes of rows that do not match, where nobody knows if they did before.
+        unmatched: How rows are treated that do not match and may have matched before.
     """
 
     start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)

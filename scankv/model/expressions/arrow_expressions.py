@@ -1,4 +1,4 @@
-"""Predicates written as `pyarrow.compute.Expression`, as far as they mean the same here."""
+"""Converts predicates from `pyarrow.compute.Expression`, as far as their meaning is the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NULLS_MATCH, _NULLS_SKIPPED = 0, 1  # arrow::compute::SetLookupOptions::NullMat
 
 
 def from_pyarrow(expression: pc.Expression) -> Predicate:
-    """The predicate that means exactly what an Arrow expression means, null for null.
+    """Converts an Arrow expression into a predicate with exactly the same meaning, also for nulls.
 
     Comparisons of columns with values or columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`, `starts_with` and
     `match_substring`. Arrow's `isin` is false for a null where SQL's is unknown; the result has what makes it the same.
@@ -55,7 +55,7 @@ def from_pyarrow(expression: pc.Expression) -> Predicate:
     if not isinstance(expression, pc.Expression):
         raise UsageError(f"expected a pyarrow.compute.Expression, not {type(expression).__name__}")
     stack: list[_Call] = [_Call("")]
-    for kind, value in _serialized(expression):
+    for kind, value in _serialize(expression):
         if kind == "call":
             stack.append(_Call(value))
         elif kind == "end":
@@ -76,7 +76,7 @@ class _Call:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _serialized(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
+def _serialize(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
     """The parts of an expression, a call before its arguments, in the form in which pyarrow pickles it.
 
     That is an Arrow IPC file with one row: the tree is in the schema's metadata, which numbers the columns that
@@ -114,20 +114,20 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
     def u32(position: int) -> int:
         return int.from_bytes(data[position : position + 4], "little")
 
-    def followed(position: int) -> int:
+    def follow(position: int) -> int:
         return position + u32(position)
 
     def field_of(table: int, number: int) -> int:
         vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
         slot = vtable + 4 + 2 * number
-        return followed(table + int.from_bytes(data[slot : slot + 2], "little"))
+        return follow(table + int.from_bytes(data[slot : slot + 2], "little"))
 
     def text(position: int) -> str:
         return bytes(data[position + 4 : position + 4 + u32(position)]).decode()
 
-    message = followed(8)  # behind the continuation mark and the length
+    message = follow(8)  # behind the continuation mark and the length
     pairs = field_of(field_of(message, 2), 2)
-    tables = [followed(pairs + 4 + 4 * number) for number in range(u32(pairs))]
+    tables = [follow(pairs + 4 + 4 * number) for number in range(u32(pairs))]
     return [(text(field_of(table, 0)), text(field_of(table, 1))) for table in tables]
 
 
@@ -154,7 +154,7 @@ def _built(call: _Call) -> Predicate:
         case name, [FieldPath() as left, FieldPath() | Literal() as right] if name in _COMPARISONS:
             return Comparison(left, _COMPARISONS[name], right)
         case name, [Literal() as left, FieldPath() as right] if name in _COMPARISONS:
-            return Comparison(right, _COMPARISONS[name].flipped, left)
+            return Comparison(right, _COMPARISONS[name].mirrored, left)
         case "is_valid", [FieldPath() as path]:
             return Not(IsNull(path))
         case "is_null", [FieldPath() as path] if not _option(call, "nan_is_null"):

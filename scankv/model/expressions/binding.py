@@ -1,4 +1,4 @@
-"""Whether a predicate can be asked of a table: columns that exist, and values that are exactly of their types."""
+"""Binds predicates to a table: its columns must exist, and values must be exact in their types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _EXACT_INTEGER_BITS: Final = {16: 16, 32: 16, 64: 32}
-"""By the bits of a float column: how wide an integer column may be that is compared with it without rounding."""
+"""By the bits of a float column: the widest integer column that compares with it without rounding."""
 
 
 @dataclass(frozen=True, slots=True)

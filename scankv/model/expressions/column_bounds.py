@@ -1,4 +1,4 @@
-"""What the parts of a predicate say about the columns of a key or an index, as bytes and ranges of their encoding."""
+"""The bounds that the parts of a predicate set to encoded columns of a key or an index."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LOWER: Final = (Operator.GREATER, Operator.GREATER_EQUAL)
 _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
 
 
-class Told(NamedTuple):
-    """What one part of a predicate says of a column: true of exactly the rows with one of these encodings in it.
+class KnownValues(NamedTuple):
+    """The values that one part of a predicate allows in a column: it is true for exactly the rows with one of them.
 
-    They ascend. Of values that no row can have in it, such as a text longer than any key, there is none.
+    The encodings ascend. Values that no row can have, such as a text longer than any key, have none.
     """
 
     part: Predicate
@@ -66,7 +66,7 @@ class Truth(NamedTuple):
 
 
 class ColumnBounds:
-    """The parts of a conjunction, and what they say about the columns of a key or an index.
+    """The parts of a conjunction, and their bounds on the columns of a key or an index.
 
     Attributes:
         codec: Encodes the columns.
@@ -79,13 +79,13 @@ class ColumnBounds:
         self._codecs: dict[int, KeyCodec] = {}
 
     def truth(self, position: int, atom: Predicate, longest: int) -> Truth | None:
-        """Where one comparison with a column is true; None when that cannot be told, or it is of another column.
+        """Where one comparison with a column is true. None if that is not known, or if it compares another column.
 
         Args:
             position: The column.
             atom: A node without operands.
-            longest: The most values of a list that are told apart. Of a longer one, values near to each other count as
-                one range, in which it may be true; over 10,000 values are one range.
+            longest: The most values of a list that are distinguished. In a longer list, neighbouring values
+                count as one range, in which it may be true; over 10,000 values are one range.
         """
         path = self._path(position)
         match atom:
@@ -132,23 +132,23 @@ class ColumnBounds:
         for part in parts:
             self.left.remove(part)
 
-    def equal(self, position: int) -> Told | None:
-        """The first part that says that a column has one value, or is null."""
+    def equal(self, position: int) -> KnownValues | None:
+        """The first part that restricts a column to one value, or to null."""
         path = self._path(position)
         for part in self.left:
             match part:
                 case Comparison(left=left, operator=Operator.EQUAL, right=Literal() as value) if left == path:
-                    return Told(part, tuple(self._encodings(position, value.as_array()).to_pylist()))
+                    return KnownValues(part, tuple(self._encodings(position, value.as_array()).to_pylist()))
             if self.codec.nullable[position] and part == IsNull(path):
-                return Told(part, (NULL_MARK,))
+                return KnownValues(part, (NULL_MARK,))
         return None
 
-    def listed(self, position: int, most: int) -> Told | None:
-        """The first part that says that a column has one of at most so many values."""
+    def listed(self, position: int, most: int) -> KnownValues | None:
+        """The first part that restricts a column to at most `most` values."""
         for part in self._lists(position):
             if len(part.values) <= most:
                 encoded = self._encodings(position, part.values.candidates).to_pylist()
-                return Told(part, tuple(sorted(set(encoded))))
+                return KnownValues(part, tuple(sorted(set(encoded))))
         return None
 
     def _lists(self, position: int) -> Iterator[IsIn]:
@@ -166,13 +166,13 @@ class ColumnBounds:
                 operator, encoded = nearest
             case TextMatch(path=left, match=Match.STARTS_WITH, text=text) if left == path:
                 operator = Operator.EQUAL
-                encoded = self._encoded(position, text.as_array())
+                encoded = self._encode(position, text.as_array())
                 encoded = encoded and encoded[:-TEXT_END_BYTES]
             case _:
                 return None
-        return None if encoded is None else self._compared(position, operator, encoded)
+        return None if encoded is None else self._compare(position, operator, encoded)
 
-    def _compared(self, position: int, operator: Operator, encoded: bytes) -> KeyRange | None:
+    def _compare(self, position: int, operator: Operator, encoded: bytes) -> KeyRange | None:
         same = KeyRange.under(encoded)
         if operator is Operator.EQUAL:
             return same
@@ -196,7 +196,7 @@ class ColumnBounds:
         array = value.as_array()
         exact = self._key_values(position, array)
         if exact is not None:
-            return operator, self._encoded(position, exact)
+            return operator, self._encode(position, exact)
         type_ = self.codec.types[position]
         if value.is_null or value.is_nan or not pa.types.is_floating(type_) or operator not in _LOWER + _UPPER:
             return None
@@ -207,7 +207,7 @@ class ColumnBounds:
             operator = Operator.GREATER_EQUAL if above else Operator.GREATER
         else:
             operator = Operator.LESS if above else Operator.LESS_EQUAL
-        return operator, self._encoded(position, near)
+        return operator, self._encode(position, near)
 
     def _encoding(self, position: int, value: Literal) -> list[bytes]:
         """The same as `_encodings` of one value, most often in a fraction of the time."""
@@ -241,7 +241,7 @@ class ColumnBounds:
         except (TypeError, ValueError, pa.ArrowException):
             return None
 
-    def _encoded(self, position: int, values: pa.Array) -> bytes | None:
+    def _encode(self, position: int, values: pa.Array) -> bytes | None:
         try:
             encoded: bytes = self._codec_of(position).encode([values])[0].as_py()
         except InvalidKey:

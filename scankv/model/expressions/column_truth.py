@@ -1,4 +1,4 @@
-"""Where in the order of one encoded column the parts of a predicate are true, false, or not yet known."""
+"""The intervals of one encoded column in which the parts of a predicate are true, false, or not known."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     """Four rows, one column for each interval: the predicate must be true, may be true, must be false, may be false."""
 
 _MOST_CELLS: Final = 1_000_000
-"""Nodes times intervals for which answers are worked out. Beyond it, lists count as one range."""
+"""Most nodes times intervals to evaluate. Beyond it, lists count as one range."""
 _MOST_LISTED: Final = 1024
-"""Values of a list that are told apart."""
+"""Most values of a list that are distinguished."""
 _NEGATED: Final = [2, 3, 0, 1]
 
 

@@ -1,4 +1,4 @@
-"""How predicates are written in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
+"""Predicates in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def col(name: str) -> Column:
 
 
 class Column:
-    """A column, or a field inside of one, to be compared. Immutable, hashable, picklable.
+    """A column, or a field within a struct column, for comparisons. Immutable, hashable, picklable.
 
     `==` and the other comparisons make predicates; a boolean column is one by itself: `col("active") & ~col("gone")`.
     To tell whether two columns are the same one, compare their `path`.
@@ -67,25 +67,25 @@ class Column:
         return self[name]
 
     def __eq__(self, other: object) -> Predicate:  # type: ignore[override]  # it builds a predicate
-        return self._compared(Operator.EQUAL, other)
+        return self._compare(Operator.EQUAL, other)
 
     def __ne__(self, other: object) -> Predicate:  # type: ignore[override]  # as above
-        return self._compared(Operator.NOT_EQUAL, other)
+        return self._compare(Operator.NOT_EQUAL, other)
 
     def __lt__(self, other: object) -> Predicate:
-        return self._compared(Operator.LESS, other)
+        return self._compare(Operator.LESS, other)
 
     def __le__(self, other: object) -> Predicate:
-        return self._compared(Operator.LESS_EQUAL, other)
+        return self._compare(Operator.LESS_EQUAL, other)
 
     def __gt__(self, other: object) -> Predicate:
-        return self._compared(Operator.GREATER, other)
+        return self._compare(Operator.GREATER, other)
 
     def __ge__(self, other: object) -> Predicate:
-        return self._compared(Operator.GREATER_EQUAL, other)
+        return self._compare(Operator.GREATER_EQUAL, other)
 
     def is_in(self, values: object) -> Predicate:
-        """Whether it equals one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
+        """Whether the column is one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
 
         As in SQL, a None among the values makes the answer unknown where no other value is equal: `~is_in` then keeps
         no row at all.
@@ -93,24 +93,24 @@ class Column:
         return IsIn(self.path, values_of(values))
 
     def is_null(self) -> Predicate:
-        """Whether it is null. NaN is not."""
+        """Whether the column is null. NaN is not null."""
         return IsNull(self.path)
 
     def is_not_null(self) -> Predicate:
-        """Whether it is not null."""
+        """Whether the column is not null."""
         return Not(IsNull(self.path))
 
     def between(self, low: object, high: object) -> Predicate:
-        """Whether it is at least `low` and at most `high`; both belong to it."""
+        """Whether the column is at least `low` and at most `high`, both inclusive."""
         return all_of([self >= low, self <= high])
 
     def starts_with(self, text: str | bytes) -> Predicate:
         """Whether this string or binary column starts with a text or bytes, of up to 64 KiB; case matters."""
-        return self._matched(Match.STARTS_WITH, text)
+        return self._match(Match.STARTS_WITH, text)
 
     def contains(self, text: str | bytes) -> Predicate:
-        """Whether a text or bytes, of up to 64 KiB, occur anywhere in this string or binary column; case matters."""
-        return self._matched(Match.CONTAINS, text)
+        """Whether this string or binary column contains a text or bytes, of up to 64 KiB; case matters."""
+        return self._match(Match.CONTAINS, text)
 
     def __and__(self, other: object) -> Predicate:
         return all_of([self._as_predicate(), other_predicate(other, "&")])
@@ -139,7 +139,7 @@ class Column:
     def _as_predicate(self) -> Predicate:
         return Comparison(self.path, Operator.EQUAL, literal_of(True))
 
-    def _compared(self, operator: Operator, other: object) -> Predicate:
+    def _compare(self, operator: Operator, other: object) -> Predicate:
         if isinstance(other, Column):
             return Comparison(self.path, operator, other.path)
         if isinstance(other, Predicate):
@@ -151,7 +151,7 @@ class Column:
             )
         return Comparison(self.path, operator, value)
 
-    def _matched(self, match: Match, text: object) -> Predicate:
+    def _match(self, match: Match, text: object) -> Predicate:
         if not isinstance(text, str | bytes):
             raise UsageError(f"the argument of {match.value} must be text or bytes, not {type(text).__name__}")
         return TextMatch(self.path, match, Literal(literal_of(text).scalar))

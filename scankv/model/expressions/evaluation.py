@@ -1,4 +1,4 @@
-"""Which rows of a batch a predicate is true of: vectorised, with Arrow's kernels."""
+"""Evaluates predicates for the rows of a batch, vectorized with Arrow kernels."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def nanoseconds_a_row(bound: BoundPredicate) -> int:
-    """About how long `evaluate` takes for each of a thousand rows with short texts; of few rows each takes longer."""
+    """The approximate time of `evaluate` per row, for a thousand rows with short texts; few rows take longer each."""
     return sum(_NANOSECONDS.get(type(node), 5) for node in bound.predicate.walk())
 
 
@@ -76,7 +76,7 @@ def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """The array as a type that Arrow compares, which float16 and decimals with a negative scale are not."""
+    """The array in a type that Arrow can compare: float16, and decimals with a negative scale, are cast."""
     type_ = array.type
     if pa.types.is_float16(type_):
         return array.cast(pa.float64())

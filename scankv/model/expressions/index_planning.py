@@ -1,4 +1,4 @@
-"""Which entries of an index are of the rows that a predicate is true of, also in the order of a column.
+"""Plans reads of an index: the entries of the rows that match a predicate, also in the order of a column.
 
 Rule: *`plan_keys` is the only planner*. It plans an index as it would a primary key of the same columns. What is here
 turns the ranges of encoded columns into ranges of entries, and judges how many entries they are likely to have.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_codec import KeyCodec
 
 _MOST_RANKED: Final = 64
-"""Ranges that are looked at to rank a plan."""
+"""Most ranges that are considered to rank a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class IndexPlan:
 
 
 def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
-    """Turns what a predicate says about the columns of an index into ranges of its entries.
+    """Converts a predicate on the columns of an index into ranges of its entries.
 
     Args:
         bound: A predicate bound to the table's schema.
@@ -65,7 +65,7 @@ def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
     if not ranges:
         return IndexPlan(ranges, planned.residual, (len(codec.names), 3, 0))
     looked_at = list(islice(ranges, _MOST_RANKED))
-    bridged = _bridged(looked_at, codec)
+    bridged = _bridge_gaps(looked_at, codec)
     least = min(_bounds_of(one, codec) for one in bridged)
     if least == (0, 0) or (least == (0, 1) and len(ranges) > 1):
         return None
@@ -130,7 +130,7 @@ def _entry_ranges(columns: KeyRanges) -> KeyRanges:
     return KeyRanges(columns.starts, tuple(ends))
 
 
-def _bridged(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
+def _bridge_gaps(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
     """Ranges, those that only a single value keeps apart as one."""
     found = [ranges[0]]
     for one in ranges[1:]:

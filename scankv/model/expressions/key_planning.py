@@ -1,4 +1,4 @@
-"""Which keys, or entries of an index, can hold the rows that a predicate is true of, and what else to ask of them."""
+"""Plans which keys can have the rows that match a predicate, and the residual predicate for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.binding import BoundPredicate
-from scankv.model.expressions.column_bounds import ColumnBounds, Told
+from scankv.model.expressions.column_bounds import ColumnBounds, KnownValues
 from scankv.model.expressions.nodes import IsIn, Predicate, all_of, conjuncts
 from scankv.model.expressions.range_planning import MAX_POINTS, RangePlan, plan_ranges
 from scankv.model.keys.key_ranges import KeyRanges
@@ -25,7 +25,7 @@ _MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeyPlan:
-    """Where to look for the rows of a predicate. Immutable, picklable.
+    """The keys to read for a predicate, and its residual. Immutable, picklable.
 
     The predicate is true of exactly the rows whose keys are in one of the ranges, and of which the residual is true.
 
@@ -40,7 +40,7 @@ class KeyPlan:
 
 
 def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
-    """Turns what a predicate says about the key into ranges of keys and single keys.
+    """Converts a predicate into ranges of keys, single keys and a residual predicate.
 
     Everything that compares key columns with values counts, however it is joined by AND, OR and NOT: values, lists,
     `<`, `<=`, `>`, `>=`, `!=` and `starts_with` of the first column, and below each single value of it the same of the
@@ -67,25 +67,25 @@ def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | Non
     if not any(isinstance(part, IsIn) and len(part.values) > _SHORT_LIST for part in parts):
         return None
     bounds = ColumnBounds(codec, parts)
-    told: list[Told] = []
+    known: list[KnownValues] = []
     for position in range(len(codec.names)):
         one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
         if one is None:
             return None
-        told.append(one)
-    keys = prod(len(one.encoded) for one in told)
-    longest = sum(max(map(len, one.encoded), default=0) for one in told)
-    if len(told) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
+        known.append(one)
+    keys = prod(len(one.encoded) for one in known)
+    longest = sum(max(map(len, one.encoded), default=0) for one in known)
+    if len(known) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
         return None
-    bounds.take(*(one.part for one in told))
+    bounds.take(*(one.part for one in known))
     # No encoding is the beginning of another one, so that these ascend, too.
-    found = map(b"".join, product(*(one.encoded for one in told)))
+    found = map(b"".join, product(*(one.encoded for one in known)))
     points = KeyRanges.of_keys([key for key in found if len(key) <= MAX_KEY_BYTES])  # no row has a longer one
     return RangePlan(points, tuple(bounds.left))
 
 
 def residual_of(parts: Sequence[Predicate], columns: Sequence[str]) -> BoundPredicate | None:
-    """The parts of a bound predicate that are left to be asked, None for none; `columns` are those of the predicate."""
+    """The residual predicate of some parts, None if nothing remains; `columns` are those of the predicate."""
     if not parts:
         return None
     predicate = all_of(parts)

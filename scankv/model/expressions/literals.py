@@ -1,4 +1,4 @@
-"""Values that an expression compares columns with: one, or a list of them, as Arrow values of storable types."""
+"""Literals of expressions: single values and lists of them, as Arrow values of storable types."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_LIST_VALUES: Final = 100_000
-"""Values in all lists of one expression together."""
+"""Most values in all lists of one expression."""
 
 MAX_DECIMAL_DIGITS: Final = 38
-"""Digits of a decimal."""
+"""Most digits of a decimal."""
 
 _SHOWN_VALUES: Final = 5
 _UNITS: Final = ("s", "ms", "us", "ns")
@@ -211,7 +211,7 @@ def _storable(array: pa.Array) -> pa.Array:
 
 
 def _array_of(values: list[Any]) -> pa.Array:
-    """Python values of one kind; what `pa.array` alone would cut to another kind is refused."""
+    """Python values of one kind. Refuses values that `pa.array` would silently convert to another kind."""
     if any(isinstance(value, pa.Scalar) and pa.types.is_temporal(value.type) for value in values):
         return _times([literal_of(value).scalar for value in values])
     plain = [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
@@ -250,7 +250,7 @@ def _types_of(values: Iterable[object]) -> str:
 
 
 def _kind(value: object) -> str | None:
-    """What a value is compared as, None for a null: the type's name where it is no kind of our own."""
+    """The kind that a value is compared as, None for a null. Other types are kinds under their own name."""
     if value is None:
         return None
     type_name = type(value).__name__

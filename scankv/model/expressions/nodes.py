@@ -1,4 +1,4 @@
-"""The tree of a predicate: what it asks of the rows, as plain values that can be compared, kept and sent.
+"""The tree of a predicate, as plain values that can be compared, stored and sent.
 
     Predicate
     ├── Comparison      column == != < <= > >= value, or another column
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_NODES: Final = 1000
-"""Nodes of one expression."""
+"""Most nodes of one expression."""
 
 MAX_DEPTH: Final = 90
-"""Nodes inside one another. Protocol buffers read at most 100 messages inside one another, and the request has some."""
+"""Most nested nodes. Protocol Buffers read at most 100 nested messages, and the request needs some."""
 
 MAX_SEARCHED_BYTES: Final = 64 * 1024
-"""Of all texts and bytes together that one expression looks for: each is prepared anew for every chunk of rows."""
+"""Most bytes of all texts that one expression searches for: each is prepared again for every chunk of rows."""
 
 NO_TRUTH: Final = (
     "a predicate has no truth value before it meets rows: combine predicates with & and | and ~ (not with and, or, "
@@ -43,7 +43,7 @@ NO_TRUTH: Final = (
 
 
 class Operator(Enum):
-    """How two values are compared; the value is its Python form."""
+    """A comparison operator. Its value is the Python form."""
 
     EQUAL = "=="
     NOT_EQUAL = "!="
@@ -53,8 +53,8 @@ class Operator(Enum):
     GREATER_EQUAL = ">="
 
     @property
-    def flipped(self) -> Operator:
-        """The operator that says the same with the sides exchanged."""
+    def mirrored(self) -> Operator:
+        """The equivalent operator with exchanged sides."""
         return _FLIPPED.get(self, self)
 
 
@@ -67,7 +67,7 @@ _FLIPPED: Final = {
 
 
 class Match(Enum):
-    """Where a text is looked for; the value is the method of a column."""
+    """How a text is matched. The value is the method of a column."""
 
     STARTS_WITH = "starts_with"
     CONTAINS = "contains"
@@ -75,7 +75,7 @@ class Match(Enum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FieldPath:
-    """A column, or a field inside of struct columns. Immutable, hashable, picklable.
+    """A column, or a field within struct columns. Immutable, hashable, picklable.
 
     Attributes:
         names: The column's name, then the fields' names from the outside in.
@@ -91,7 +91,7 @@ class FieldPath:
             raise UsageError(f"a field must have at most {MAX_DEPTH} names, not {len(self.names):,}")
 
     def __repr__(self) -> str:
-        return f"col({_quoted(self.names[0])})" + "".join(f"[{_quoted(name)}]" for name in self.names[1:])
+        return f"col({_quote(self.names[0])})" + "".join(f"[{_quote(name)}]" for name in self.names[1:])
 
     def __str__(self) -> str:
         """As a message names it: `column "a"`, `field "a.b"`."""
@@ -100,7 +100,7 @@ class FieldPath:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Predicate:
-    """What is true, false or unknown of a row. Immutable, hashable, picklable; `==` compares structure.
+    """A predicate, which is true, false or unknown for a row. Immutable, hashable, picklable; `==` compares structure.
 
     Combine predicates with `&`, `|` and `~`.
 
@@ -117,7 +117,7 @@ class Predicate:
     searched_bytes: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for more nodes, depth or values than the limits: so that no larger tree ever exists."""
+        """Raises UsageError beyond the limits of nodes, depth or values, so that no larger tree can exist."""
         nodes = 1 + sum(operand.nodes for operand in self.operands)
         depth = 1 + max((operand.depth for operand in self.operands), default=0)
         list_values = self._own_values() + sum(operand.list_values for operand in self.operands)
@@ -138,16 +138,16 @@ class Predicate:
 
     @property
     def operands(self) -> tuple[Predicate, ...]:
-        """The predicates directly inside."""
+        """The direct operands."""
         return ()
 
     @property
     def paths(self) -> tuple[FieldPath, ...]:
-        """The columns and fields that this node itself reads."""
+        """The columns and fields that this node reads itself."""
         return ()
 
     def walk(self) -> Iterator[Predicate]:
-        """This node, and then all below it."""
+        """This node, then all nodes below it."""
         yield self
         for operand in self.operands:
             yield from operand.walk()
@@ -267,7 +267,7 @@ class _Connective(Predicate):
 
     @property
     def operands(self) -> tuple[Predicate, ...]:
-        """The predicates directly inside."""
+        """The direct operands."""
         return self.parts
 
 
@@ -306,7 +306,7 @@ class Not(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Constant(Predicate):
-    """The same of every row: True, False, or None for unknown."""
+    """The same truth value for every row: True, False, or None for unknown."""
 
     value: bool | None
 
@@ -315,17 +315,17 @@ class Constant(Predicate):
 
 
 def all_of(predicates: Iterable[Predicate]) -> Predicate:
-    """The predicates joined by AND, as one flat node; true when there is none."""
-    return _joined(And, predicates, Constant(True))
+    """Joins predicates by AND into one flat node; true if there is none."""
+    return _join(And, predicates, Constant(True))
 
 
 def any_of(predicates: Iterable[Predicate]) -> Predicate:
-    """The predicates joined by OR, as one flat node; false when there is none."""
-    return _joined(Or, predicates, Constant(False))
+    """Joins predicates by OR into one flat node; false if there is none."""
+    return _join(Or, predicates, Constant(False))
 
 
 def conjuncts(predicate: Predicate) -> list[Predicate]:
-    """Splits a predicate into parts of which all are true exactly where it is true."""
+    """Splits a predicate into conjuncts: it is true exactly if all of them are."""
     match predicate:
         case And(parts=parts):
             return [conjunct for part in parts for conjunct in conjuncts(part)]
@@ -353,7 +353,7 @@ def other_predicate(other: object, operator: str) -> Predicate:
     return predicate
 
 
-def _joined(kind: type[_Connective], predicates: Iterable[Predicate], empty: Predicate) -> Predicate:
+def _join(kind: type[_Connective], predicates: Iterable[Predicate], empty: Predicate) -> Predicate:
     parts: list[Predicate] = []
     for predicate in predicates:
         parts += predicate.operands if isinstance(predicate, kind) else [predicate]
@@ -366,5 +366,5 @@ def _in_parentheses(predicate: Predicate) -> str:
     return f"({predicate!r})" if isinstance(predicate, Comparison | _Connective) else repr(predicate)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

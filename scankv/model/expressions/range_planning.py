@@ -1,4 +1,4 @@
-"""From a predicate to the ranges of encoded keys, or index entries, that can hold the rows it is true of.
+"""Converts a predicate into the ranges of encoded keys, or index entries, that can have matching rows.
 
 A key sorts by its first column, then by its second, and so on. So the planner takes the columns one after another. It
 cuts the first column into the intervals on which the predicate's comparisons with that column do not change; drops the
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from scankv.model.expressions.nodes import Predicate
 
 MAX_POINTS: Final = 10_000
-"""Keys that are looked up one by one, and ranges, together."""
+"""Most single keys and ranges together."""
 MAX_RANGES: Final = 512
-"""Ranges that are no single keys. Where a plan has more, near ones are read as one."""
+"""Most ranges that are not single keys. If a plan has more, neighbouring ranges are read as one."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _WORTH_SKIPPING: Final = 16
-"""Up to so many ranges, a single key between two of them is left out; with more, it is read and filtered."""
+"""Up to this number of ranges, a single key between two of them is skipped; with more, it is read and filtered."""
 
 Asked: TypeAlias = "tuple[Predicate | None, ...]"
-"""What is left of each part of a conjunction; None: nothing."""
+"""The residual of each part of a conjunction; None: nothing remains."""
 
 
-class Piece(NamedTuple):
+class RangePiece(NamedTuple):
     """A range of encodings below a prefix; `end` None is the end of that prefix. A point is a single value."""
 
     start: bytes
@@ -85,15 +85,15 @@ def plan_ranges(parts: Sequence[Predicate], bounds: ColumnBounds, most_ranges: i
 
 
 class _TooLong(Exception):
-    """The pieces take too many bytes."""
+    """Raised if the pieces take too many bytes."""
 
 
-def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _join(pieces: Sequence[RangePiece]) -> Iterator[RangePiece]:
     """The pieces, those that touch as one; single keys beside each other stay so, since each is in one bucket."""
-    last: Piece | None = None
+    last: RangePiece | None = None
     for piece in pieces:
         if last is not None and last.end == piece.start and not (last.is_point and piece.is_point):
-            last = Piece(last.start, piece.end, False)
+            last = RangePiece(last.start, piece.end, False)
             continue
         if last is not None:
             yield last
@@ -102,14 +102,14 @@ def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _is_too_long(piece: Piece) -> bool:
+def _is_too_long(piece: RangePiece) -> bool:
     """Whether the piece has only keys that are longer than any."""
     return len(piece.start) > MAX_KEY_BYTES and piece.end == KeyRange.under(piece.start).end
 
 
 @dataclass(slots=True)
 class _Planner:
-    """One planning. Remembers what is left to be asked in all the pieces it makes.
+    """One run of the planner. Collects the residuals of all pieces that it makes.
 
     Attributes:
         bounds: Knows the columns.
@@ -122,12 +122,12 @@ class _Planner:
     room_bytes: int | None
     _asked: dict[tuple[int, ...], Asked] = field(default_factory=dict)
 
-    def pieces(self, parts: Sequence[Predicate]) -> list[Piece]:
+    def pieces(self, parts: Sequence[Predicate]) -> list[RangePiece]:
         """The pieces of a conjunction, ascending. Raises _TooLong."""
-        return [piece for piece in _joined(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
+        return [piece for piece in _join(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
 
     def left(self, parts: Sequence[Predicate]) -> tuple[Predicate, ...]:
-        """What is left of each part in all pieces: the same where it is so everywhere, else the part as it was."""
+        """The residual of each part for all pieces: the common one if all are the same, else the complete part."""
         found = []
         for part, forms in zip(parts, zip(*self._asked.values(), strict=True), strict=True):
             first, *others = {id(form): form for form in forms}.values()
@@ -137,20 +137,20 @@ class _Planner:
             found.append(first if first is not None and is_same else part)
         return tuple(found)
 
-    def plan(self, asked: Asked, position: int, most: int) -> list[Piece]:
+    def plan(self, asked: Asked, position: int, most: int) -> list[RangePiece]:
         """The pieces below a prefix of so many columns, ascending, at most so many. Raises _TooLong."""
         truth = ColumnTruth(self.bounds, position, [part for part in asked if part is not None])
         level = _Level(self, truth, asked, position)
         runs = level.runs()
         if len(runs) > most:
-            runs = _coarsened(runs, truth, most)
+            runs = _coarsen(runs, truth, most)
         below = most // max(len(runs), 1)
         return [piece for run in runs for piece in level.pieces(run, below)]
 
-    def under(self, start: bytes, end: bytes | None, pieces: Sequence[Piece]) -> list[Piece]:
+    def under(self, start: bytes, end: bytes | None, pieces: Sequence[RangePiece]) -> list[RangePiece]:
         """The pieces below a prefix, which are given without it. Raises _TooLong."""
         found = [
-            Piece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
+            RangePiece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
             for piece in pieces
         ]
         if self.room_bytes is not None:
@@ -160,11 +160,11 @@ class _Planner:
         return found
 
     def note(self, asked: Asked) -> None:
-        """Remembers what is left to be asked in a piece."""
+        """Records the residual of a piece."""
         self._asked[tuple(map(id, asked))] = asked
 
 
-class _Run(NamedTuple):
+class _RangeRun(NamedTuple):
     """Intervals that follow each other, from one up to and with another; of one group, None where of several."""
 
     first: int
@@ -183,13 +183,13 @@ class _Level:
         self._codec = planner.bounds.codec
         self._is_last = position + 1 == len(self._codec.names)
         self._left: dict[int, Asked] = {}
-        self._below: dict[int, list[Piece]] = {}
+        self._below: dict[int, list[RangePiece]] = {}
         self._deeper: dict[int, bool] = {}
 
-    def runs(self) -> list[_Run]:
+    def runs(self) -> list[_RangeRun]:
         """The intervals on which everything may be true: values that are looked at further alone, others together."""
         alive = self._truth.alive([part for part in self._asked if part is not None])
-        runs: list[_Run] = []
+        runs: list[_RangeRun] = []
         places = alive.tolist()
         for place, group in zip(places, self._truth.groups(alive), strict=True):
             if group not in self._left:
@@ -204,14 +204,14 @@ class _Level:
             ):
                 runs[-1] = last._replace(last=place)
             else:
-                runs.append(_Run(place, place, group))
+                runs.append(_RangeRun(place, place, group))
         if self._is_last and len(runs) > _WORTH_SKIPPING:
-            runs = self._bridged(runs)
+            runs = self._bridge_gaps(runs)
         return runs
 
-    def _bridged(self, runs: Sequence[_Run]) -> list[_Run]:
+    def _bridge_gaps(self, runs: Sequence[_RangeRun]) -> list[_RangeRun]:
         """The runs, with single keys between two ranges read as well: a seek takes longer than to read one row."""
-        found: list[_Run] = []
+        found: list[_RangeRun] = []
         for run in runs:
             last = found[-1] if found else None
             if (
@@ -221,7 +221,7 @@ class _Level:
                 and not self._is_value(last.last)
                 and not self._is_value(run.first)
             ):
-                found[-1] = _Run(last.first, run.last, None)
+                found[-1] = _RangeRun(last.first, run.last, None)
             else:
                 found.append(run)
         return found
@@ -230,7 +230,7 @@ class _Level:
         return tuple(None if part is None else self._truth.left(part, place) for part in self._asked)
 
     def _asks_next(self, asked: Asked) -> bool:
-        """Whether something is asked of the next column."""
+        """Whether the predicate restricts the next column."""
         name = self._codec.names[self._position + 1]
         return any(
             path.names == (name,) for part in asked if part is not None for node in part.walk() for path in node.paths
@@ -239,12 +239,12 @@ class _Level:
     def _is_value(self, place: int) -> bool:
         return self._truth.starts[place] in self._truth.values
 
-    def pieces(self, run: _Run, most: int) -> list[Piece]:
+    def pieces(self, run: _RangeRun, most: int) -> list[RangePiece]:
         """The pieces of a run, at most so many."""
         start, end = self._truth.starts[run.first], self._truth.end_of(run.last)
         if run.group is None:
             self._planner.note(self._asked)
-            return [Piece(start, end, False)]
+            return [RangePiece(start, end, False)]
         is_value = run.first == run.last and (
             self._is_value(run.first) or is_one_value(start, end, self._codec, self._position)
         )
@@ -253,10 +253,10 @@ class _Level:
                 self._below[run.group] = self._planner.plan(self._left[run.group], self._position + 1, most)
             return self._planner.under(start, end, self._below[run.group])
         self._planner.note(self._left[run.group])
-        return [Piece(start, end, is_value and self._is_last)]
+        return [RangePiece(start, end, is_value and self._is_last)]
 
 
-def _coarsened(runs: Sequence[_Run], truth: ColumnTruth, most: int) -> list[_Run]:
+def _coarsen(runs: Sequence[_RangeRun], truth: ColumnTruth, most: int) -> list[_RangeRun]:
     """At most so many runs: those with the smallest gaps between them become one."""
     gaps = [_gap(truth.starts[one.last + 1], truth.starts[other.first]) for one, other in pairwise(runs)]
     kept = sorted(sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: max(most, 1) - 1])
@@ -264,7 +264,7 @@ def _coarsened(runs: Sequence[_Run], truth: ColumnTruth, most: int) -> list[_Run
     first = 0
     for last in [*kept, len(runs) - 1]:
         one = first == last
-        found.append(_Run(runs[first].first, runs[last].last, runs[first].group if one else None))
+        found.append(_RangeRun(runs[first].first, runs[last].last, runs[first].group if one else None))
         first = last + 1
     return found
 

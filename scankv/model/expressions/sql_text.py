@@ -43,7 +43,7 @@ SUPPORTED: Final = (
     "FALSE, NULL"
 )
 MAX_TEXT_LENGTH: Final = 4 * 1024 * 1024
-"""Characters of a predicate's text."""
+"""Most characters of the text of a predicate."""
 
 _RESERVED: Final = frozenset({"AND", "OR", "NOT", "IN", "BETWEEN", "IS", "LIKE", "NULL", "TRUE", "FALSE"})
 _BEHIND: Final = frozenset({"AND", "OR", ")"})
@@ -83,8 +83,8 @@ def parse_where(text: str, schema: pa.Schema | None = None) -> Predicate:
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise UsageError(f"the text of the predicate has {len(text):,} characters; the limit is {MAX_TEXT_LENGTH:,}")
-    parser = _Parser(text, schema)
-    return parser.whole()
+    parser = _PredicateParser(text, schema)
+    return parser.parse()
 
 
 def _tokens(text: str) -> list[Token]:
@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _at(text: str, position: int, message: str, supported: str = "") -> str:
-    """The message with line and column, and the line with a caret below the place."""
+    """The message with line and column, and the line with a caret below the location."""
     line_start = text.rfind("\n", 0, position) + 1
     line_end = text.find("\n", position)
     line = text[line_start : line_end if line_end >= 0 else len(text)]
@@ -115,8 +115,8 @@ def _at(text: str, position: int, message: str, supported: str = "") -> str:
     )
 
 
-class _Parser:
-    """Reads by recursive descent: OR, then AND, then NOT, then comparisons. Remembers where it is."""
+class _PredicateParser:
+    """A recursive-descent parser: OR, then AND, then NOT, then comparisons."""
 
     def __init__(self, text: str, schema: pa.Schema | None) -> None:
         self.text, self.schema = text, schema
@@ -124,7 +124,7 @@ class _Parser:
         self.position = 0
         self.depth = 0
 
-    def whole(self) -> Predicate:
+    def parse(self) -> Predicate:
         predicate = self._or()
         if self.position < len(self.tokens):
             self._fail("expected AND, OR or the end")
@@ -168,23 +168,23 @@ class _Parser:
         if self._word() in _CONSTANTS and self._word(1) not in _OPERATORS:
             return Constant(_CONSTANTS[self._next_word()])
         operand = self._operand()
-        predicate = self._flipped(operand) if isinstance(operand, Literal) else self._about(operand)
+        predicate = self._mirror(operand) if isinstance(operand, Literal) else self._about(operand)
         if (
             self._peek() is not None and self._word() not in _BEHIND
         ):  # what cannot be read goes before what does not fit
             self._fail("expected AND, OR or the end")
-        return self._checked(start, predicate)
+        return self._check_depth(start, predicate)
 
-    def _flipped(self, value: Literal) -> Predicate:
+    def _mirror(self, value: Literal) -> Predicate:
         """A comparison that begins with the value: `100 < score`."""
         operator = self._operator()
         column = self._operand()
         if isinstance(column, Literal):
             self._fail("a value is compared with a column, not with another value", self._offset(-1))
-        return Comparison(column, operator.flipped, value)
+        return Comparison(column, operator.mirrored, value)
 
     def _about(self, column: FieldPath) -> Predicate:
-        """What is asked of a column, which was read before; nothing for a boolean column."""
+        """The comparison after a column that was read before; none for a boolean column."""
         if self._word() in _OPERATORS:
             return Comparison(column, self._operator(), self._operand())
         if self._skip("IS"):
@@ -249,7 +249,7 @@ class _Parser:
 
     def _is_name(self) -> bool:
         token = self._peek()
-        if token is None or self._is_string() or self._is_dated():
+        if token is None or self._is_string() or self._is_typed_text():
             return False
         return self._is_quoted() or (_is_word(token.text) and token.text.upper() not in _RESERVED)
 
@@ -257,8 +257,8 @@ class _Parser:
         start = self._offset()
         if self._is_string():
             return self._text()
-        if self._is_dated():
-            return self._dated()
+        if self._is_typed_text():
+            return self._parse_typed_text()
         if self._word() in _CONSTANTS:
             return literal_of(_CONSTANTS[self._next_word()])
         sign = "-" if self._skip("-") else ""
@@ -280,11 +280,11 @@ class _Parser:
         except UsageError as error:
             self._fail("this text is no UTF-8", start, cause=error)
 
-    def _dated(self) -> Literal:
+    def _parse_typed_text(self) -> Literal:
         kind = self._next_word()
         text = self._string("expected text in single quotes")
         try:
-            return Literal(pa.scalar(text).cast(_type_of_dated(kind, text)))
+            return Literal(pa.scalar(text).cast(_type_of_text(kind, text)))
         except (pa.ArrowException, ValueError) as error:
             example = "2026-01-31" if kind == "DATE" else "2026-01-31 12:00:00"
             self._fail(f"this is no {kind.lower()}; write {kind} '{example}'", self._offset(-1), cause=error)
@@ -311,11 +311,11 @@ class _Parser:
         token = self._peek(ahead)
         return token is not None and token.token_type.name == "IDENTIFIER"
 
-    def _is_dated(self) -> bool:
+    def _is_typed_text(self) -> bool:
         return self._word() in {"DATE", "TIMESTAMP"} and self._is_string(1)
 
     def _word(self, ahead: int = 0) -> str:
-        """The next word or sign in capitals; empty at the end and for anything in quotes."""
+        """The next word or symbol in capitals. Empty at the end, and for quoted text."""
         token = self._peek(ahead)
         return "" if token is None or self._is_string(ahead) or self._is_quoted(ahead) else token.text.upper()
 
@@ -340,8 +340,8 @@ class _Parser:
         token = self._peek(ahead)
         return len(self.text) if token is None else token.start
 
-    def _checked(self, start: int, predicate: Predicate) -> Predicate:
-        """The predicate, once its columns and types are found right."""
+    def _check_depth(self, start: int, predicate: Predicate) -> Predicate:
+        """The predicate, after its columns and types were checked."""
         if self.schema is not None:
             try:
                 bind(predicate, self.schema)
@@ -378,7 +378,7 @@ def _number(text: str) -> int | float | Decimal:
     return Decimal(text) if "." in text else int(text)
 
 
-def _type_of_dated(kind: str, text: str) -> pa.DataType:
+def _type_of_text(kind: str, text: str) -> pa.DataType:
     if kind == "DATE":
         return pa.date32()
     time = text.strip()[10:]  # behind the date, whose dashes are no sign

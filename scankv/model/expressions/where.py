@@ -1,4 +1,4 @@
-"""What may be given as `where`, and how it becomes a predicate: for Python, the command line and Spark."""
+"""Converts the `where` of Python, the command line and Spark into a predicate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow.compute
 
 Where: TypeAlias = "Predicate | Column | str | pyarrow.compute.Expression"
-"""What `predicate_of` takes."""
+"""The types that `predicate_of` accepts."""
 
 
 def predicate_of(where: object, schema: pa.Schema | None = None) -> Predicate:

@@ -1,4 +1,4 @@
-"""Predicates as the messages of `expression.proto`, both ways. What comes from outside is checked in full."""
+"""Converts predicates to and from the messages of `expression.proto`. Messages are checked completely."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def to_proto(predicate: Predicate) -> pb.Predicate:
 
 
 def from_proto(message: pb.Predicate) -> Predicate:
-    """The predicate that a message from outside holds; its columns and types are for `bind` to check.
+    """Reads a predicate from a message. `bind` checks its columns and types.
 
     Raises:
         InvalidRequest: A part is missing, unknown or out of its limits. Names no value.
@@ -85,7 +85,7 @@ def from_proto(message: pb.Predicate) -> Predicate:
 
 
 def _check_size(message: pb.Predicate) -> None:
-    """Refuses a large tree before anything is made of it."""
+    """Refuses a large tree before it is converted."""
     nodes, values, stack = 1, 0, [message]
     while stack:
         node = stack.pop()

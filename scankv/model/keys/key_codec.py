@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 _END: Final = b"\x00\x00"
 _ESCAPED_ZERO: Final = b"\x00\xff"
 NOT_NULL_MARK: Final = b"\x01"
-"""What a value begins with in a column that takes nulls."""
+"""The first byte of a value in a nullable column."""
 NULL_MARK: Final = b"\x02"
-"""All there is of a null."""
+"""The encoding of null."""
 TEXT_END_BYTES: Final = len(_END)
 """Bytes that end a string or binary column: without them, its encoding begins the keys that begin with it."""
 
@@ -118,7 +118,7 @@ class KeyCodec:
             if fixed:
                 parts.append(_binary_array(fixed))
                 fixed = []
-            parts += _nullable_parts(column) if nullable else [_escaped(column), pa.scalar(_END)]
+            parts += _nullable_parts(column) if nullable else [_escape(column), pa.scalar(_END)]
         if fixed:
             parts.append(_binary_array(fixed))
         if len(parts) == 1:
@@ -237,7 +237,7 @@ def _binary_array(columns: list[ByteMatrix]) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)], null_count=0)
 
 
-def _escaped(column: pa.Array) -> pa.BinaryArray:
+def _escape(column: pa.Array) -> pa.BinaryArray:
     """A string or binary column as binary, with zero bytes escaped and without the end mark."""
     plain = column.cast(pa.binary())
     if not len(plain):
@@ -255,7 +255,7 @@ def _escaped(column: pa.Array) -> pa.BinaryArray:
 def _nullable_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
     """The encoding of a column that takes nulls, in parts to be joined."""
     if _is_variable(column.type):
-        values = pc.binary_join_element_wise(pa.scalar(NOT_NULL_MARK), _escaped(column), pa.scalar(_END), b"")
+        values = pc.binary_join_element_wise(pa.scalar(NOT_NULL_MARK), _escape(column), pa.scalar(_END), b"")
     else:
         mark = np.full((len(column), 1), NOT_NULL_MARK[0], np.uint8)
         values = _binary_array([mark, _fixed_bytes(column)])
@@ -278,7 +278,7 @@ def _over_array_limit() -> RequestTooLarge:
 def _exact_scalar(value: object, type_: pa.DataType, name: str) -> pa.Scalar:
     """The value as a scalar of the type, or InvalidKey. The message has no value: keys are not for logs."""
     try:
-        scalar = cast_exactly(_inferred(value, type_), type_)[0]
+        scalar = cast_exactly(_infer(value, type_), type_)[0]
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         raise InvalidKey(
             f'key column "{name}" is {type_}; this {type(value).__name__} cannot be one without loss', column=name
@@ -288,7 +288,7 @@ def _exact_scalar(value: object, type_: pa.DataType, name: str) -> pa.Scalar:
     return scalar
 
 
-def _inferred(value: object, type_: pa.DataType) -> pa.Array:
+def _infer(value: object, type_: pa.DataType) -> pa.Array:
     """The value as an array of one, with the type that Arrow sees in it."""
     exact_integers = pa.types.is_integer(type_) or pa.types.is_decimal128(type_)
     if exact_integers and isinstance(value, int) and not isinstance(value, bool):

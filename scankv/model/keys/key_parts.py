@@ -1,4 +1,4 @@
-"""An encoded key taken apart again: its columns, their values, and a range of keys as a person reads it."""
+"""Decodes keys: their columns and values, and ranges of keys as readable text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_one_value(start: bytes, end: bytes | None, codec: KeyCodec, position: int
 
 
 def keys_within(key_range: KeyRange, codec: KeyCodec) -> KeyRanges:
-    """A range as a list: of one single key, where it has room for no other."""
+    """A range as a list: a single key if the range has room for no other."""
     start = key_range.start
     if start is not None and key_range.end == KeyRange.under(start).end:
         columns, rest = leading_columns(start, codec.types)
@@ -85,18 +85,18 @@ def range_text(key_range: KeyRange, codec: KeyCodec) -> str:
 
 
 def _columns_behind(codec: KeyCodec, count: int) -> KeyCodec:
-    """The codec of the columns behind the first `count`."""
+    """The codec of the columns after the first `count`."""
     return KeyCodec(codec.types[count:], codec.names[count:], codec.nullable[count:])
 
 
 def point_text(key: bytes, codec: KeyCodec) -> str:
     """One key as `k = 3`, or with tuples where the key has several columns."""
     columns, rest = leading_columns(key, codec.types, codec.nullable)
-    return f"key = 0x{_shortened(key.hex())}" if rest or not columns else _equal_text(columns, codec)
+    return f"key = 0x{_shorten(key.hex())}" if rest or not columns else _equal_text(columns, codec)
 
 
 def _equal_text(columns: Sequence[bytes], codec: KeyCodec) -> str:
-    """The values of leading columns; those that are null are said behind the others."""
+    """The values of leading columns, nulls after the others."""
     values, nulls = {}, []
     for name, column, value, has_mark in zip(
         codec.names, columns, _values(columns, codec), codec.nullable, strict=False
@@ -105,7 +105,7 @@ def _equal_text(columns: Sequence[bytes], codec: KeyCodec) -> str:
             nulls.append(f"{name} is null")
         else:
             values[name] = value
-    equal = [_compared(tuple(values), tuple(values.values()), "=")] if values else []
+    equal = [_format_comparison(tuple(values), tuple(values.values()), "=")] if values else []
     return " and ".join([*equal, *nulls])
 
 
@@ -145,18 +145,18 @@ def _bound_text(end: bytes, codec: KeyCodec, at: str, beyond: str) -> str:
         return text
     if type_ is not None and _is_text(type_) and rest.startswith(mark):
         values = [*_values(columns, codec), f"{_text_value(rest[len(mark) :], type_)}..."]
-        return _compared(codec.names[: len(values)], values, at)
-    return f"key {at} 0x{_shortened(end.hex())}"
+        return _format_comparison(codec.names[: len(values)], values, at)
+    return f"key {at} 0x{_shorten(end.hex())}"
 
 
 def _whole_text(key: bytes, codec: KeyCodec, operator: str) -> str | None:
     """Text for what is whole columns and nothing else, otherwise None."""
     columns, rest = leading_columns(key, codec.types, codec.nullable)
     values = _values(columns, codec)
-    return None if rest or not columns else _compared(codec.names[: len(values)], values, operator)
+    return None if rest or not columns else _format_comparison(codec.names[: len(values)], values, operator)
 
 
-def _compared(names: Sequence[str], values: Sequence[str], operator: str) -> str:
+def _format_comparison(names: Sequence[str], values: Sequence[str], operator: str) -> str:
     if len(values) == 1:
         return f"{names[0]} {operator} {values[0]}"
     return f"({', '.join(names)}) {operator} ({', '.join(values)})"
@@ -178,7 +178,7 @@ def _value_text(column: bytes, type_: pa.DataType, *, has_mark: bool) -> str:
 
 def _text_value(escaped: bytes, type_: pa.DataType) -> str:
     plain = escaped.replace(b"\x00\xff", b"\x00")
-    return _shortened(repr(plain.decode(errors="replace") if pa.types.is_string(type_) else plain))
+    return _shorten(repr(plain.decode(errors="replace") if pa.types.is_string(type_) else plain))
 
 
 def _fixed_value(encoded: bytes, type_: pa.DataType) -> str:
@@ -228,5 +228,5 @@ def _text_width(key: bytes) -> int | None:
     return zero + 2 if zero >= 0 and key[zero + 1 : zero + 2] == b"\x00" else None
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

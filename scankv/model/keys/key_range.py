@@ -1,4 +1,4 @@
-"""Which keys a scan reads, as bytes in the order of `key_codec`: pure arithmetic on encoded keys."""
+"""Ranges of encoded keys: pure arithmetic on bytes in the order of `key_codec`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class KeyRange:
     def __contains__(self, key: bytes) -> bool:
         return (self.start is None or key >= self.start) and (self.end is None or key < self.end)
 
-    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRange:
-        """What is left of the range once everything up to `key` was read; in descending order with `reverse`."""
+    def after(self, key: bytes, *, reverse: bool = False) -> KeyRange:
+        """The rest of the range after everything up to `key` was read; in descending order with `reverse`."""
         if reverse:
             return KeyRange(self.start, key if self.end is None else min(key, self.end))
         # The next key there can be: nothing sorts between a key and the same with a zero byte behind it.
@@ -40,14 +40,14 @@ class KeyRange:
         return KeyRange(successor if self.start is None else max(successor, self.start), self.end)
 
     def __and__(self, other: KeyRange) -> KeyRange:
-        """The keys that are in both."""
+        """The keys in both ranges."""
         starts = [start for start in (self.start, other.start) if start is not None]
         ends = [end for end in (self.end, other.end) if end is not None]
         return KeyRange(max(starts, default=None), min(ends, default=None))
 
 
 def _behind_all(prefix: bytes) -> bytes | None:
-    """The first bytes above all that begin with these, None when there are none."""
+    """The least bytes greater than all bytes with this prefix, None if there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 

@@ -74,11 +74,11 @@ class KeyRanges:
         return self.span != KeyRange()
 
     def at(self, places: Sequence[int]) -> KeyRanges:
-        """Those of the ranges that come at some places in the list, which ascend."""
+        """The ranges at some ascending positions of the list."""
         return KeyRanges(tuple([self.starts[place] for place in places]), tuple([self.ends[place] for place in places]))
 
     def within(self, key_range: KeyRange) -> KeyRanges:
-        """The keys that are in a range, too."""
+        """The keys that are also in a range."""
         if key_range.is_empty or not self.starts:
             return NO_KEY_RANGES
         low = key_range.start or b""
@@ -104,9 +104,9 @@ class KeyRanges:
             ends += part.ends
         return KeyRanges(tuple(starts), tuple(ends))
 
-    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
-        """What is left once everything up to `key` was read; in descending order with `reverse`."""
-        return self.within(KeyRange().behind(key, reverse=reverse))
+    def after(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
+        """The rest of the ranges after everything up to `key` was read; in descending order with `reverse`."""
+        return self.within(KeyRange().after(key, reverse=reverse))
 
 
 def _is_key(start: bytes, end: bytes | None) -> bool:
@@ -118,7 +118,7 @@ def _is_below(key: bytes, end: bytes | None) -> bool:
 
 
 def shared_length(one: bytes, other: bytes) -> int:
-    """How many bytes two encodings begin with alike."""
+    """The length of the common prefix of two encodings."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 

@@ -1,4 +1,4 @@
-"""What a scan asks for, as plain values: without a connection, so that it can be kept, compared and sent elsewhere."""
+"""The specification of a scan as plain values without a connection, which can be stored, compared and sent."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from scankv.model.limits import (
     MIN_CHUNK_ROWS,
 )
 from scankv.model.names import TableName, is_column_name
-from scankv.model.types.types import first_repeated
+from scankv.model.types.types import find_duplicate
 
 _MAX_LIMIT = 2**63 - 1
 _MAX_VERSION_BYTES = 1024
 
 
 class Resume(enum.StrEnum):
-    """Whether a scan that was cut goes on by itself.
+    """Whether an interrupted scan continues by itself.
 
     Without a choice, a scan of a pinned snapshot goes on, because that is exact, and one of the live table does not.
     """
 
     NEVER = "never"
-    """The error is raised, with the token to go on with."""
+    """Raise the error. It has the resume token."""
 
     LATEST = "latest"
     """The scan goes on. Over the live table with a fresh view, so that its rows come from several instants: which ones,
@@ -40,7 +40,7 @@ class Resume(enum.StrEnum):
 
 
 READ_PATHS: Final = ("auto", "rocksdb", "columnar")
-"""What rows of a live table can be asked to be read from."""
+"""The values of `read_path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ScanSpec:
     if_changed_since: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value that no scan can have, naming the field and its range."""
+        """Raises UsageError for an invalid value, naming the field and its range."""
         try:
             TableName.parse(self.table)
         except InvalidRequest as error:
@@ -156,7 +156,7 @@ class ScanSpec:
 def _check_columns(columns: tuple[str, ...]) -> None:
     if not isinstance(columns, tuple) or not all(map(is_column_name, columns)):
         raise UsageError(f"columns must be a tuple of column names, not {columns!r}")
-    twice = first_repeated(columns)
+    twice = find_duplicate(columns)
     if twice is not None:
         raise UsageError(f'column "{twice}" is selected twice', column=twice)
 

@@ -1,4 +1,4 @@
-"""What becomes of a column when rows with the same key meet: `aggregates={"delay": agg.sum(), "flights": agg.count()}`.
+"""Functions that merge a column of rows with the same key: `aggregates={"delay": agg.sum(), "flights": agg.count()}`.
 
 For tables that merge as they are written, `merge_engine="aggregate"` above all. What is computed of the rows of a table
 when it is read is `table.aggregate`, and has nothing to do with it. `ignore_retract=True` leaves the column as it is
@@ -50,7 +50,7 @@ class Aggregator:
 
     @classmethod
     def of_config(cls, value: object) -> Aggregator:
-        """As configuration has it: a name, or a mapping with `function` and the parameters. Raises ValueError."""
+        """Reads a name, or a mapping with `function` and parameters, as configuration has it. Raises ValueError."""
         if isinstance(value, str):
             return cls(value)
         if not isinstance(value, dict) or not isinstance(value.get("function"), str):
@@ -63,7 +63,6 @@ class Aggregator:
         return cls(value["function"], tuple(sorted(parameters.items())))
 
     def __str__(self) -> str:
-        """As it is written: `agg.collect(distinct=True)`."""
         name = f"installed({self.function!r}" if "." in self.function else f"{self.function}("
         values = [f"{key}={_shown(value)}" for key, value in self.parameters]
         separator = ", " if values and "." in self.function else ""
@@ -83,22 +82,22 @@ def _made(function: str, *, ignore_retract: bool = False, **parameters: str | bo
 
 
 def sum(*, ignore_retract: bool = False) -> Aggregator:
-    """The sum of what is not null, of numbers. An integer or decimal that does not fit its column is refused."""
+    """The sum of the numbers that are not null. An integer or decimal that does not fit its column is refused."""
     return _made("sum", ignore_retract=ignore_retract)
 
 
 def product(*, ignore_retract: bool = False) -> Aggregator:
-    """The product of what is not null, of numbers; decimals are rounded to their scale after each factor, half up."""
+    """The product of the numbers that are not null. Decimals are rounded half up to their scale after each factor."""
     return _made("product", ignore_retract=ignore_retract)
 
 
 def count(*, ignore_retract: bool = False) -> Aggregator:
-    """How many inputs are not null; of integer columns, whose inputs may be of any type."""
+    """The number of inputs that are not null, for integer columns. Inputs may be of any type."""
     return _made("count", ignore_retract=ignore_retract)
 
 
 def avg(*, ignore_retract: bool = False) -> Aggregator:
-    """The mean of what is not null, of numbers; in integer and decimal columns rounded, ties to the even neighbour.
+    """The mean of the numbers that are not null. Integer and decimal columns round it half to even.
 
     Sum and count are kept beside the row, so it is exact however the inputs were spread over writes.
     """
@@ -106,27 +105,27 @@ def avg(*, ignore_retract: bool = False) -> Aggregator:
 
 
 def min(*, ignore_retract: bool = False) -> Aggregator:
-    """The least of what is not null, of types that have an order. NaN is above all other numbers."""
+    """The least value that is not null, for types with an order. NaN is above all other numbers."""
     return _made("min", ignore_retract=ignore_retract)
 
 
 def max(*, ignore_retract: bool = False) -> Aggregator:
-    """The greatest of what is not null, of types that have an order. NaN is above all other numbers."""
+    """The greatest value that is not null, for types with an order. NaN is above all other numbers."""
     return _made("max", ignore_retract=ignore_retract)
 
 
 def last_value(*, ignore_retract: bool = False) -> Aggregator:
-    """The last input, null too."""
+    """The last input, including null."""
     return _made("last_value", ignore_retract=ignore_retract)
 
 
 def last_non_null_value(*, ignore_retract: bool = False) -> Aggregator:
-    """The last input that is not null. What columns have that name no function."""
+    """The last input that is not null. The default of columns without a function."""
     return _made("last_non_null_value", ignore_retract=ignore_retract)
 
 
 def first_value(*, ignore_retract: bool = False) -> Aggregator:
-    """The first input, null too."""
+    """The first input, including null."""
     return _made("first_value", ignore_retract=ignore_retract)
 
 
@@ -136,7 +135,7 @@ def first_non_null_value(*, ignore_retract: bool = False) -> Aggregator:
 
 
 def listagg(delimiter: str = ",", *, distinct: bool = False, ignore_retract: bool = False) -> Aggregator:
-    """Texts that are not null, one behind the other.
+    """The concatenation of the texts that are not null.
 
     Args:
         delimiter: What stands between them, 1 to 64 characters.
@@ -148,26 +147,26 @@ def listagg(delimiter: str = ",", *, distinct: bool = False, ignore_retract: boo
 
 
 string_agg = listagg
-"""Another name of `listagg`."""
+"""Alias of `listagg`."""
 
 
 def bool_and(*, ignore_retract: bool = False) -> Aggregator:
-    """Whether all that is not null is true."""
+    """Whether all values that are not null are true."""
     return _made("bool_and", ignore_retract=ignore_retract)
 
 
 def bool_or(*, ignore_retract: bool = False) -> Aggregator:
-    """Whether any that is not null is true."""
+    """Whether any value is true."""
     return _made("bool_or", ignore_retract=ignore_retract)
 
 
 def collect(*, distinct: bool = False, ignore_retract: bool = False) -> Aggregator:
-    """The elements of all lists in one; with `distinct` each once. Taken back, each goes once, the first one of it."""
+    """The elements of all lists; with `distinct` each once. A retraction removes the first one of each element."""
     return _made("collect", ignore_retract=ignore_retract, distinct=distinct)
 
 
 def merge_map(*, ignore_retract: bool = False) -> Aggregator:
-    """The entries of all maps in one, the last of each key. Taken back, the keys of the map go."""
+    """The entries of all maps, the last one of each key. A retraction removes the keys of its map."""
     return _made("merge_map", ignore_retract=ignore_retract)
 
 
@@ -177,7 +176,7 @@ def rbm32(*, ignore_retract: bool = False) -> Aggregator:
 
 
 def rbm64(*, ignore_retract: bool = False) -> Aggregator:
-    """The same of 64-bit numbers."""
+    """The union of roaring bitmaps of 64-bit numbers. Needs `sketches` at the server."""
     return _made("rbm64", ignore_retract=ignore_retract)
 
 

@@ -1,4 +1,4 @@
-"""What can be computed of the values of a column, and whether it can be asked of a table."""
+"""Aggregates in queries: the functions, and their checks against a table."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scankv.model.types.types import check_unique, format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 
 class AggregateFunction(StrEnum):
-    """What is computed of a column, over the rows that are not null in it. `lookup.proto` says what each one gives."""
+    """An aggregate function over the values of a column that are not null. `lookup.proto` defines their results."""
 
     COUNT = "count"
     SUM = "sum"
@@ -42,12 +42,12 @@ class Aggregate:
 
     @property
     def name(self) -> str:
-        """The name of the result's column."""
+        """The name of the column in the result."""
         return f"{self.column}_{self.function}"
 
 
 def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], schema: Schema) -> pa.Schema:
-    """Checks what is asked of a table, and gives the columns of the result: those of `group_by`, then the aggregates.
+    """Checks a query against a table, and returns the columns of its result: `group_by`, then the aggregates.
 
     Raises:
         InvalidRequest: Nothing is asked for, or two columns of the result would have one name.
@@ -64,7 +64,7 @@ def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], s
     return pa.schema(fields)
 
 
-def check_orderable(column: Column, consequence: str) -> None:
+def check_orderable(column: ColumnDefinition, consequence: str) -> None:
     """Refuses a column whose values have no order. Raises SchemaMismatch, with the consequence in its message."""
     if not is_key_type(column.type):
         raise SchemaMismatch(
@@ -73,7 +73,7 @@ def check_orderable(column: Column, consequence: str) -> None:
         )
 
 
-def _result_type(aggregate: Aggregate, column: Column) -> pa.DataType:
+def _result_type(aggregate: Aggregate, column: ColumnDefinition) -> pa.DataType:
     match aggregate.function:
         case AggregateFunction.COUNT:
             return pa.int64()

@@ -1,4 +1,4 @@
-"""Which aggregate functions a column may have, on which types, with which parameters, and what can be retracted."""
+"""The aggregate functions: their types, their parameters, and whether they support retraction."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scankv.model.types.types import format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from scankv.model.tables.schema import Column
+    from scankv.model.tables.schema import ColumnDefinition
 
 MAX_DELIMITER: Final = 64
-"""Characters of a delimiter."""
+"""Most characters of a delimiter."""
 
 IGNORE_RETRACT: Final = "ignore_retract"
-"""The parameter that every function has: rows that are taken back leave the column as it is."""
+"""The parameter of every function: retracted rows leave the column as it is."""
 
 _BOOLEANS: Final = ("true", "false")
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnAggregate:
-    """What becomes of one column when rows with the same key meet.
+    """How the values of one column are merged.
 
     Attributes:
         column: The column, which holds the result.
@@ -40,7 +40,7 @@ class ColumnAggregate:
     parameters: tuple[tuple[str, str], ...] = ()
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter of true or false is true."""
+        """The value of a boolean parameter."""
         return dict(self.parameters).get(name) == "true"
 
 
@@ -68,7 +68,7 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _average_state(type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
-    """Sum and count. Sums are exact: only those of floats are floats."""
+    """Sum and count. Sums are exact except those of floats, which are floats."""
     scale = type_.scale if pat.is_decimal(type_) else 0
     total = pa.float64() if pat.is_floating(type_) else pa.decimal128(38, scale)
     return ("sum", total), ("count", pa.int64())
@@ -107,7 +107,7 @@ FUNCTIONS: Final[Mapping[str, FunctionRules]] = {
 """The functions that every server has; the last five need the extra `sketches` there."""
 
 DEFAULT_FUNCTION: Final = "last_non_null_value"
-"""What a column of an aggregating table has that names none."""
+"""The function of a column without one, in a table that aggregates."""
 
 _ALIASES: Final = {"string_agg": "listagg"}
 
@@ -118,24 +118,24 @@ def aggregate_of(column: str, function: str, parameters: Mapping[str, str] | Non
 
 
 def is_installed(function: str) -> bool:
-    """Whether the name is one of a function that is installed at the server, and not one of ours."""
+    """Whether the name is that of a function installed at the server, and not of a built-in one."""
     return "." in function
 
 
 def retracts(aggregate: ColumnAggregate) -> bool:
-    """Whether rows with a value in the column can be taken back; of installed functions only the server knows."""
+    """Whether rows with a value in the column can be retracted. For installed functions, only the server knows."""
     if aggregate.flag(IGNORE_RETRACT) or is_installed(aggregate.function):
         return True
     return FUNCTIONS[aggregate.function].retracts
 
 
 def hidden_fields(aggregate: ColumnAggregate, type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
-    """What a column of a type keeps beside itself: names and types, in order. Stored rows depend on it."""
+    """The hidden state of a column of a type: names and types, in order. The format of stored rows depends on it."""
     return () if is_installed(aggregate.function) else FUNCTIONS[aggregate.function].hidden(type_)
 
 
-def check_aggregate(aggregate: ColumnAggregate, column: Column) -> None:
-    """Checks an aggregate against the column that is to have it.
+def check_aggregate(aggregate: ColumnAggregate, column: ColumnDefinition) -> None:
+    """Checks an aggregate against its column.
 
     Raises:
         InvalidRequest: The function does not exist, or a parameter does not, or has a value that it cannot have.

@@ -1,4 +1,4 @@
-"""How rows with the same key become one: what a table's merge engine goes by beside its options, checked as a whole."""
+"""How rows with the same key are merged: the parameters of merge engines besides table options, and their checks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from scankv.model.tables.options import TableOptions
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 PARTIAL_ENGINES: Final = ("last_row", "aggregate", "partial_update")
-"""The engines of tables that take writes of some columns."""
+"""The merge engines that accept writes of some columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class SequenceGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All its columns."""
+        """The sequence columns and the columns of the group."""
         return (*self.sequence, *self.columns)
 
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """What a merge engine goes by. Immutable; empty for the engines that go by nothing.
+    """The parameters of a merge engine. Immutable; empty for engines without parameters.
 
     Attributes:
         version_column: Of `versioned`: the column that says which row wins.
@@ -64,11 +64,11 @@ class MergeSpec:
 
     @property
     def order_columns(self) -> tuple[str, ...]:
-        """The columns that say which of two whole rows is newer; none: the one that was written last."""
+        """The columns that decide which of two complete rows is newer. None: the row written last is newer."""
         return (self.version_column,) if self.version_column is not None else self.sequence_columns
 
-    def hidden(self, columns: Iterable[Column]) -> list[tuple[str, str, pa.DataType]]:
-        """What is stored beside some columns and shown to nobody: column, name and type of each, in order."""
+    def hidden(self, columns: Iterable[ColumnDefinition]) -> list[tuple[str, str, pa.DataType]]:
+        """Hidden state that is stored with some columns: column, name and type of each, in order."""
         return [
             (column.name, name, type_)
             for column in columns
@@ -77,12 +77,12 @@ class MergeSpec:
         ]
 
     def with_aggregates(self, added: Sequence[ColumnAggregate]) -> MergeSpec:
-        """The same with aggregates of columns that are added."""
+        """A copy with the aggregates of added columns."""
         aggregates = (*self.aggregates, *added)
         return MergeSpec(self.version_column, self.sequence_columns, self.sequence_groups, aggregates)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; what is empty is left out."""
+        """The parameters as JSON values, without empty ones."""
         values: dict[str, Any] = {
             "version_column": self.version_column,
             "sequence_columns": list(self.sequence_columns),
@@ -98,7 +98,7 @@ class MergeSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MergeSpec:
-        """Reads what `to_json` made."""
+        """Reads the result of `to_json`."""
         return cls(
             version_column=values.get("version_column"),
             sequence_columns=tuple(values.get("sequence_columns", ())),
@@ -114,11 +114,11 @@ class MergeSpec:
 
 
 NO_MERGING: Final = MergeSpec()
-"""What the engines go by that go by nothing."""
+"""The parameters of engines without parameters."""
 
 
 def check_merging(spec: MergeSpec, options: TableOptions, schema: Schema, primary_key: Sequence[str]) -> None:
-    """Checks what an engine goes by against the columns of its table.
+    """Checks the parameters of an engine against the columns of its table.
 
     Raises:
         InvalidOption: The engine needs what is not given, or has no use for what is.
@@ -164,7 +164,7 @@ def _check_uses(spec: MergeSpec, engine: str) -> None:
         raise InvalidOption('merge_engine "versioned" needs a version_column', option="version_column")
 
 
-def _check_orders(column: Column, primary_key: Sequence[str]) -> None:
+def _check_orders(column: ColumnDefinition, primary_key: Sequence[str]) -> None:
     _check_beside_key(column.name, primary_key, "and orders nothing among rows of one key")
     if not is_key_type(column.type):
         raise SchemaMismatch(
@@ -206,7 +206,7 @@ def _check_aggregates(spec: MergeSpec, engine: str, schema: Schema, primary_key:
 
 
 def check_retraction(engine: str, delete_behavior: str, table: str) -> None:
-    """Refuses to take rows back where no engine does. Raises InvalidRequest."""
+    """Refuses retractions if the engine does not support them. Raises InvalidRequest."""
     if engine != "aggregate" and delete_behavior != "retract":
         raise InvalidRequest(
             f'table {table} has merge_engine "{engine}", which takes no rows back: "aggregate" does, and '

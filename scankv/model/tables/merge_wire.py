@@ -1,4 +1,4 @@
-"""How what a merge engine goes by travels: the messages of `table.proto`."""
+"""Converts the parameters of merge engines to and from the messages of `table.proto`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def merging_to_proto(spec: MergeSpec) -> table_pb2.Merging | None:
-    """The message; None where there is nothing to say."""
+    """The message; None if there are no parameters."""
     if spec == NO_MERGING:
         return None
     return table_pb2.Merging(
@@ -27,7 +27,7 @@ def merging_to_proto(spec: MergeSpec) -> table_pb2.Merging | None:
 
 
 def merging_from_proto(message: table_pb2.Merging) -> MergeSpec:
-    """What a message says, not checked."""
+    """Reads a message, without checking the parameters."""
     return MergeSpec(
         version_column=message.version_column or None,
         sequence_columns=tuple(message.sequence_columns),
@@ -47,5 +47,5 @@ def aggregates_to_proto(aggregates: Iterable[ColumnAggregate]) -> list[table_pb2
 
 
 def aggregates_from_proto(messages: Iterable[table_pb2.ColumnMerge]) -> tuple[ColumnAggregate, ...]:
-    """What they say, not checked."""
+    """Reads messages, without checking the aggregates."""
     return tuple(aggregate_of(each.column, each.function, each.parameters) for each in messages)

@@ -1,4 +1,4 @@
-"""Which options a table has, their values and defaults."""
+"""The options of tables, their values and defaults."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _DELETE_BEHAVIORS: Final[dict[str, tuple[str, ...]]] = {
     "partial_update": ("disable", "ignore", "allow", "retract"),
     "aggregate": ("ignore", "allow", "disable"),
 }
-"""What each engine can do with deletes, its default first."""
+"""The delete behaviors of each merge engine, the default first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """What can be chosen for a table when it is created.
+    """The options of a table, which are set when it is created.
 
     Attributes:
         merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one, unless it is
@@ -48,7 +48,7 @@ class TableOptions:
             `ignore`: nothing. `disable`: it is refused. `retract`: a row that comes as deleted is taken back from
             sequence groups. `default`: with `last_row` as `allow`, with `partial_update` as `disable`, else `ignore`.
         changelog: What the changelog keeps of a change. `full`: the row before and the row after it. `upsert`: the row
-            after it, or the key of a deleted row. `none`: nothing, so that nobody can follow the table. Only with
+            after it, or the key of a deleted row. `none`: nothing, so that there is no stream of changes. Only with
             `full`, or where the table has an index, a write reads the rows that it replaces. Where it does not, each
             key that is written is a change: also a row that stays as it is, and the deletion of a key that is not
             there. And the number of rows is not known then: counting them reads them.
@@ -96,12 +96,12 @@ class TableOptions:
 
     @property
     def deletes(self) -> str:
-        """What a delete does: `delete_behavior` without its default."""
+        """The effective `delete_behavior`."""
         return _DELETE_BEHAVIORS[self.merge_engine][0] if self.delete_behavior == "default" else self.delete_behavior
 
     @property
     def before_images(self) -> bool:
-        """Whether the changelog tells the row before a change."""
+        """Whether the changelog has the rows before changes."""
         return self.changelog == "full"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a table is made of: columns with permanent ids, versions of its schema, key, buckets and options."""
+"""Table definitions: columns with permanent ids, schema versions, key, buckets, indexes and options."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 _HIDDEN_IDS: Final = 1 << 20
 
 CHANGE_TYPE: Final = "_change_type"
-"""The column that says what became of a row, or what is to: `+I`, `+U`, `-U` or `-D`."""
+"""The column with the row kind: `+I`, `+U`, `-U` or `-D`."""
 
 CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timestamp")
 """The columns that a changelog adds to those of its table; no table has columns of these names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnDefinition:
     """One column of a table.
 
     Attributes:
@@ -64,7 +64,7 @@ class Schema:
     """
 
     id: int
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnDefinition, ...]
 
     @cached_property
     def arrow(self) -> pa.Schema:
@@ -77,10 +77,10 @@ class Schema:
         return tuple(column.name for column in self.columns)
 
     @cached_property
-    def _by_name(self) -> dict[str, Column]:
+    def _by_name(self) -> dict[str, ColumnDefinition]:
         return {column.name: column for column in self.columns}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnDefinition:
         """Finds a column by its name.
 
         Raises:
@@ -96,7 +96,7 @@ class Schema:
         """The Arrow schema of some columns, in the order given.
 
         Args:
-            names: Column names, each once. None: all columns in table order.
+            names: ColumnDefinition names, each once. None: all columns in table order.
 
         Raises:
             SchemaMismatch: There is no such column, or a name is given twice.
@@ -134,7 +134,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Entries in the order of some columns, kept with the rows. Immutable.
+    """An index: entries in the order of some columns, written with the rows. Immutable.
 
     Attributes:
         id: Never used again for another index of its table. The first is 1.
@@ -148,7 +148,7 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class TableDefinition:
-    """Everything that is fixed about a table, and all versions of its schema. Immutable.
+    """The definition of a table, with all versions of its schema. Immutable.
 
     Attributes:
         name: `database.table`.
@@ -192,7 +192,7 @@ class TableDefinition:
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
-        """Defines a new table, checked whole.
+        """Defines a new table, and checks the complete definition.
 
         Args:
             name: `database.table`.
@@ -267,7 +267,7 @@ class TableDefinition:
 
     @cached_property
     def _keys_alone(self) -> dict[int, pa.Schema]:
-        """For each version of the schema the same columns, with those beside the key nullable."""
+        """Each version of the schema with all columns outside the key nullable."""
         return {
             schema.id: pa.schema([field.with_nullable(field.name not in self.primary_key) for field in schema.arrow])
             for schema in self.schemas
@@ -278,8 +278,8 @@ class TableDefinition:
         """The key columns as an Arrow schema, in key order."""
         return self.schema.select(self.primary_key)
 
-    def hidden_columns(self, schema: Schema) -> tuple[Column, ...]:
-        """What is stored in rows of a version of the schema beside its columns, and in no projection or changelog.
+    def hidden_columns(self, schema: Schema) -> tuple[ColumnDefinition, ...]:
+        """The hidden columns that rows of a schema version store. No projection or changelog has them.
 
         A column's are always the same. Their ids are those of their columns and a multiple of 1,048,576, so that no
         column has them.
@@ -288,7 +288,9 @@ class TableDefinition:
         hidden, number = [], dict.fromkeys(ids, 0)
         for name, part, type_ in self.merging.hidden(schema.columns):
             number[name] += 1
-            hidden.append(Column(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True))
+            hidden.append(
+                ColumnDefinition(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True)
+            )
         return tuple(hidden)
 
     def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
@@ -342,7 +344,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes), last_index_id=last_id)
 
     def drop_indexes(self, dropped: Sequence[Sequence[str]]) -> TableDefinition:
-        """The table without some indexes, named by their columns. Raises InvalidRequest when there is no such index."""
+        """The table without some indexes, named by their columns. Raises InvalidRequest if one does not exist."""
         indexes = list(self.indexes)
         for columns in map(tuple, dropped):
             found = [index for index in indexes if index.columns == columns]
@@ -356,7 +358,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes))
 
     def to_json(self) -> dict[str, Any]:
-        """The definition as JSON values, for the catalog: types in Arrow's own form, and readable beside it."""
+        """The definition as JSON values for the catalog, with types both in Arrow's own form and readable."""
         return {
             "name": self.name,
             "incarnation": self.incarnation,
@@ -397,7 +399,7 @@ class TableDefinition:
 
 
 def hidden_name(column: str, part: str) -> str:
-    """What a hidden column is called where merges work on it; no column has a name with this character."""
+    """The name of a hidden column in merges. No other column name contains this character."""
     return f"{column}\0{part}"
 
 
@@ -417,22 +419,24 @@ def _schema_from_json(values: Mapping[str, Any]) -> Schema:
     ids = [column["id"] for column in values["columns"]]
     if len(ids) != len(arrow):
         raise ValueError(f"schema version {values['id']} lists {len(ids)} columns, but its Arrow form has {len(arrow)}")
-    columns = (Column(id_, field.name, field.type, field.nullable) for id_, field in zip(ids, arrow, strict=True))
+    columns = (
+        ColumnDefinition(id_, field.name, field.type, field.nullable) for id_, field in zip(ids, arrow, strict=True)
+    )
     return Schema(values["id"], tuple(columns))
 
 
-def _columns_from(schema: pa.Schema, first_id: int) -> tuple[Column, ...]:
+def _columns_from(schema: pa.Schema, first_id: int) -> tuple[ColumnDefinition, ...]:
     if len(schema) > MAX_COLUMNS:
         raise SchemaMismatch(f"a table must have at most {MAX_COLUMNS:,} columns, not {len(schema):,}")
     for field in schema:
         check_field_name(field.name)
     return tuple(
-        Column(column_id, field.name, storable_type(field.type, field.name), field.nullable)
+        ColumnDefinition(column_id, field.name, storable_type(field.type, field.name), field.nullable)
         for column_id, field in enumerate(schema, first_id)
     )
 
 
-def _check_columns(columns: Sequence[Column]) -> None:
+def _check_columns(columns: Sequence[ColumnDefinition]) -> None:
     if not 1 <= len(columns) <= MAX_COLUMNS:
         raise SchemaMismatch(f"a table must have between 1 and {MAX_COLUMNS:,} columns, not {len(columns):,}")
     check_unique([column.name for column in columns], "exists twice; column names are unique")

@@ -10,7 +10,7 @@ from scankv.model import lazy_compute as pc
 from scankv.model.errors import SchemaMismatch, did_you_mean
 from scankv.model.types.casts import cast_exactly
 from scankv.model.types.required import first_forbidden_null
-from scankv.model.types.types import first_repeated, format_type, names_must_be_text
+from scankv.model.types.types import find_duplicate, format_type, names_must_be_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
-    twice = first_repeated(names)
+    twice = find_duplicate(names)
     if twice is not None:
         raise SchemaMismatch(f'column "{twice}" is there twice', column=twice)
     for name in names:

@@ -71,13 +71,13 @@ def parse_fields(text: str) -> list[pa.Field]:
     Raises:
         InvalidRequest: The text cannot be read. Names the position and what was expected there.
     """
-    parser = _Parser(text)
+    parser = _TypeParser(text)
     fields = parser.fields(depth=0)
     parser.expect_end()
     return fields
 
 
-class _Parser:
+class _TypeParser:
     """A recursive-descent parser over one text; `_at` is where it reads next."""
 
     def __init__(self, text: str) -> None:

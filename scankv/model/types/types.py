@@ -1,4 +1,4 @@
-"""Which Arrow types a table can hold, the one form in which it holds each of them, and their text form."""
+"""The Arrow types that a table can store, their normal forms, and their text form."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def check_field_name(name: str, kind: str = "column") -> None:
 
 def check_unique(names: Iterable[str], complaint: str, error: type[InvalidRequest] = SchemaMismatch) -> None:
     """Refuses column names of which one occurs twice, with `error` and the message `column "x" <complaint>`."""
-    twice = first_repeated(names)
+    twice = find_duplicate(names)
     if twice is not None:
         raise error(f'column "{twice}" {complaint}', column=twice)
 
 
-def first_repeated(names: Iterable[str]) -> str | None:
-    """The first name that occurred before, or None."""
+def find_duplicate(names: Iterable[str]) -> str | None:
+    """The first name that occurs twice, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -162,7 +162,7 @@ def _normal(type_: pa.DataType, depth: int) -> pa.DataType:
     if pat.is_dictionary(type_) or pat.is_run_end_encoded(type_):
         return _normal(type_.value_type, depth + 1)
     if pat.is_nested(type_):
-        return _normal_nested(type_, depth + 1)
+        return _normalize_nested(type_, depth + 1)
     return _normal_scalar(type_)
 
 
@@ -210,7 +210,7 @@ def _instead(type_: pa.DataType) -> str:
     return "use integers, floats, decimal128, bool, string, binary, dates, times, list, struct or map"
 
 
-def _normal_nested(type_: pa.DataType, depth: int) -> pa.DataType:
+def _normalize_nested(type_: pa.DataType, depth: int) -> pa.DataType:
     if pat.is_map(type_):
         value = pa.field("value", _normal(type_.item_type, depth), type_.item_field.nullable)
         return pa.map_(_normal(type_.key_type, depth), value)
@@ -230,7 +230,7 @@ def _checked_fields(type_: pa.StructType) -> list[pa.Field]:
             check_field_name(field.name, "struct field")
         except SchemaMismatch as error:
             raise _NotStorableError(error.message) from None
-    twice = first_repeated(field.name for field in fields)
+    twice = find_duplicate(field.name for field in fields)
     if twice is not None:
         raise _NotStorableError(f'a struct has two fields "{twice}"; give them different names')
     return fields

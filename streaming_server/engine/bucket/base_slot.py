@@ -52,7 +52,7 @@ class BaseSlot:
         if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
             return None
         self._views.add(view)
-        return BaseView(base=self.base, delta=view, place=self._location)
+        return BaseView(base=self.base, delta=view, location=self._location)
 
     @property
     def is_usable(self) -> bool:

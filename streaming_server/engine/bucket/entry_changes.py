@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import RequestTooLarge
-from streaming_server.storage.bucket.bucket import EntryChange
+from streaming_server.storage.bucket.bucket_change import EntryChange
 
 if TYPE_CHECKING:
     from streaming_server.storage.rows.index_codec import IndexCodec

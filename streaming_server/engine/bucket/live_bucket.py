@@ -13,8 +13,9 @@ from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_slot import BaseSlot
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
 from streaming_server.engine.bucket.group_commit import GroupCommit
-from streaming_server.storage.bucket.bucket import Bucket, ChangelogUsage
+from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
+from streaming_server.storage.changelog.bucket_log import ChangelogUsage
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.disk_space import disk_full, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.bucket.bucket import BucketSnapshot, BucketState
+    from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
+    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.changelog.records import LogRecord
     from streaming_server.storage.rocks.store import RocksResources
@@ -234,7 +236,7 @@ class LiveBucket:
             clock=self._clock,
             writer_limits=self._writer_limits,
             read_only=read_only,
-            after=after,
+            state_at_close=after,
             mark_seconds=self._mark_seconds,
         )
         try:

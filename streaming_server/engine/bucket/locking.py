@@ -13,7 +13,8 @@ from streaming_server.engine.tasks.executor import all_ended
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.admission.live_scans import Abortable
-    from streaming_server.storage.bucket.bucket import BucketState
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 
 class TableState:

@@ -42,7 +42,7 @@ DEFAULT_CATCH_UP: Final = CatchUpLimits()
 
 
 class CompactedCatchUp:
-    """Makes the net changes of stretches of some buckets. See `NetReader`.
+    """Makes the net changes of stretches of some buckets. See `NetChangesFactory`.
 
     Args:
         buckets: The buckets that are read, by number.
@@ -60,7 +60,7 @@ class CompactedCatchUp:
         limits: CatchUpLimits,
         directory: Path,
     ) -> None:
-        self.changes = limits.changes
+        self.lag_threshold = limits.changes
         self.definition = latest()
         self._buckets = buckets
         self._latest = latest
@@ -73,7 +73,7 @@ class CompactedCatchUp:
         self.definition = self._latest()
         codec, schema = RowCodec(self.definition), self.definition.change_schema_at(self.definition.schema.id)
         return NetChanges(
-            _LiveStretch(self._buckets[bucket], self.definition),
+            _LiveBacklogReader(self._buckets[bucket], self.definition),
             start,
             position,
             keys_of=self._keys_of,
@@ -85,18 +85,18 @@ class CompactedCatchUp:
         )
 
 
-class _LiveStretch:
+class _LiveBacklogReader:
     def __init__(self, live: LiveBucket, definition: TableDefinition) -> None:
         self._live = live
         self._definition = definition
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
-        """See `Stretch`."""
+        """See `BacklogReader`."""
         async with self._live.maintenance:
             return await self._live.run(self._read, start, end)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """See `Stretch`."""
+        """See `BacklogReader`."""
         return await self._live.run(function, *args)
 
     def _read(self, start: int, end: int) -> Sequence[LogRecord]:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
-    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _MANY_FLUSHES: Final = 8
 """Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""

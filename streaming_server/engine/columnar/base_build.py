@@ -163,7 +163,9 @@ class BaseBuild:
         live = self._live
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
             net = live.columnar.delta.view().merge
-            old = BaseCursor(live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, place=live.location)
+            old = BaseCursor(
+                live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, location=live.location
+            )
             return old, live.columnar.delta.fork(offset)
         cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
         live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)

@@ -142,7 +142,7 @@ def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
         DataLoss: A row cannot be read.
     """
     index, build = codec.indexes[index_id], bucket.builds[index_id]
-    rows = KeyRange() if build.key is None else KeyRange().behind(build.key)
+    rows = KeyRange() if build.key is None else KeyRange().after(build.key)
     cursor = bucket.cursor(codec.rows, codec.rows.decoder(index.covered), codec.key_codec, rows)
     try:
         batch, reached = cursor.next_batch(STEP_ROWS, _STEP_BYTES), cursor.last_key

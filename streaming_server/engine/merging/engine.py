@@ -23,7 +23,7 @@ from streaming_server.engine.merging.partial_update import PartialUpdate
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scankv.model.tables.schema import Column, TableDefinition
+    from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
@@ -94,7 +94,7 @@ class Engines:
                 )
 
 
-def _aggregated(aggregate: ColumnAggregate, column: Column, installed: Installed) -> AggregatedColumn:
+def _aggregated(aggregate: ColumnAggregate, column: ColumnDefinition, installed: Installed) -> AggregatedColumn:
     function = function_of(aggregate, column.type, installed)
     hidden = tuple(hidden_name(column.name, part) for part, _ in hidden_fields(aggregate, column.type))
     return AggregatedColumn(

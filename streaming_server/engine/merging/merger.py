@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.storage.bucket.bucket import BucketChange
+    from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.rows.table_codec import TableCodec
 
 

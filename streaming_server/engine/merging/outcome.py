@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from streaming_server.engine.bucket.entry_changes import entries_of_deletes, entries_of_upserts
 from streaming_server.engine.bucket.request_rows import widen
-from streaming_server.storage.bucket.bucket import BucketChange
+from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.changelog.records import Changes, RowKind
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.engine import MergeEngine
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.engine.merging.rows import WrittenRows
-    from streaming_server.storage.bucket.bucket import BucketChange
+    from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.rows.index_codec import IndexCodec
 
 _BEFORE = "nothing of its rows was written, but up to 8,192 keys at once of those before them may have been"

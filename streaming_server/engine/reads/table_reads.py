@@ -18,7 +18,7 @@ from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
-    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
@@ -55,7 +56,7 @@ class TableReads:
         """
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
-        reader, choices = await plan_reads_in(table.executor.run, plan, codec)
+        reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         async with lock_buckets(chosen) as opened:
             if codec is not table.codec:
                 codec = table.codec
@@ -90,7 +91,7 @@ class TableReads:
         reader, choices = plan_reads(plan, table.codec)
         if choices:
             async with lock_buckets(chosen) as opened:
-                choice = chosen_index(choices, self._lock_view(opened).indexes)
+                choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(
             plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)

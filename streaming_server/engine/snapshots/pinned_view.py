@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, choose_read_path
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose_read_path, consider_bases
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -181,7 +181,7 @@ class PinnedView:
             _log.error("a columnar base is read no more: %s", error.message)
             self._damaged_bases.add(number)
             return
-        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), place=place)
+        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), location=place)
 
     def has_base(self, number: int) -> bool:
         """Whether there is a columnar base of a bucket that is not known to be damaged."""
@@ -291,7 +291,7 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader, choices = await plan_reads_in(self._view.executor.run, plan, self._view.codec)
+        reader, choices = await plan_reads_off_loop(self._view.executor.run, plan, self._view.codec)
         if plan.limit != 0:
             reader = await read_through_index(reader, choices, self.locked_view())
         bases = await self._bases_for(plan, reader)
@@ -311,7 +311,7 @@ class SnapshotReader:
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         reader, choices = plan_reads(plan, self._view.codec)
-        choice = chosen_index(choices, self.locked_view().indexes)
+        choice = choose_index(choices, self.locked_view().indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
         read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
@@ -319,7 +319,7 @@ class SnapshotReader:
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""
-        wanted = self._filled() if choose(plan, reader).base else []
+        wanted = self._filled() if consider_bases(plan, reader).base else []
         views = await self._view.opened_bases(wanted)
         return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
 

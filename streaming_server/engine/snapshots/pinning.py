@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.columnar.base_view import BaseView
-    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 MAX_HOLD_SECONDS = 1.0
 MAX_NET_BYTES: Final = 64 << 20
@@ -221,7 +222,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
         try:
             link_base(view.base.path, paths[number])
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
             del bases[number]
 
 

@@ -582,7 +582,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
             net = view.delta.merge()
             kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
             remove_base(directory.base(number))
     return kept
 

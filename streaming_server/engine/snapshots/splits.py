@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.expressions import bind
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES
 from streaming_server.engine.snapshots.key_density import stretches
@@ -177,7 +178,8 @@ async def split_view(view: PinnedView, executor: StorageExecutor, cut: Cut) -> l
     """What `Snapshots.split` promises, for a view that the caller keeps in use."""
     chosen = view.chosen(cut.buckets)
     codec, keys = view.codec.rows, view.codec.key_codec
-    ranges = RowReader.of(codec, keys, (), cut.where, cut.key_range).ranges
+    where = None if cut.where is None else bind(cut.where, codec.schema)
+    ranges = RowReader.of(codec, keys, (), where, cut.key_range).ranges
     if ranges != ALL_KEY_RANGES:
         # The sample of the whole view may have no key in a narrow range. A checkpoint alone is looked at, and never
         # changes: so equal questions have equal answers.

@@ -17,7 +17,7 @@ from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
-from streaming_server.storage.files.disk_use import DiskUse, table_files
+from streaming_server.storage.files.disk_use import DiskUse, measure_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,7 +124,7 @@ class LiveTable:
 
     async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
         """What the table takes on disk, and each of its buckets. Opens nothing; reads directories in a thread."""
-        files = await self.state.executor.run(table_files, self.state.path)
+        files = await self.state.executor.run(measure_table, self.state.path)
         known = {live.number: live.family_bytes for live in self.buckets}
         use = DiskUse.of_table(files, {number: each for number, each in known.items() if each is not None})
         return use, dict(files.buckets)

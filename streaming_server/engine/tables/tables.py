@@ -30,7 +30,7 @@ from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
-from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, table_files
+from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
@@ -374,7 +374,7 @@ class Tables:
         for name in self._catalog.names():
             live = self._live.get(name)
             if live is None:
-                files = await self._executor.run(table_files, self._catalog.path(name))
+                files = await self._executor.run(measure_table, self._catalog.path(name))
                 use += DiskUse.of_table(files, {})
             else:
                 use += (await live.disk_use())[0]

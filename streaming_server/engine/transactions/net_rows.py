@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streaming_server.engine.merging.merger import Merger
-    from streaming_server.storage.bucket.bucket import Bucket, BucketChange, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_change import BucketChange
+    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.rows.table_codec import TableCodec
 
 Columns: TypeAlias = "tuple[str, ...] | None"

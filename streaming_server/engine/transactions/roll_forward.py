@@ -146,7 +146,7 @@ class RollForward:
                 answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
-            if answer is not None and answer.whole:
+            if answer is not None and answer.complete:
                 self._whole.add(live)
         except Exception as error:
             self._fail(live, error)
@@ -223,7 +223,7 @@ class RollForward:
             bucket,
             lambda: net.change(keys, live.number, codec),
             codec.rows,
-            WriteStep(identity=self._identity, rows=behind, whole=behind == len(net)),
+            WriteStep(identity=self._identity, rows=behind, complete=behind == len(net)),
             origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
@@ -249,7 +249,7 @@ class RollForward:
             rows = part.slice(applied - start, behind - applied)
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
-            step = WriteStep(identity=self._identity, rows=behind, whole=behind == total)
+            step = WriteStep(identity=self._identity, rows=behind, complete=behind == total)
             await live.run(
                 apply_rows,
                 *(live, bucket, rows, merger, step),

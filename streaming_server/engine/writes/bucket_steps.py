@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.storage.bucket.bucket import Bucket, BucketChange, BucketSnapshot, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_change import BucketChange
+    from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
+    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriteStep
     from streaming_server.storage.rows.row_codec import RowCodec
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.storage.bucket.bucket import Bucket, BucketSnapshot
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 
 _TRIES_APART: Final = 3
 """So often a lookup reads its buckets one by one before it waits until it has all of them at once."""

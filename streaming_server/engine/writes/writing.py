@@ -101,7 +101,7 @@ class WriteOperation:
         with ExitStack() as admitted:
             async with lock_buckets([self._live(part) for part in self._parts]) as opened:
                 answers = [await self._answer(live, bucket) for live, bucket in opened]
-                if not all(answer is not None and answer.whole for answer in answers):
+                if not all(answer is not None and answer.complete for answer in answers):
                     admitted.enter_context(self._scope.admitted())
                 if self._terms.unchanged_since is not None:
                     for (live, bucket), part, answer in zip(opened, self._parts, answers, strict=True):
@@ -126,7 +126,7 @@ class WriteOperation:
     async def _step(self, live: LiveBucket, bucket: Bucket, part: PreparedRows) -> bool:
         """Applies the next rows of a part with one WriteBatch; whether all are applied. Hold the mutex."""
         answer = await self._answer(live, bucket)
-        if answer is not None and answer.whole:
+        if answer is not None and answer.complete:
             self._offsets[part.bucket] = answer.offset
             return True
         done, count = self._done.get(part.bucket, 0) if answer is None else answer.rows, len(part.keys)
@@ -134,7 +134,7 @@ class WriteOperation:
             raise InvalidRequest("a request was repeated with other rows: each needs a sequence of its own")
         merger = self._scope.merger()
         behind, identity = min(done + step_rows(bucket.state, len(merger.codec.indexes)), count), self._terms.identity
-        step = None if identity is None else WriteStep(identity=identity, rows=behind, whole=behind == count)
+        step = None if identity is None else WriteStep(identity=identity, rows=behind, complete=behind == count)
         rows, writer = part.slice(done, behind - done), self._terms.noted_as
         await live.run(apply_rows, live, bucket, rows, merger, step, writer)
         self._done[part.bucket], self._offsets[part.bucket] = behind, bucket.state.log_offset

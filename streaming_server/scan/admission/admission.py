@@ -1,4 +1,4 @@
-"""Which scans may hold iterators: at most so many at once, a bounded queue behind them, and a refusal behind that."""
+"""Admission control: limits the scans that hold iterators, queues a bounded number of others, and refuses the rest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RETRY_AFTER_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How many scans there may be.
+    """Limits on scans.
 
     Attributes:
-        live: Scans on the whole server.
-        live_per_bucket: Scans on one bucket.
-        waiting: Scans that wait for others to end.
-        wait_seconds: How long one waits before it is refused.
+        live: Live scans of the server.
+        live_per_bucket: Live scans of one bucket.
+        waiting: Scans that wait to be admitted.
+        wait_seconds: How long a scan waits before it is refused.
     """
 
     live: int
@@ -38,7 +38,7 @@ class AdmissionLimits:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What one scan takes up while it is `taken`."""
+    """The place of one scan among the live ones. It counts while `taken`."""
 
     table: str
     buckets: tuple[int, ...]
@@ -47,7 +47,10 @@ class _Place:
 
 
 class Admission:
-    """Lets scans in, in the order they came as far as their buckets allow. Bound to the server's event loop."""
+    """Admits scans in order of arrival, as far as the limits of their buckets allow.
+
+    Bound to the server's event loop.
+    """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -58,17 +61,18 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Scans in the queue."""
+        """Number of scans that wait to be admitted."""
         return len(self._queue)
 
     @asynccontextmanager
-    async def admitted(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[Callable[[], None]]:
-        """Takes a place for the length of the block, after waiting for one where need be.
+    async def admit(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[Callable[[], None]]:
+        """Takes a place for the length of the block, after waiting for one if necessary.
 
-        Gives what gives the place back before the block ends, for a scan that holds nothing any more.
+        Yields a function that releases the place before the end of the block, for a scan that no longer holds
+        resources.
 
         Raises:
-            TooManyScans: The queue is full, or the wait took too long; says which limit it was.
+            TooManyScans: The queue is full, or the wait took too long. The message names the limit.
             ServerDraining: The server is shutting down.
         """
         place = _Place(table, buckets)
@@ -79,8 +83,10 @@ class Admission:
             self._leave(place)
 
     def close(self) -> None:
-        """Lets nobody in any more; who waits is refused."""
-        self._closed = ServerDraining("the server is shutting down and takes no new scans: try again once it is back")
+        """Admits no further scans, and refuses those that wait."""
+        self._closed = ServerDraining(
+            "the server is shutting down and accepts no new scans: try again once it has restarted"
+        )
         for place in self._queue:
             place.free.set_exception(copy(self._closed))
         self._queue.clear()
@@ -133,7 +139,7 @@ class Admission:
                 del self._on_bucket[place.table, bucket]
 
     def _obstacle(self, place: _Place) -> str | None:
-        """The limit that keeps a scan out, None when it may come in."""
+        """The limit that keeps a scan out, None if the scan can be admitted."""
         if self._live >= self._limits.live:
             return f"the server has {self._limits.live} live scans (max_live_scans)"
         for bucket in place.buckets:

@@ -1,4 +1,4 @@
-"""Which scans are live: whose, how far; what ends each of them in time; and the totals of all there ever were."""
+"""The live scans: who runs them, how far they are, what ends them in time, and totals over all scans."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.admission import Admission
 
 MAX_LARGE_CHUNKS = 8
-"""Scans that have large chunks at the same time."""
+"""The most scans with large chunks at the same time."""
 MAX_UNPROVEN_LARGE_CHUNKS = 4
-"""How many of them there may be when one that has sent less than `PROVEN_BYTES` joins them."""
+"""The same limit for a scan that has sent less than `PROVEN_BYTES`."""
 PROVEN_BYTES = 3 * 1024 * 1024
-"""More than the usual window of a client: a reader that was sent so much has taken some of it."""
+"""More than a client's usual window: a reader that was sent this much has taken some of it."""
 _AT_ONCE_SECONDS = 0.5
 
 MAX_UNREAD_ENDINGS = 16
-"""Scans of one connection that may be over without their reader having taken what was sent."""
+"""The most scans of one connection that are over although their reader has not taken the last messages."""
 
 _log = logging.getLogger(__name__)
 
 
 class Abortable(Protocol):
-    """What a scan holds, as far as its ending is concerned."""
+    """A resource of a scan that can be released early."""
 
     def abort(self, error: ScanKvError) -> None:
-        """Frees everything now; whoever asks for more gets the error."""
+        """Releases everything now. The next request for data raises `error`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,20 +45,20 @@ class LiveScan:
 
     Attributes:
         table: `database.table`.
-        buckets: The buckets it reads, ascending.
-        snapshot_id: The snapshot it reads; empty for the live table.
-        peer: The client's address, which is that of one connection.
-        follows: Whether it follows the changelog: it may last for ever, and is admitted among its kind.
-        scan_id: Names it in logs and listings.
-        admitted_at: When it was admitted, on the event loop's clock. None before.
-        progress_at: When its reader last took a message, or when it was admitted.
-        sending_since: Since when a message is on its way that the reader has not taken. None when there is none.
-        last_took: For how long the message before that was on its way.
+        buckets: The buckets that it reads, ascending.
+        snapshot_id: The snapshot that it reads; empty for the live table.
+        peer: The client's address, which identifies one connection.
+        follows: Whether it follows the changelog. Such a scan may last forever and has admission limits of its own.
+        scan_id: Identifies the scan in logs and listings.
+        admitted_at: When the scan was admitted, on the event loop's clock. None before.
+        progress_at: When its reader last took a message, or when the scan was admitted.
+        sending_since: Since when a message has been waiting for the reader. None if no message is.
+        last_took: How many seconds the reader needed to take the previous message.
         rows_scanned: Rows read from storage.
-        bytes_returned: Bytes of Arrow data made.
-        source: What it holds, once that is open.
-        leave: Gives its place among the live scans back. None before it was admitted.
-        ended: Why it was ended before its time. None as long as it was not.
+        bytes_returned: Bytes of Arrow data produced.
+        source: What the scan reads from, once it is open.
+        leave: Releases its place among the live scans. None before admission.
+        ended: The error that ended the scan early. None if nothing has.
     """
 
     table: str
@@ -78,7 +78,7 @@ class LiveScan:
     ended: ScanKvError | None = None
 
     def hold(self, source: Abortable) -> None:
-        """Notes what the scan holds; frees it at once when the scan was ended meanwhile."""
+        """Records what the scan reads from. Releases it immediately if the scan was ended in the meantime."""
         self.source = source
         if self.ended is not None:
             source.abort(self.ended)
@@ -87,14 +87,14 @@ class LiveScan:
 class ScanRegistry:
     """The live scans of a server. Bound to the server's event loop.
 
-    Ending a scan frees what it holds at once, whatever its reader does. The reader gets the error as soon as it takes
-    what was sent before: a status cannot overtake a message.
+    Ending a scan releases its resources immediately, whatever its reader does. The reader gets the error when it takes
+    the messages sent before, because a gRPC status cannot overtake a message.
 
     Args:
-        admission: Lets scans in.
-        following: Lets those in that follow a changelog.
-        stall_timeout: Seconds that a reader may take nothing.
-        max_scan: Seconds that a scan may last.
+        admission: Admits scans.
+        following: Admits scans that follow a changelog.
+        stall_timeout: For how many seconds a reader may take nothing.
+        max_scan: For how many seconds a scan may last.
     """
 
     def __init__(self, admission: Admission, *, following: Admission, stall_timeout: float, max_scan: float) -> None:
@@ -111,12 +111,12 @@ class ScanRegistry:
 
     @property
     def live(self) -> list[LiveScan]:
-        """The live scans, the oldest first."""
+        """The live scans, oldest first."""
         return list(self._live.values())
 
     @property
     def waiting(self) -> int:
-        """Scans that wait to be admitted."""
+        """Number of scans that wait to be admitted."""
         return self._admission.waiting + self._following.waiting
 
     @property
@@ -126,26 +126,26 @@ class ScanRegistry:
 
     @property
     def rows_scanned(self) -> int:
-        """Rows read from storage by all scans there ever were."""
+        """Rows read from storage by all scans since the start of the server."""
         return self._rows_scanned + sum(scan.rows_scanned for scan in self._live.values())
 
     @property
     def bytes_returned(self) -> int:
-        """Bytes of Arrow data made by all scans there ever were."""
+        """Bytes of Arrow data produced by all scans since the start of the server."""
         return self._bytes_returned + sum(scan.bytes_returned for scan in self._live.values())
 
     @contextmanager
     def call(self, scan: LiveScan) -> Iterator[None]:
-        """Knows of a scan for the length of its gRPC call.
+        """Tracks a scan for the length of its gRPC call.
 
         Raises:
-            TooManyScans: The connection has too many scans that are over and that it does not read.
+            TooManyScans: The connection has too many scans that are over and unread.
         """
         unread = sum(other.peer == scan.peer and self._is_over(other) for other in self._calls.values())
         if unread >= MAX_UNREAD_ENDINGS:
             raise TooManyScans(
-                f"this connection has {unread} scans that were ended or sent, and that it does not read: read them to "
-                "their end, or cancel them",
+                f"this connection has {unread} finished scans that it does not read (at most {MAX_UNREAD_ENDINGS}): "
+                "read them to their end, or cancel them",
                 retry_after=1.0,
             )
         self._calls[scan.scan_id] = scan
@@ -156,14 +156,16 @@ class ScanRegistry:
             self._with_large_chunks.discard(scan)
 
     @asynccontextmanager
-    async def admitted(self, scan: LiveScan) -> AsyncIterator[None]:
-        """Lists a scan as live for the length of the block, in which it may hold iterators, and ends it in time.
+    async def admit(self, scan: LiveScan) -> AsyncIterator[None]:
+        """Admits a scan and lists it as live for the length of the block, in which it may hold iterators.
+
+        Ends the scan when it stalls or takes too long.
 
         Raises:
-            TooManyScans, ServerDraining: It was not let in.
+            TooManyScans, ServerDraining: The scan was not admitted.
         """
         admission = self._following if scan.follows else self._admission
-        async with admission.admitted(scan.table, scan.buckets) as scan.leave:
+        async with admission.admit(scan.table, scan.buckets) as scan.leave:
             loop = asyncio.get_running_loop()
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
@@ -176,10 +178,11 @@ class ScanRegistry:
                 self._retire(scan)
 
     def may_have_large_chunk(self, scan: LiveScan) -> bool:
-        """Whether the next chunk of a scan may be large: memory holds two to four of it until the reader takes it.
+        """Whether the next chunk of a scan may be large.
 
-        So they are for a few scans at a time, since a reader may stop at any chunk, and for those whose readers take at
-        once what they are sent. Where there are more, for those that have shown it.
+        Memory holds two to four large chunks of a scan until its reader takes them, and a reader may stop at any chunk.
+        So only a few scans at a time have large chunks, those whose readers take messages promptly. Scans that have not
+        sent much yet get fewer of these places.
         """
         room = MAX_LARGE_CHUNKS if scan.bytes_returned >= PROVEN_BYTES else MAX_UNPROVEN_LARGE_CHUNKS
         if scan.last_took > _AT_ONCE_SECONDS:
@@ -188,19 +191,19 @@ class ScanRegistry:
             self._with_large_chunks.add(scan)
         return scan in self._with_large_chunks
 
-    def note_rows(self, rows: int) -> None:
-        """Counts rows and index entries that a call has read without being a scan."""
+    def count_rows(self, rows: int) -> None:
+        """Counts rows and index entries read by a call that is not a scan."""
         self._rows_scanned += rows
 
     def cancel(self, scan_id: str) -> None:
-        """Ends a scan on an operator's behalf. Raises ScanNotFound."""
+        """Ends a scan on behalf of an operator. Raises ScanNotFound."""
         scan = self._live.get(scan_id)
         if scan is None:
-            raise ScanNotFound("no live scan has this id: it has ended, or never was; list the live ones")
+            raise ScanNotFound(f"there is no live scan {scan_id!r}: it has ended or never existed; list the live scans")
         self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
 
     def end(self, scan: LiveScan, error: ScanKvError) -> None:
-        """Ends a scan with an error: frees what it holds, its place included, and takes it off the list."""
+        """Ends a scan with an error: releases its resources and its place, and removes it from the list."""
         if scan.ended is not None:
             return
         _log.info("ending scan %s of %s by %s: %s", scan.scan_id, scan.table, scan.peer, error.reason)
@@ -208,23 +211,22 @@ class ScanRegistry:
         self._retire(scan)
         if scan.source is not None:
             scan.source.abort(error)
-            # Its call goes on until the reader takes what is on its way, and that may be never: others may come in now.
+            # The call lasts until the reader takes the last messages, possibly forever, so its place is released now.
             assert scan.leave is not None
             scan.leave()
 
     def end_all(self, error: ScanKvError) -> None:
-        """Ends every live scan."""
         for scan in self.live:
             self.end(scan, error)
 
     def end_followers(self, error: ScanKvError) -> None:
-        """Ends every live scan that follows a changelog: none of them would end by itself."""
+        """Ends every live scan that follows a changelog, because such scans do not end by themselves."""
         for scan in self.live:
             if scan.follows:
                 self.end(scan, error)
 
     def close(self) -> None:
-        """Takes no new scans from now on."""
+        """Accepts no new scans."""
         self._admission.close()
         self._following.close()
 
@@ -237,7 +239,7 @@ class ScanRegistry:
             self._bytes_returned += scan.bytes_returned
 
     def _overdue(self, scan: LiveScan, now: float) -> float | None:
-        """Ends a scan that is overdue; else the seconds until it may be."""
+        """Ends an overdue scan and returns None; otherwise returns the seconds until it may be overdue."""
         assert scan.admitted_at is not None
         left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
         waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
@@ -257,7 +259,7 @@ class ScanRegistry:
                 scan,
                 ScanStalled(
                     f"the reader of {scan.table} took nothing for {self._stall_timeout:g} s (stall_timeout_seconds), "
-                    "so the server ended the scan: resume it, or read on sooner",
+                    "so the server ended the scan: resume it, or read faster",
                     table=scan.table,
                 ),
             )
@@ -266,7 +268,7 @@ class ScanRegistry:
 
 
 class _Watch:
-    """A timer for one scan that looks only as often as something may be due, not with every message."""
+    """A timer for one scan that fires only when the scan may be overdue, not with every message."""
 
     def __init__(self, scan: LiveScan, overdue: Callable[[LiveScan, float], float | None], first: float) -> None:
         self._scan = scan

@@ -1,4 +1,4 @@
-"""Calls that are not answered before what they ask about has changed: woken by what changes it, not by looking."""
+"""Calls that wait until what they ask about changes. A change wakes them; they do not poll."""
 
 from __future__ import annotations
 
@@ -17,63 +17,63 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
 
 
-class Changing(Protocol):
-    """What a version is of: a table, or a lease on a snapshot. Hashable by identity."""
+class VersionSource(Protocol):
+    """What has a version: a table, or a lease on a snapshot. Hashed by identity."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has a listener called whenever the version may be another, until the function returned is called."""
+        """Calls `listener` whenever the version may have changed, until the returned function is called."""
 
 
-class Waited(Protocol):
-    """What a call asks about."""
+class VersionQuery(Protocol):
+    """What a waiting call asks about."""
 
     @property
-    def changing(self) -> Changing:
-        """What tells of changes."""
+    def source(self) -> VersionSource:
+        """What has the version."""
 
     @property
     def version(self) -> bytes:
-        """The version that it has, as far as the call knows."""
+        """The version that the call knows."""
 
     @property
     def again(self) -> Callable[[], bytes | None]:
-        """Gives the version that it has now; None when that is not known."""
+        """Returns the current version; None if it is unknown."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Calls that wait for the same."""
+    """Calls that wait for the same change."""
 
     stop: Callable[[], None]
     calls: WakeupThrottle = field(default_factory=WakeupThrottle)
 
 
 class WaitingCalls:
-    """The calls of a server that wait. Bound to its event loop.
+    """The waiting calls of a server. Bound to its event loop.
 
-    All that wait for another version of the same share one listener, which looks at the version once for each commit;
-    each call has a timer for its own time. Nothing else is held for them: no thread, no mutex, no iterator.
+    All calls that wait for the same change share one listener, which checks the version once per commit. Each call has
+    a timer for its timeout. A waiting call takes nothing else: no thread, no mutex, no iterator.
 
     Args:
-        max_calls: How many may wait.
+        max_calls: The most calls that may wait.
 
     Attributes:
-        waiting: How many do.
+        waiting: Number of calls that wait.
     """
 
     def __init__(self, max_calls: int) -> None:
         self.waiting = 0
         self._max_calls = max_calls
-        self._groups: dict[tuple[Changing, bytes], _Group] = {}
+        self._groups: dict[tuple[VersionSource, bytes], _Group] = {}
         self._closed: ScanKvError | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many as there may be."""
+        """Whether as many calls wait as may."""
         return self.waiting >= self._max_calls
 
-    async def changed(self, asked: Waited, seconds: float) -> None:
-        """Returns when the version may be another, or after so many seconds. Call it without awaiting after `again`.
+    async def wait_for_change(self, asked: VersionQuery, seconds: float) -> None:
+        """Returns when the version may have changed, or after `seconds`. Call it without awaiting after `again`.
 
         Raises:
             ServerDraining: The server is shutting down.
@@ -88,19 +88,19 @@ class WaitingCalls:
             finally:
                 self.waiting -= 1
                 if not group.calls:
-                    self._end((asked.changing, asked.version), group)
+                    self._end((asked.source, asked.version), group)
         if self._closed is not None:
             raise copy(self._closed)
 
     def close(self) -> None:
-        """Ends all that wait, and lets no others wait."""
-        self._closed = ServerDraining("the server is shutting down: ask again once it is back")
+        """Wakes all waiting calls with an error, and accepts no others."""
+        self._closed = ServerDraining("the server is shutting down: try again once it has restarted")
         for key, group in list(self._groups.items()):
             self._end(key, group)
             group.calls.wake()
 
-    def _group(self, asked: Waited) -> _Group:
-        key = asked.changing, asked.version
+    def _group(self, asked: VersionQuery) -> _Group:
+        key = asked.source, asked.version
         there = self._groups.get(key)
         if there is not None:
             return there
@@ -111,10 +111,10 @@ class WaitingCalls:
                 self._end(key, group)
                 group.calls.wake()
 
-        group = self._groups[key] = _Group(asked.changing.on_change(look))
+        group = self._groups[key] = _Group(asked.source.on_change(look))
         return group
 
-    def _end(self, key: tuple[Changing, bytes], group: _Group) -> None:
+    def _end(self, key: tuple[VersionSource, bytes], group: _Group) -> None:
         if self._groups.get(key) is group:
             del self._groups[key]
             group.stop()

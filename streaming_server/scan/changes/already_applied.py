@@ -1,4 +1,7 @@
-"""Which changes the rows of a start from the whole table show already, when a cut made them rows of several views."""
+"""The already-applied filter: which changes the rows of a start from the full table contain already.
+
+A start from the full table that was interrupted has rows of several views.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class AlreadyAppliedFilter:
-    """Leaves out the changes that are in the rows of a later view. Immutable.
+    """Removes the changes that the rows of later views contain already. Immutable.
 
-    The log is read from where the first view ends. Rows behind the place of a cut are of a later view, so of them only
-    what comes after that one is new.
+    The log is read from where the first view ends. Rows after the position of an interruption come from a later view;
+    of their changes, only those after that view are new.
 
     Args:
         views: The later views, at least one, in the order in which they were read.
-        keys_of: The encoded primary keys of rows.
+        keys_of: Returns the encoded primary keys of rows.
 
     Attributes:
-        views: As above.
+        views: The later views.
     """
 
     def __init__(self, views: Sequence[LaterView], keys_of: Callable[[pa.RecordBatch], pa.Array]) -> None:
@@ -37,7 +40,7 @@ class AlreadyAppliedFilter:
         self._keys_of = keys_of
 
     def is_exhausted(self, offsets: Mapping[int, int]) -> bool:
-        """Whether all that comes from these offsets on is new."""
+        """Whether all changes from these offsets on are new."""
         return all(
             count_of(offset) >= count_of(view.offsets[bucket])
             for view in self.views
@@ -47,7 +50,7 @@ class AlreadyAppliedFilter:
     def new_changes(
         self, records: Sequence[LogRecord], bucket: int
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-        """Which of the changes of some records of a bucket, one after another, are new; None for all of them."""
+        """Returns the indices of the new changes in some consecutive records of a bucket; None if all are new."""
         last = max(count_of(view.offsets[bucket]) for view in self.views)
         if count_of(records[0].offset) >= last:
             return None

@@ -1,6 +1,6 @@
-"""What a stream of changes carries, in order: a header, chunks, heartbeats while it waits, and a trailer if it ends.
+"""The messages of a change stream, in order: a header, chunks, heartbeats while it waits, and a trailer at its end.
 
-Synchronous, and knows nothing of gRPC, as `producer`.
+Synchronous, and independent of gRPC, like `producer`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ChangeStream:
         opened: What is streamed.
         chunk_spec: How large chunks may become.
         server_incarnation: This start of the server.
-        scan: Its entry in the registry, kept up to date.
+        scan: The stream's entry in the registry. Kept up to date.
         started: When the request came, by the monotonic clock.
-        heartbeat_seconds: It is heard from that often, also where there is nothing.
+        heartbeat_seconds: The stream sends a message at least this often.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class ChangeStream:
         self._rows = self._chunks = self._checksum = 0
         self._remaining = opened.limit
         self._watermark = 0
-        # Where to go on behind what was sent. A later header precedes the chunk that needs it.
+        # Where to resume after what was sent. A later header precedes the chunk that needs it.
         self._last_token = b"" if opened.full else opened.token(opened.limit)
 
     def messages(self) -> Iterator[bytes | float]:
-        """The messages, serialised, each made when it is asked for; a number is how many seconds to wait for more.
+        """Yields the messages, serialized, each built on demand; a number is how many seconds to wait for more changes.
 
         Raises:
-            DataLoss, PositionExpired: There will be no trailer.
+            DataLoss, PositionExpired: The changes cannot be read. No trailer follows.
         """
         source = self._source
         yield self._header()
@@ -70,7 +70,7 @@ class ChangeStream:
         bounds = self._chunk_spec.bounds()
         while self._remaining is None or self._remaining > 0:
             max_rows, max_bytes = next(bounds)
-            # A source that leaves rows out cannot know how many to read for so many.
+            # A source that filters rows cannot know how many to read for the remaining limit.
             limited = self._remaining is not None and not self._opened.selective
             chunk = source.next_chunk(min(max_rows, self._remaining or 0) if limited else max_rows, max_bytes)
             if chunk is None:
@@ -91,11 +91,11 @@ class ChangeStream:
                     schema_id = source.schema_id
                     yield self._header()
                 message = self._chunk(chunk)
-                del chunk  # Not to be held by a stream whose reader stops.
+                del chunk  # Released before the message is sent, because the reader may stop here.
                 yield message
             spoken = time.monotonic()
         self._scan.rows_scanned = source.rows_scanned
-        # What was looked at behind the last chunk, and that the rows are over, is in no token yet.
+        # No token has yet what was read after the last chunk, nor that the rows are over.
         yield self._heartbeat()
         yield self._trailer()
 

@@ -1,4 +1,4 @@
-"""How far a consumer has come, as one value that only moves forward, over streams of other buckets too."""
+"""The progress of a consumer: one value that only moves forward, over streams of different buckets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """A position of a consumer. Immutable.
+    """The position of a consumer. Immutable.
 
     Attributes:
-        position: How far it has come, in every bucket that it ever read.
-        query: The digest of the query whose rows, those of a start from the whole table, are being read. Of no meaning
-            when none are, or none were yet.
+        position: How far the consumer has come, in every bucket that it ever read.
+        query: The digest of the query whose rows are being read, while a start from the full table reads rows.
+            Otherwise meaningless.
     """
 
     position: LogPosition
@@ -35,37 +35,41 @@ class ConsumerProgress:
 
     @classmethod
     def from_token(cls, token: bytes, table: bytes) -> ConsumerProgress:
-        """What a resume token says of a table, which is named by its digest. Raises InvalidResumeToken."""
+        """Parses a resume token of the table with the digest `table`. Raises InvalidResumeToken."""
         said = parse_log_token(token)
         if said.table != table:
-            raise InvalidResumeToken("the resume token comes from another table, or the table was created anew")
+            raise InvalidResumeToken(
+                "the resume token comes from another table, or from an earlier table of the same name: start again"
+            )
         return cls(said.position, said.query)
 
     def token(self, table: bytes) -> bytes:
-        """The token that `from_token` reads. Raises InvalidRequest when it would be too long."""
+        """Returns the token for `from_token`. Raises InvalidRequest if it would be too long."""
         return LogTokenWriter(Fingerprint(table, b"", self.query)).token(self.position, None)
 
     @property
     def is_reading_rows(self) -> bool:
-        """Whether some rows of the whole table were read, but not all."""
+        """Whether some rows of the full table were read, but not all of them."""
         return self.position.scanning and self.position.scanned is not None
 
     def advance_to(self, to: ConsumerProgress) -> ConsumerProgress:
-        """The later one of two positions: of offsets, the later one in every bucket.
+        """Returns the later of two positions: of offsets, the later one in every bucket.
 
         Raises:
-            InvalidResumeToken: The other one is of a stream that read other buckets, while rows were being read.
+            InvalidResumeToken: The other position comes from a stream of other buckets, while rows are being read.
         """
         before, after = self.position, to.position
         if not before.scanning:
             later = before if after.scanning else _later(before, after)
             return self if later == before else ConsumerProgress(later, to.query)
         if before.offsets.keys() != after.offsets.keys():
-            raise InvalidResumeToken("the resume token comes from a stream of other buckets than the consumer's")
+            raise InvalidResumeToken(
+                "the resume token comes from a stream of other buckets: commit the tokens of the consumer's stream"
+            )
         return to if not after.scanning or _rows_read(after) > _rows_read(before) else self
 
     def with_offsets(self, offsets: dict[int, int]) -> ConsumerProgress:
-        """The same with other offsets in some buckets, be they before those there are."""
+        """Returns the same progress with other offsets in some buckets, even earlier ones."""
         all_offsets = dict(sorted({**self.position.offsets, **offsets}.items()))
         net = {bucket: net for bucket, net in self.position.net.items() if bucket not in offsets}
         return ConsumerProgress(
@@ -74,7 +78,10 @@ class ConsumerProgress:
 
 
 def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, ...]:
-    """The views that a position behind the rows still needs, for some buckets; in others they show nothing."""
+    """Returns the views that a position after the rows still needs, for some buckets.
+
+    In other buckets they show nothing.
+    """
     passed = all(
         count_of(position.offsets[bucket]) >= count_of(end)
         for view in position.views
@@ -89,7 +96,7 @@ def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, 
 
 
 def _later(before: LogPosition, after: LogPosition) -> LogPosition:
-    """The later offset of every bucket; the views are those that were there before, whichever buckets came later."""
+    """The later offset of each bucket, with the views of `before`, since buckets that came later have no others."""
     offsets = dict(before.offsets)
     for bucket, offset in after.offsets.items():
         offsets[bucket] = max(offset, offsets.get(bucket, offset), key=lambda one: (count_of(one), one))
@@ -99,17 +106,17 @@ def _later(before: LogPosition, after: LogPosition) -> LogPosition:
 
 
 def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition) -> NetPosition | None:
-    """How far the net changes that begin at an offset were given, by whichever position is there."""
-    stretches = [
+    """How far the net changes that start at an offset were returned, in the later of the positions that have them."""
+    positions = [
         position.net[bucket]
         for position in (before, after)
         if position.offsets.get(bucket) == offset and bucket in position.net
     ]
-    return max(stretches, key=lambda net: (net.end, net.given), default=None)
+    return max(positions, key=lambda net: (net.end, net.given), default=None)
 
 
 def _rows_read(position: LogPosition) -> tuple[int, bytes, int]:
-    """Orders positions among the rows of one start."""
+    """The sort key of positions within the rows of one start."""
     if position.scanned is None:
         return -1, b"", 0
     return position.scanned.bucket, position.scanned.key, len(position.views)

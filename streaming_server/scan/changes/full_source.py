@@ -1,4 +1,4 @@
-"""The whole table, then its changes from exactly there on, as one source."""
+"""The full table, followed by its changes from exactly that point on, as one source."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class FullSource:
-    """The rows of a view as changes, then those of a `LogSource` that begins where the view ends.
+    """The rows of a view as changes, then the changes of a `LogSource` that starts where the view ends.
 
-    The changes are kept from the opening on, however long the rows take.
+    The changelog is retained from the opening on, however long reading the rows takes.
 
     Args:
-        table: The rows, of one view or what is left of them after a cut.
-        rows: Makes rows of the stream of them.
-        log: What comes then.
-        views: The views that the rows are of, but for the first.
-        scanned: How far the rows were read by the streams before this one. None: not at all.
+        table: The rows: of one view, or the rest of them after an interruption.
+        rows: Builds the chunks of the stream.
+        log: The changes that follow.
+        views: The views that the rows come from, except the first.
+        scanned: How far earlier streams have read the rows. None: not at all.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class FullSource:
         return self._log.offsets
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """The next rows, then changes; WAITING where there are none yet. Raises as both sources."""
+        """Returns the next rows, then changes; WAITING if there are none yet. Raises what both sources raise."""
         if self._table is not None:
             chunk = self._table.next_chunk(max_rows, max_bytes)
             if chunk is not None:
                 self._scanned_before, self._scanned = self._scanned, self._table.position()
-                return self._rows.of_table(chunk)
+                return self._rows.chunk_of_rows(chunk)
             self._rows_scanned += self._table.rows_scanned
             self._table.close()
             self._table = None
-            return WAITING  # so that the reader is told before it gets changes
+            return WAITING  # so that a heartbeat ends the rows before the first change
         return self._log.next_chunk(max_rows, max_bytes)
 
     async def wait(self, seconds: float) -> None:
-        """As `LogSource.wait`."""
+        """See `LogSource.wait`."""
         await self._log.wait(seconds)
 
     @property
@@ -92,11 +92,11 @@ class FullSource:
         return self._table is not None
 
     def watermark(self) -> int | None:
-        """As `LogSource.watermark`; None while there are rows."""
+        """See `LogSource.watermark`. None while rows are still to come."""
         return None if self._table is not None else self._log.watermark()
 
     def give_back(self, bucket: int, last: int | None) -> None:
-        """As `LogSource.give_back`; of rows, where no offset tells which they are, all of the last chunk."""
+        """See `LogSource.give_back`. Rows have no offsets, so all rows of the last chunk are given back."""
         if self._table is None:
             self._log.give_back(bucket, last)
         else:
@@ -108,13 +108,13 @@ class FullSource:
         return LogPosition(self._log.offsets, self._scanned if scanning else None, self._views, scanning)
 
     def abort(self, error: ScanKvError) -> None:
-        """Lets go of everything now; whoever asks for the next chunk gets the error."""
+        """Releases everything now. The next call of `next_chunk` raises `error`."""
         if self._table is not None:
             self._table.abort(error)
         self._log.abort(error)
 
     def close(self) -> None:
-        """Lets go of everything. Closing twice is allowed."""
+        """Releases everything. Closing twice is allowed."""
         if self._table is not None:
             self._table.close()
         self._log.close()

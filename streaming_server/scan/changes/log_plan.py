@@ -30,21 +30,22 @@ class LogPlan:
     """Which changes one request asks for. Immutable.
 
     Attributes:
-        buckets: The buckets, None for all; there may be none.
-        columns: The columns of the table, None for all.
-        where: What is true of the rows that are seen, None for all.
-        where_message: The same as it was sent.
-        limit: The most rows of the whole stream, None for all.
-        resume_token: Where it goes on, empty at the beginning.
-        start: Where it begins.
-        stop: Where it ends, None for never.
-        clamp: Whether a start that is not there stands for the nearest that is.
-        net_changes: Whether buckets that are far behind give one net change for each key.
-        consumer_id: The consumer that the stream is of, empty for none.
-        consumer_fence: Which of its streams it is; 0 for one that takes the consumer over.
-        consumer_must_exist: Whether a consumer that there is not is refused.
-        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
-        unmatched_delete: Whether rows that do not match come as deleted ones where nobody knows if they did before.
+        buckets: The buckets. None: all. May be empty.
+        columns: The columns of the table. None: all.
+        where: The predicate on the rows. None: all rows.
+        where_message: The predicate as it was sent.
+        limit: The most rows of the whole stream. None: no limit.
+        resume_token: Where the stream resumes; empty at its beginning.
+        start: Where it starts.
+        stop: Where it ends. None: never.
+        clamp: Whether a start that does not exist any more means the nearest one that does.
+        net_changes: Whether buckets with a long backlog return one net change for each key.
+        consumer_id: The consumer that the stream belongs to; empty for none.
+        consumer_fence: The fence of the stream among those of its consumer; 0 for a stream that takes over the
+            consumer.
+        consumer_must_exist: Whether to refuse a consumer that does not exist.
+        lag_threshold: A bucket with a greater lag, in changes, returns net changes. None: the server's setting.
+        unmatched_delete: Whether rows that do not match come as deletions if it is unknown whether they matched before.
     """
 
     buckets: tuple[int, ...] | None
@@ -64,11 +65,11 @@ class LogPlan:
     unmatched_delete: bool = False
 
     def check(self, definition: TableDefinition) -> None:
-        """Refuses what the table's changelog cannot tell.
+        """Refuses what the table's changelog cannot provide.
 
         Raises:
-            InvalidRequest: It cannot tell that.
-            TableRecreated: The offsets of the start or the stop are of another table of the same name.
+            InvalidRequest: The changelog cannot provide it.
+            TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
         options, table = definition.options, definition.name
         for position in (self.start, self.stop):
@@ -76,7 +77,7 @@ class LogPlan:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
         if options.changelog == "none":
             raise InvalidRequest(
-                f'table {table} was created with changelog="none", so its changes cannot be followed: for that, create '
+                f'table {table} was created with changelog="none", so its changes cannot be read: for that, create '
                 'one with changelog="full" or "upsert"',
                 table=table,
             )
@@ -93,7 +94,7 @@ class LogPlan:
                 )
 
     def fingerprint(self, definition: TableDefinition, buckets: Sequence[int]) -> Fingerprint:
-        """What its tokens belong to. Its start and stop may change: tokens know where they are."""
+        """What the tokens of the stream belong to. Start and stop may differ, since tokens contain the position."""
         return Fingerprint.of(
             table=_table(definition),
             schema=b"",
@@ -101,7 +102,7 @@ class LogPlan:
         )
 
     def of_rows(self) -> ReadPlan:
-        """The scan that reads the rows of the table which come first."""
+        """The scan of the table's rows, which come first."""
         return ReadPlan(
             buckets=self.buckets,
             columns=self.columns,
@@ -124,11 +125,11 @@ def _table(definition: TableDefinition) -> tuple[str, str, str]:
 
 
 class ChangeSource(Protocol):
-    """Gives changes, chunk by chunk, and waits for more; used from one thread at a time."""
+    """Returns changes, chunk by chunk, and waits for more. Use it from one thread at a time."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the next chunk, which may have more columns than the one before."""
+        """The Arrow schema of the next chunk. It may have more columns than that of the previous chunk."""
 
     @property
     def schema_id(self) -> int:
@@ -147,44 +148,47 @@ class ChangeSource(Protocol):
         """For each bucket the offset of the next change."""
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """The next changes, WAITING where there are none yet, None at the end, which is proven."""
+        """Returns the next changes, WAITING if there are none yet, None at the proven end."""
 
     async def wait(self, seconds: float) -> None:
-        """Returns when there may be more, or after so many seconds."""
+        """Returns when there may be more changes, or after `seconds`."""
 
     @property
     def scanning(self) -> bool:
         """Whether rows of the table are still to come."""
 
     def watermark(self) -> int | None:
-        """The time, in microseconds since 1970, before which all that was committed was given; None: not known now."""
+        """The time before which every committed change was returned, in microseconds since 1970 UTC. None: unknown."""
 
     def give_back(self, bucket: int, last: int | None) -> None:
-        """Takes back what of the last chunk, of a bucket, came behind this offset; None: it had rows of the table."""
+        """Gives back the changes of the last chunk after the offset `last` of a bucket.
+
+        None: the last chunk had rows of the table.
+        """
 
     def position(self) -> LogPosition:
-        """How far the chunks given so far reach."""
+        """How far the chunks returned so far reach."""
 
     def abort(self, error: ScanKvError) -> None:
-        """Lets go of everything now; whoever asks for the next chunk gets the error."""
+        """Releases everything now. The next call of `next_chunk` raises `error`."""
 
     def close(self) -> None:
-        """Lets go of everything. Closing twice is allowed."""
+        """Releases everything. Closing twice is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLog:
-    """A stream of changes that is ready to be read; who got it closes its source.
+    """A stream of changes that is ready to be read. The caller must close its source.
 
     Attributes:
-        source: Gives the changes.
-        tokens: Makes the tokens that fit it.
+        source: Returns the changes.
+        tokens: Creates the tokens that fit it.
         definition: The table as of the opening.
-        resumed_from: Where it goes on, None when it begins.
-        limit: The most rows that are left to be returned, None for all.
-        selective: Whether chunks have fewer rows than were read for them.
+        resumed_from: Where the stream resumes. None: at its beginning.
+        limit: The most rows left to return. None: no limit.
+        selective: Whether chunks may have fewer rows than were read for them.
         full: Whether rows of the table come first.
-        consumer_fence: Which stream of its consumer it is; 0 for one of none.
+        consumer_fence: The fence of the stream among those of its consumer; 0 without a consumer.
     """
 
     source: ChangeSource
@@ -197,5 +201,5 @@ class OpenedLog:
     consumer_fence: int = 0
 
     def token(self, remaining: int | None) -> bytes:
-        """The token for what comes behind the chunks given so far, with what is left of the limit."""
+        """Returns the token for continuing after the chunks returned so far, with the rest of the limit."""
         return self.tokens.token(self.source.position(), remaining)

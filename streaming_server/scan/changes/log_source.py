@@ -1,4 +1,4 @@
-"""The changes of a table as they happen: reads the changelogs of its buckets, and waits for what comes."""
+"""The changes of a table as they are committed: reads the changelogs of its buckets, and waits for more."""
 
 from __future__ import annotations
 
@@ -20,34 +20,38 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.change_rows import ChangeRows
-    from streaming_server.scan.changes.net_changes import NetChanges, NetReader
+    from streaming_server.scan.changes.net_changes import NetChanges, NetChangesFactory
     from streaming_server.scan.chunk_source import Chunk
     from streaming_server.storage.changelog.records import LogRecord
 
 
 class LogTail(Protocol):
-    """The changelog of one bucket, as far as it is durable."""
+    """The durable part of the changelog of one bucket."""
 
     @property
     def durable_offset(self) -> int:
-        """Behind the last change that may be shown."""
+        """The offset after the last change that readers may see."""
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
     ) -> list[LogRecord]:
-        """The changes from an offset on and before another, as `ChangeLog.read`. Raises PositionExpired, DataLoss."""
+        """Reads the changes from `start` up to, but excluding, `end`, as `ChangeLog.read`.
+
+        Raises:
+            PositionExpired, DataLoss: The changes cannot be read.
+        """
 
     def retain_log(self, owner: str, offset: int) -> None:
-        """Keeps changes from an offset on, until `release_log`."""
+        """Places a retention hold on the changes from an offset on, until `release_log`."""
 
     def release_log(self, owner: str) -> None:
-        """Ends that."""
+        """Releases the hold."""
 
     def is_quiet_at(self, offset: int) -> bool:
-        """Whether there is no change from this offset on, durable or about to be."""
+        """Whether no change from this offset on is durable or about to be."""
 
     def on_durable(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has a listener called whenever more is durable, until the function returned is called."""
+        """Calls `listener` whenever more changes are durable, until the returned function is called."""
 
 
 class LogStops(Protocol):
@@ -55,25 +59,25 @@ class LogStops(Protocol):
 
     @property
     def offsets(self) -> Mapping[int, int] | None:
-        """Before which offset of each bucket. None: it does not, as far as is known by now."""
+        """For each bucket the offset where the stream ends. None: it does not end, or the offsets are not known yet."""
 
     def seconds_left(self) -> float | None:
-        """After how long `settle` will know. None: it will not."""
+        """The seconds until `settle` can determine the offsets. None: there is nothing to determine."""
 
     async def settle(self) -> None:
-        """Finds the offsets out, when it is time."""
+        """Determines the offsets, when it is time."""
 
 
-class _Stretch:
-    """Net changes that are being made."""
+class _CatchUp:
+    """The compacted catch-up of one bucket, in progress."""
 
-    def __init__(self, changes: NetChanges, more: Callable[[], None]) -> None:
+    def __init__(self, changes: NetChanges, on_progress: Callable[[], None]) -> None:
         self.changes = changes
-        self._task = asyncio.create_task(changes.run(more))
-        self._task.add_done_callback(lambda _: more())
+        self._task = asyncio.create_task(changes.run(on_progress))
+        self._task.add_done_callback(lambda _: on_progress())
 
     def check(self) -> None:
-        """Raises what has kept them from being made."""
+        """Raises the error with which the catch-up has failed."""
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
 
@@ -84,20 +88,20 @@ class _Stretch:
 class LogSource:
     """A `ChunkSource` over the changelogs of some buckets, from given offsets on.
 
-    Buckets that have something to read take turns. A source that has nothing to read is woken by the commit that gives
-    it something; it holds no iterator and no file between its steps, and keeps the changes that it has not read.
+    Buckets with unread changes take turns. A commit wakes a source that waits. Between its steps, the source holds no
+    iterator and no file; its retention hold keeps the changes that it has not read.
 
     Args:
-        owner: Names its hold on the changes.
-        rows: Makes the rows of a chunk; knows the definition of the table that it was given last.
+        owner: The name of its retention hold.
+        rows: Builds the chunks.
         tails: The changelogs, by bucket.
-        view: Has the offsets where each is read on.
-        stops: Where it ends.
-        latest: The table's definition of now.
-        seen: Tells the changes that were sent as rows already. None: none were.
-        net: Makes the net changes of buckets that are far behind. None: every change is read.
-        begun: The stretches of net changes that were begun before, with their `net`.
-        now_micros: The commit time of now: all that is committed later has no earlier time.
+        view: Has the offsets where each bucket resumes.
+        stops: Where the stream ends.
+        latest: Returns the current definition of the table.
+        applied: Filters the changes that were sent as rows already. None: none were.
+        net_changes: Computes the net changes of buckets with a long backlog. None: every change is read.
+        started: The catch-ups that earlier streams have started, by bucket. Needs `net_changes`.
+        now_micros: Returns the current commit time. No later commit has an earlier time.
     """
 
     def __init__(
@@ -109,8 +113,8 @@ class LogSource:
         stops: LogStops,
         latest: Callable[[], TableDefinition],
         applied: AlreadyAppliedFilter | None = None,
-        net: NetReader | None = None,
-        begun: Mapping[int, NetPosition] | None = None,
+        net_changes: NetChangesFactory | None = None,
+        started: Mapping[int, NetPosition] | None = None,
         *,
         now_micros: Callable[[], int],
     ) -> None:
@@ -125,15 +129,15 @@ class LogSource:
         self._stops = stops
         self._latest = latest
         self._turn = sorted(tails)
-        self._more = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._aborted: ScanKvError | None = None
-        self._net_reader = net
-        self._net: dict[int, _Stretch] = {}
-        self._closers = [tail.on_durable(self._more.set) for tail in self._tails.values()]
+        self._net_changes = net_changes
+        self._catch_ups: dict[int, _CatchUp] = {}
+        self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
-        for bucket, position in (begun or {}).items():
-            self._catch_up(bucket, position)
+        for bucket, position in (started or {}).items():
+            self._start_catch_up(bucket, position)
 
     @property
     def schema(self) -> pa.Schema:
@@ -146,21 +150,21 @@ class LogSource:
         return self._rows.schema_id
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """The next changes of one bucket; WAITING when there are none yet.
+        """Returns the next changes of one bucket; WAITING if there are none yet.
 
         Raises:
-            PositionExpired, DataLoss: They are not there.
-            ScanKvError: What `abort` was given.
+            PositionExpired, DataLoss: The changes cannot be read.
+            ScanKvError: The error given to `abort`.
         """
         if self._aborted is not None:
             raise copy(self._aborted)
-        self._more.clear()
-        if self._stops.seconds_left() == 0:  # what there is may be behind the stop
+        self._wakeup.clear()
+        if self._stops.seconds_left() == 0:  # the unread changes may be after the stop
             return WAITING
         for turn, bucket in enumerate(self._turn):
-            end = self._end_of(bucket)
+            end = self._readable_end(bucket)
             if count_of(self._offsets[bucket]) < count_of(end):
-                chunk = self._next_of(bucket, end, max_rows, max_bytes)
+                chunk = self._next_chunk_of(bucket, end, max_rows, max_bytes)
                 if chunk is not None:
                     self._turn = [*self._turn[turn + 1 :], *self._turn[: turn + 1]]
                     return chunk
@@ -169,81 +173,81 @@ class LogSource:
             return None
         return WAITING
 
-    def _end_of(self, bucket: int) -> int:
+    def _readable_end(self, bucket: int) -> int:
         durable, stops = self._tails[bucket].durable_offset, self._stops.offsets
         return durable if stops is None else min(durable, stops[bucket], key=count_of)
 
-    def _next_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
-        """The next changes of a bucket that has some; None while its net changes are being made."""
-        net, start = self._net_reader, self._offsets[bucket]
-        if net is None or self._applied is not None:
+    def _next_chunk_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
+        """The next changes of a bucket that has some; None while its net changes are being computed."""
+        net_changes, start = self._net_changes, self._offsets[bucket]
+        if net_changes is None or self._applied is not None:
             return self._read(bucket, end, max_rows, max_bytes)
-        if bucket not in self._net:
-            if count_of(end) - count_of(start) <= net.changes:
+        if bucket not in self._catch_ups:
+            if count_of(end) - count_of(start) <= net_changes.lag_threshold:
                 return self._read(bucket, end, max_rows, max_bytes)
-            self._catch_up(bucket, NetPosition(end))
-        stretch = self._net[bucket]
-        stretch.check()
-        if stretch.changes.is_done:
-            self._go_to(bucket, stretch.changes.position.end)
-            self.rows_scanned += stretch.changes.changes_read
-            del self._net[bucket]
-            return self._rows.nothing(bucket)
-        if not stretch.changes.is_ready:
+            self._start_catch_up(bucket, NetPosition(end))
+        catch_up = self._catch_ups[bucket]
+        catch_up.check()
+        if catch_up.changes.is_done:
+            self._advance(bucket, catch_up.changes.position.end)
+            self.rows_scanned += catch_up.changes.changes_read
+            del self._catch_ups[bucket]
+            return self._rows.empty_chunk(bucket)
+        if not catch_up.changes.is_ready:
             return None
-        return self._rows.of_net(stretch.changes.take(max_rows), bucket, net.definition)
+        return self._rows.chunk_of_net_changes(catch_up.changes.take(max_rows), bucket, net_changes.definition)
 
-    def _catch_up(self, bucket: int, position: NetPosition) -> None:
-        assert self._net_reader is not None
-        changes = self._net_reader.net_changes(bucket, self._offsets[bucket], position)
-        self._net[bucket] = _Stretch(changes, self._more.set)
+    def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
+        assert self._net_changes is not None
+        changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
+        self._catch_ups[bucket] = _CatchUp(changes, self._wakeup.set)
 
-    def _go_to(self, bucket: int, offset: int) -> None:
+    def _advance(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
         if self._applied is not None and self._applied.is_exhausted(self._offsets):
-            self._applied = None  # also in tokens
+            self._applied = None  # tokens then omit the views as well
         self._tails[bucket].retain_log(self._owner, offset)
 
     def _read(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk:
         definition, tail, start = self._latest(), self._tails[bucket], self._offsets[bucket]
-        # Two at least: a row before and the row after it come together.
+        # At least two, since an update before and its update after stay together.
         records = tail.read_log(start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes)
         last = records[-1]
-        chunk = self._rows.of(records, bucket, definition, self._applied)
+        chunk = self._rows.chunk_of_records(records, bucket, definition, self._applied)
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
-        self._go_to(bucket, last.offset + len(last.changes))
+        self._advance(bucket, last.offset + len(last.changes))
         return chunk
 
     async def wait(self, seconds: float) -> None:
-        """Returns when there may be more, or after so many seconds."""
+        """Returns when there may be more changes, or after `seconds`."""
         due = self._stops.seconds_left()
         if due == 0:
             await self._stops.settle()
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds if due is None else min(seconds, due)):
-                await self._more.wait()
+                await self._wakeup.wait()
 
     @property
     def scanning(self) -> bool:
-        """Never: these are changes."""
+        """Always False: the source has changes only."""
         return False
 
     def watermark(self) -> int | None:
-        """Before which time, in microseconds since 1970, all that was committed was read; None where changes wait."""
-        # First, so that what is committed afterwards is not before it.
+        """The time, in microseconds since 1970 UTC, before which every commit was read; None if changes are unread."""
+        # Read the clock first, so that later commits are not before it.
         now = self._now_micros()
         return now if all(self._tails[b].is_quiet_at(offset) for b, offset in self._offsets.items()) else None
 
     def give_back(self, bucket: int, last: int | None) -> None:
-        """Takes back what of the last chunk, of a bucket, came behind this offset."""
+        """Gives back the changes of the last chunk after the offset `last` of a bucket."""
         assert last is not None
-        if bucket not in self._net:  # net changes are counted, and a stream with a limit ends here
+        if bucket not in self._catch_ups:  # a catch-up counts its net changes; a stream with a limit ends here anyway
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:
         """How far each bucket was read."""
-        net = {bucket: stretch.changes.position for bucket, stretch in self._net.items()}
+        net = {bucket: catch_up.changes.position for bucket, catch_up in self._catch_ups.items()}
         return LogPosition(self._offsets, views=() if self._applied is None else self._applied.views, net=net)
 
     @property
@@ -252,16 +256,16 @@ class LogSource:
         return self._offsets
 
     def abort(self, error: ScanKvError) -> None:
-        """Lets go of everything now; whoever asks for the next chunk gets the error."""
+        """Releases everything now. The next call of `next_chunk` raises `error`."""
         self._aborted = error
         self.close()
 
     def close(self) -> None:
-        """Lets go of the changes. Closing twice is allowed."""
-        self._more.set()
+        """Releases the listeners, catch-ups and retention holds. Closing twice is allowed."""
+        self._wakeup.set()
         while self._closers:
             self._closers.pop()()
-        for stretch in self._net.values():
-            stretch.cancel()
+        for catch_up in self._catch_ups.values():
+            catch_up.cancel()
         for tail in self._tails.values():
             tail.release_log(self._owner)

@@ -1,10 +1,10 @@
-"""Resume tokens of changes: how far each bucket was read, and, within a start from the whole table, how far that was.
+"""Resume tokens of changes: how far each bucket was read, and how far the rows of a start from the full table.
 
     version u8 · table 4 · query 4 · left of the limit u64 · buckets u16 · (bucket u16 · offset i64) ... ·
     views u16 · (view) ... · scanning u8 · scanned u8 · (bucket u16 · length u16 · key) ·
-    stretches u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... · CRC32C u32
+    catch-ups u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... · CRC32C u32
 
-where a view is `bucket u16 · length u16 · key` and the offset of each bucket, in the order above. All integers are
+A view is `bucket u16 · length u16 · key` and the offset of each bucket, in the order above. All integers are
 little-endian; `table` and `query` are digests, as in `resume_token`.
 """
 
@@ -30,18 +30,18 @@ _HEAD: Final = struct.Struct("<B4s4sQH")
 _OFFSET: Final = struct.Struct("<Hq")
 _COUNT: Final = struct.Struct("<H")
 _NET: Final = struct.Struct("<HqHQ")
-_PLACE: Final = struct.Struct("<HH")
+_POSITION: Final = struct.Struct("<HH")
 _CHECKSUM: Final = struct.Struct("<I")
 _NO_LIMIT: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LaterView:
-    """A view over which a start from the whole table went on after a cut.
+    """A view with which a start from the full table continued after an interruption.
 
     Attributes:
-        after: Rows after this position are of this view.
-        offsets: For each bucket, the first change that is not in it.
+        after: The rows after this position are those of the view.
+        offsets: For each bucket, the first change that is not in the view.
     """
 
     after: Position
@@ -50,12 +50,12 @@ class LaterView:
 
 @dataclass(frozen=True, slots=True)
 class NetPosition:
-    """How far the net changes of a stretch of one bucket's log were given.
+    """How far the net changes of one bucket's backlog were returned.
 
     Attributes:
-        end: The offset where the stretch ends; it begins where the bucket was read on.
-        partitions: Into how many partitions its keys are divided; 0 where that is not known yet.
-        given: How many of its net changes were given.
+        end: The offset where the backlog ends. It starts at the bucket's offset in the position.
+        partitions: The number of partitions of its keys; 0 if it is not known yet.
+        given: The number of net changes returned.
     """
 
     end: int
@@ -69,10 +69,11 @@ class LogPosition:
 
     Attributes:
         offsets: For each bucket, the offset of the next change.
-        scanned: How far the rows of the whole table were read that come first. None: they are over, or none come.
-        views: The views that those rows are of, but for the first, which `offsets` stand for.
-        scanning: Whether rows of the whole table are still to come, be it that none came so far.
-        net: How far the net changes of those buckets were given that are being caught up with.
+        scanned: How far the rows of a start from the full table were read. None: they are complete, not started, or not
+            part of the stream.
+        views: The views of those rows, except the first one, which `offsets` stand for.
+        scanning: Whether rows of the full table are still to come, even if none has come so far.
+        net: For each bucket in a compacted catch-up, how far its net changes were returned.
     """
 
     offsets: Mapping[int, int]
@@ -83,40 +84,38 @@ class LogPosition:
 
 
 class LogTokenWriter:
-    """Makes the tokens of one stream of changes."""
-
     def __init__(self, fingerprint: Fingerprint) -> None:
         self._digests = fingerprint.table, fingerprint.query
 
     def token(self, position: LogPosition, remaining: int | None) -> bytes:
-        """The token for what comes behind a position, with what is left of the limit."""
+        """Returns the token for continuing after a position with the rest of the limit."""
         buckets = sorted(position.offsets)
         left = _NO_LIMIT if remaining is None else remaining
         parts = [_HEAD.pack(_VERSION, *self._digests, left, len(buckets))]
         parts += [_OFFSET.pack(bucket, position.offsets[bucket]) for bucket in buckets]
         parts.append(_COUNT.pack(len(position.views)))
         for view in position.views:
-            parts += [_place(view.after), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
+            parts += [_pack_position(view.after), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
         parts.append(bytes([position.scanning, position.scanned is not None]))
         if position.scanned is not None:
-            parts.append(_place(position.scanned))
+            parts.append(_pack_position(position.scanned))
         parts.append(_COUNT.pack(len(position.net)))
         parts += [_NET.pack(bucket, net.end, net.partitions, net.given) for bucket, net in position.net.items()]
         body = b"".join(parts)
         if len(body) + _CHECKSUM.size > MAX_RESUME_TOKEN_BYTES:
-            raise InvalidRequest("the start from the whole table was cut too often to go on: begin it anew")
+            raise InvalidRequest("the start from the full table was interrupted too often to continue: start it again")
         return body + _CHECKSUM.pack(google_crc32c.value(body))
 
 
 @dataclass(frozen=True, slots=True)
 class LogToken:
-    """What a token says.
+    """The contents of a token.
 
     Attributes:
-        table: The digest of the table that it is of.
-        query: The digest of the query that it is of.
-        position: Where to go on.
-        remaining: What is left of the limit, None without one.
+        table: The digest of the table that it belongs to.
+        query: The digest of the query that it belongs to.
+        position: Where to resume.
+        remaining: What is left of the limit. None: no limit.
     """
 
     table: bytes
@@ -126,26 +125,26 @@ class LogToken:
 
 
 def read_log_token(token: bytes, fingerprint: Fingerprint) -> tuple[LogPosition, int | None]:
-    """Where a token of a query goes on, and what is left of the limit.
+    """Returns where the token of a query resumes, and what is left of the limit.
 
     Raises:
-        InvalidResumeToken: It is damaged, of a newer version, or of another table or query.
+        InvalidResumeToken: The token is damaged, has another version, or belongs to another table or query.
     """
-    said = parse_log_token(token)
+    parsed = parse_log_token(token)
     for given, expected, what in (
-        (said.table, fingerprint.table, "another table, or the table was created anew"),
-        (said.query, fingerprint.query, "another query: buckets, columns, limit and predicate must be the same"),
+        (parsed.table, fingerprint.table, "another table, or from an earlier table of the same name"),
+        (parsed.query, fingerprint.query, "another query: buckets, columns, filter and limit must be the same"),
     ):
         if given != expected:
             raise InvalidResumeToken(f"the resume token comes from {what}")
-    return said.position, said.remaining
+    return parsed.position, parsed.remaining
 
 
 def parse_log_token(token: bytes) -> LogToken:
-    """What a token says, whatever it is of.
+    """Parses a token of any table and query.
 
     Raises:
-        InvalidResumeToken: It is damaged, or of a newer version.
+        InvalidResumeToken: The token is damaged, or has another version.
     """
     body, checksum = token[: -_CHECKSUM.size], token[-_CHECKSUM.size :]
     damaged = InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
@@ -155,7 +154,7 @@ def parse_log_token(token: bytes) -> LogToken:
         version, table, query, left, count = _HEAD.unpack_from(body)
         if version != _VERSION:
             raise InvalidResumeToken(
-                f"the resume token has version {version}; of changes, this server reads {_VERSION}"
+                f"the resume token has version {version}: this server reads version {_VERSION}; start again"
             )
         position = _Reader(body, _HEAD.size).position(count)
     except (struct.error, IndexError) as error:
@@ -164,9 +163,9 @@ def parse_log_token(token: bytes) -> LogToken:
 
 
 class _Reader:
-    def __init__(self, body: bytes, place: int) -> None:
+    def __init__(self, body: bytes, offset: int) -> None:
         self._body = body
-        self._place = place
+        self._offset = offset
 
     def position(self, buckets: int) -> LogPosition:
         offsets: dict[int, int] = {}
@@ -177,20 +176,20 @@ class _Reader:
             after = self._position()
             views.append(LaterView(after, dict(zip(offsets, self._next(struct.Struct(f"<{buckets}q")), strict=True))))
         scanning, scanned = self._next(struct.Struct("<BB"))
-        place = self._position() if scanned else None
+        scanned_to = self._position() if scanned else None
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}
-        return LogPosition(offsets, place, tuple(views), bool(scanning), net)
+        return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net)
 
     def _position(self) -> Position:
-        bucket, length = self._next(_PLACE)
-        self._place += length
-        return Position(bucket, self._body[self._place - length : self._place])
+        bucket, length = self._next(_POSITION)
+        self._offset += length
+        return Position(bucket, self._body[self._offset - length : self._offset])
 
     def _next(self, layout: struct.Struct) -> tuple[int, ...]:
-        values = layout.unpack_from(self._body, self._place)
-        self._place += layout.size
+        values = layout.unpack_from(self._body, self._offset)
+        self._offset += layout.size
         return values
 
 
-def _place(position: Position) -> bytes:
-    return _PLACE.pack(position.bucket, len(position.key)) + position.key
+def _pack_position(position: Position) -> bytes:
+    return _POSITION.pack(position.bucket, len(position.key)) + position.key

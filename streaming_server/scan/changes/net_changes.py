@@ -1,9 +1,9 @@
-"""One net change for each key of a stretch of a changelog: what a reader that is far behind asks for.
+"""Net changes: one for each key in the backlog of a changelog, for readers that are far behind.
 
-The stretch is read once. Of each key only the first and the last change matter, so each step keeps only those, and
-shares them out by the key to partitions, which lie on disk where they do not fit into memory; then each partition is
-small enough to be grouped at once. The same stretch in as many partitions gives the same changes in the same order, so
-that a stream can go on in the middle of it.
+The backlog is read once. Only the first and the last change of each key matter, so each step keeps only those and
+hash-partitions them by key. Partitions that do not fit into memory are spilled to disk. Then each partition is small
+enough to be grouped at once. The same backlog with the same number of partitions gives the same changes in the same
+order, so a stream can resume in the middle of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import LogRecord
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
-    Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 T = TypeVar("T")
 
@@ -43,25 +43,24 @@ STEP_CHANGES: Final = 32_768
 STEP_BYTES: Final = 8 << 20
 _MAX_PARTITIONS: Final = 256
 # Grouping a partition takes several times its size.
-_SHARE: Final = 8
-# With a seed: the keys of one bucket are alike in the hash that chose it.
+_MEMORY_FACTOR: Final = 8
+# Seeded, because the unseeded hash chose the bucket: its keys are not evenly distributed by that hash.
 _hash: Final = partial(xxh3_64_intdigest, seed=1)
-_SPILLED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_SPILL_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
-class NetRows:
-    """Some net changes, in order: the kind, offset and commit time of each, and its row."""
+class NetChangeBatch:
+    """Net changes in order: row kind, offset and commit time of each, and its row."""
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    offsets: Places
-    commit_micros: Places
+    offsets: Integers
+    commit_micros: Integers
     rows: pa.RecordBatch
 
-    def slice(self, start: int, count: int) -> NetRows:
-        """Some of them."""
+    def slice(self, start: int, count: int) -> NetChangeBatch:
         stop = start + count
-        return NetRows(
+        return NetChangeBatch(
             self.kinds[start:stop],
             self.offsets[start:stop],
             self.commit_micros[start:stop],
@@ -69,34 +68,36 @@ class NetRows:
         )
 
 
-class Stretch(Protocol):
-    """Reads a stretch of a changelog."""
+class BacklogReader(Protocol):
+    """Reads the backlog of a changelog."""
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
-        """The next changes from an offset on and before another, some ten thousand; keeps the event loop free."""
+        """Reads the next changes between two offsets, some ten thousand of them, without blocking the event loop."""
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs work in a thread, whose end is waited for, also by a caller that is cancelled."""
+        """Runs work in a thread and waits for its end, even if the caller is cancelled."""
 
 
 class NetChanges:
-    """The net changes of one bucket from an offset up to another.
+    """The net changes of one bucket between two offsets.
 
     Args:
-        stretch: Reads the changes.
-        start: The offset of the first one.
-        position: Where it ends, and how many were given before. `partitions` 0: as many as it takes.
-        keys_of: The encoded primary keys of rows.
-        widened: Rows of an older schema with the columns of the newest one that occurs.
-        encoded: Rows as bytes, equal for equal rows.
-        directory: Where partitions are put that do not fit.
-        memory_bytes: How much memory it takes, about.
-        before_images: Whether there are rows before the changes. Otherwise the last change of each key is the net one.
+        reader: Reads the changes.
+        start: The offset of the first change.
+        position: Where the backlog ends, and how many net changes were returned before. `partitions` 0: as many as
+            needed.
+        keys_of: Returns the encoded primary keys of rows.
+        widened: Adds the columns of the current schema to rows of an older one.
+        encoded: Returns rows as bytes, equal for equal rows.
+        directory: Where partitions are spilled.
+        memory_bytes: Approximate memory to use.
+        before_images: Whether the changelog has the rows before changes. Otherwise the last change of each key is its
+            net change.
     """
 
     def __init__(
         self,
-        stretch: Stretch,
+        reader: BacklogReader,
         start: int,
         position: NetPosition,
         *,
@@ -110,30 +111,30 @@ class NetChanges:
         self._before_images = before_images
         self.position = position
         self.changes_read = 0
-        self._stretch = stretch
+        self._reader = reader
         self._start = start
         self._keys_of = keys_of
         self._widened = widened
         self._encoded = encoded
         self._directory = directory
         self._memory_bytes = memory_bytes
-        self._ready: deque[NetRows] = deque()
-        self._skip = position.given
+        self._ready: deque[NetChangeBatch] = deque()
+        self._to_skip = position.given
         self._wanted = asyncio.Event()
         self._done = False
 
     @property
     def is_done(self) -> bool:
-        """Whether all net changes were given."""
+        """Whether all net changes were returned."""
         return self._done and not self._ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has something to give."""
+        """Whether `take` has net changes to return."""
         return bool(self._ready)
 
-    def take(self, max_rows: int) -> NetRows:
-        """The next net changes; a row before and the row after it stay together."""
+    def take(self, max_rows: int) -> NetChangeBatch:
+        """Returns the next net changes. An update before and its update after stay together."""
         rows = self._ready.popleft()
         if len(rows.kinds) > max_rows:
             count = max_rows - int(max_rows > 1 and rows.kinds[max_rows - 1] == RowKind.UPDATE_BEFORE)
@@ -144,58 +145,62 @@ class NetChanges:
         self._wanted.set()
         return rows
 
-    async def run(self, more: Callable[[], None]) -> None:
-        """Reads the stretch and makes its net changes, a partition ahead of what is taken; calls `more` for each.
+    async def run(self, on_progress: Callable[[], None]) -> None:
+        """Reads the backlog and computes its net changes, one partition ahead of `take`.
+
+        Calls `on_progress` when a partition is ready, and at the end.
 
         Raises:
-            DiskFull: There is no space for what does not fit into memory.
-            ScanKvError: What reading the changes raises.
+            DiskFull: There is no disk space for the spilled partitions.
+            ScanKvError: Reading the changes failed.
         """
         with translate_disk_errors(self._directory):
-            await self._run(more)
+            await self._run(on_progress)
 
-    async def _run(self, more: Callable[[], None]) -> None:
+    async def _run(self, on_progress: Callable[[], None]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix="net-", dir=self._directory))
-        partitions: _Partitions | None = None
+        partitions: _HashPartitions | None = None
         try:
-            async for batch in self._reduced():
+            async for batch in self._first_and_last_changes():
                 if partitions is None:
-                    partitions = _Partitions(directory, self._partitions_for(batch), self._memory_bytes // 2)
-                await self._stretch.run(partitions.add, batch)
+                    partitions = _HashPartitions(
+                        directory, self._choose_partition_count(batch), self._memory_bytes // 2
+                    )
+                await self._reader.run(partitions.add, batch)
             for number in range(self.position.partitions if partitions is not None else 0):
                 assert partitions is not None
-                rows = await self._stretch.run(self._net, partitions, number)
+                rows = await self._reader.run(self._net_changes_of, partitions, number)
                 if rows is not None:
                     self._ready.append(rows)
-                    more()
+                    on_progress()
                     while self._ready:
                         self._wanted.clear()
                         await self._wanted.wait()
             self._done = True
-            more()
+            on_progress()
         finally:
             if partitions is not None:
                 partitions.close()
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _reduced(self) -> AsyncIterator[pa.RecordBatch]:
-        place, end = self._start, self.position.end
-        while count_of(place) < count_of(end):
-            records = await self._stretch.read(place, end)
+    async def _first_and_last_changes(self) -> AsyncIterator[pa.RecordBatch]:
+        offset, end = self._start, self.position.end
+        while count_of(offset) < count_of(end):
+            records = await self._reader.read(offset, end)
             last = records[-1]
-            place = last.offset + len(last.changes)
-            self.changes_read = count_of(place) - count_of(self._start)
-            yield await self._stretch.run(self._first_and_last, records)
+            offset = last.offset + len(last.changes)
+            self.changes_read = count_of(offset) - count_of(self._start)
+            yield await self._reader.run(self._keep_first_and_last, records)
 
-    def _first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
-        """Of each key in some records the first and the last change, with its place."""
+    def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
+        """Returns the first and the last change of each key in some records, in log order."""
         rows = pa.concat_batches([self._widened(record.changes.rows) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
         keys = self._keys_of(rows)
-        first, last = _ends_of_each(keys)
+        first, last = _first_and_last_of_each_key(keys)
         kept = pa.array(np.union1d(first, last) if self._before_images else np.sort(last))
         columns = [
             keys,
@@ -206,43 +211,43 @@ class NetChanges:
         ]
         return pa.RecordBatch.from_arrays(columns, ["key", "kind", "offset", "time", "row"]).take(kept)
 
-    def _partitions_for(self, first: pa.RecordBatch) -> int:
-        """How many partitions it takes, by what the first step is like; noted, for whoever goes on."""
+    def _choose_partition_count(self, first: pa.RecordBatch) -> int:
+        """Estimates the partitions from the first step. The position keeps the number, for streams that resume."""
         if not self.position.partitions:
             changes = count_of(self.position.end) - count_of(self._start)
             size = first.nbytes * changes // max(self.changes_read, 1)
-            partitions = min(max(1, -(-size * _SHARE // self._memory_bytes)), _MAX_PARTITIONS)
+            partitions = min(max(1, -(-size * _MEMORY_FACTOR // self._memory_bytes)), _MAX_PARTITIONS)
             self.position = NetPosition(self.position.end, partitions, self.position.given)
         return self.position.partitions
 
-    def _net(self, partitions: _Partitions, number: int) -> NetRows | None:
-        """The net changes of a partition in the order of the last change of each key; None for none that are new."""
+    def _net_changes_of(self, partitions: _HashPartitions, number: int) -> NetChangeBatch | None:
+        """The net changes of a partition in the order of each key's last change; None if all were returned before."""
         changes = partitions.read(number)
         if changes is None:
             return None
         batch = changes.combine_chunks().to_batches()[0]
         rows = pa.RecordBatch.from_struct_array(batch.column("row"))
         kinds = batch.column("kind").to_numpy()
-        first, last = _ends_of_each(batch.column("key"))
-        order = np.argsort(last)  # the order of the log, however it was read
+        first, last = _first_and_last_of_each_key(batch.column("key"))
+        order = np.argsort(last)  # log order, however the log was read in steps
         first, last = first[order], last[order]
-        net, places, ends = kinds[last], last, last
+        net, indices, ends = kinds[last], last, last
         if self._before_images:
-            net, places, ends = self._changes_between(rows, kinds, first, last)
-        found = NetRows(
+            net, indices, ends = self._net_from_first_and_last(rows, kinds, first, last)
+        found = NetChangeBatch(
             net,
             batch.column("offset").to_numpy()[ends],
             batch.column("time").to_numpy()[ends],
-            rows.take(pa.array(places)),
+            rows.take(pa.array(indices)),
         )
-        skipped = min(self._skip, len(net))
-        self._skip -= skipped
+        skipped = min(self._to_skip, len(net))
+        self._to_skip -= skipped
         return found.slice(skipped, len(net) - skipped) if skipped < len(net) else None
 
-    def _changes_between(
-        self, rows: pa.RecordBatch, kinds: Kinds, first: Places, last: Places
-    ) -> tuple[Kinds, Places, Places]:
-        """The net changes of keys by the first and last change of each: their kinds, rows, and the last changes."""
+    def _net_from_first_and_last(
+        self, rows: pa.RecordBatch, kinds: Kinds, first: Integers, last: Integers
+    ) -> tuple[Kinds, Integers, Integers]:
+        """The kinds, rows and last changes of the net changes, given the first and last change of each key."""
         was = (kinds[first] == RowKind.UPDATE_BEFORE) | (kinds[first] == RowKind.DELETE)
         is_ = (kinds[last] == RowKind.UPDATE_AFTER) | (kinds[last] == RowKind.INSERT)
         same = was & is_
@@ -254,29 +259,29 @@ class NetChanges:
         is_ &= ~same
         count = was.astype(np.int64) + is_
         starts = np.cumsum(count) - count
-        places, net = np.empty(int(count.sum()), np.int64), np.empty(int(count.sum()), np.uint8)
-        places[starts[was]], net[starts[was]] = first[was], np.where(is_[was], RowKind.UPDATE_BEFORE, RowKind.DELETE)
+        indices, net = np.empty(int(count.sum()), np.int64), np.empty(int(count.sum()), np.uint8)
+        indices[starts[was]], net[starts[was]] = first[was], np.where(is_[was], RowKind.UPDATE_BEFORE, RowKind.DELETE)
         after = starts[is_] + was[is_]
-        places[after], net[after] = last[is_], np.where(was[is_], RowKind.UPDATE_AFTER, RowKind.INSERT)
-        return net, places, np.repeat(last, count)
+        indices[after], net[after] = last[is_], np.where(was[is_], RowKind.UPDATE_AFTER, RowKind.INSERT)
+        return net, indices, np.repeat(last, count)
 
 
-class NetReader(Protocol):
-    """Makes the net changes of stretches of a table's changelogs."""
+class NetChangesFactory(Protocol):
+    """Creates the net changes of the backlogs of a table."""
 
-    changes: int
-    """How far behind a bucket must be."""
+    lag_threshold: int
+    """A bucket with a longer backlog is read as net changes."""
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
-        """Those of one bucket from an offset on."""
+        """Returns the net changes of one bucket from an offset on."""
 
     @property
     def definition(self) -> TableDefinition:
-        """The table whose current columns their rows have."""
+        """The table whose current columns the rows have."""
 
 
-class _Partitions:
-    """Changes shared out by their keys; in memory as long as they fit, else in files."""
+class _HashPartitions:
+    """Changes partitioned by the hash of their keys: in memory as long as they fit, then in files."""
 
     def __init__(self, directory: Path, count: int, memory_bytes: int) -> None:
         self._directory = directory
@@ -287,7 +292,6 @@ class _Partitions:
         self._writers: list[pa.ipc.RecordBatchStreamWriter | None] = [None] * count
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Shares changes out."""
         hashes = np.fromiter(map(_hash, batch.column("key").to_pylist()), np.uint64, batch.num_rows)
         numbers = hashes % np.uint64(self._count)
         order = np.argsort(numbers, kind="stable")
@@ -307,13 +311,13 @@ class _Partitions:
             writer = self._writers[number]
             if writer is None:
                 path = self._directory / f"{number:04}"
-                writer = self._writers[number] = pa.ipc.new_stream(str(path), parts[0].schema, options=_SPILLED)
+                writer = self._writers[number] = pa.ipc.new_stream(str(path), parts[0].schema, options=_SPILL_OPTIONS)
             writer.write_batch(pa.concat_batches(parts))
             parts.clear()
         self._kept_bytes = 0
 
     def read(self, number: int) -> pa.Table | None:
-        """The changes of a partition, in the order of the log; None for none."""
+        """Returns the changes of a partition in log order; None if it is empty."""
         parts = self._kept[number]
         writer = self._writers[number]
         if writer is None:
@@ -327,20 +331,20 @@ class _Partitions:
         return pa.concat_tables([spilled, pa.Table.from_batches(parts, schema=spilled.schema)])
 
     def close(self) -> None:
-        """Closes the files, which are of no more use."""
+        """Closes the files. They are not needed any more."""
         for writer in filter(None, self._writers):
-            # It writes the end of the stream, for which there may be no space.
+            # close() writes the end of the stream, for which there may be no disk space.
             with suppress(OSError):
                 writer.close()
 
 
-def _ends_of_each(keys: pa.BinaryArray) -> tuple[Places, Places]:
-    """For each key the places of its first and of its last occurrence, in the order of the first."""
+def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Integers, Integers]:
+    """The indices of the first and last occurrence of each key, in the order of the first."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
-    places = np.arange(len(codes))
+    indices = np.arange(len(codes))
     first, last = np.empty(len(encoded.dictionary), np.int64), np.empty(len(encoded.dictionary), np.int64)
-    # Where a code repeats, the last assignment stays.
-    last[codes] = places
-    first[codes[::-1]] = places[::-1]
+    # Where a code repeats, the last assignment wins.
+    last[codes] = indices
+    first[codes[::-1]] = indices[::-1]
     return first, last

@@ -1,4 +1,4 @@
-"""The rows of one bucket out of a columnar base and what was written since: a cursor that reads no RocksDB."""
+"""A cursor over a bucket's columnar base and delta. It reads no RocksDB."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class BaseCursor:
 
     Args:
         base: The base.
-        merge_delta: Gives what was written since; called once, by the first read.
-        codec: Of the table as of the view: its schema is the base's, or has columns more.
-        columns: What is returned, None for all.
-        residual: What is asked of the rows; the others are left out by `next_batch`. None: nothing.
-        key_range: The keys that are read.
-        reverse: Whether in descending order.
-        place: What errors call the bucket.
+        merge_delta: Returns the merged delta. Called once, by the first read.
+        codec: The codec of the table as of the view. Its schema is the base's, or has more columns.
+        columns: The columns to return. None: all.
+        residual: The predicate that `next_batch` filters rows by. None: no filter.
+        key_range: The keys to read.
+        reverse: Whether to read in descending order.
+        location: The name of the bucket in errors.
 
     Attributes:
-        rows_scanned: Rows read so far, kept or not; without those of batches that the zone maps ruled out.
-        last_key: The encoded key up to which it has read, None before the first row.
+        rows_scanned: Rows read so far, matching or not. Batches that the zone maps rule out are not read.
+        last_key: The encoded key up to which the cursor has read. None before the first row.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class BaseCursor:
         key_range: KeyRange,
         *,
         reverse: bool,
-        place: str,
+        location: str,
     ) -> None:
         self.rows_scanned = 0
         self.last_key: bytes | None = None
         self._codec = codec
         self._residual = residual
-        self._place = place
+        self._location = location
         self._base: ColumnarBase | None = base
         self._schema = base.schema
         self._output = _Columns(base.schema, codec, columns)
         self._filter_input = _Columns(base.schema, codec, residual.columns if residual else ())
         self._ranges: RowRanges | None = None
-        # Whoever counts the views that are read counts this one until then.
+        # The number of views in use counts this view until the first read drops the reference.
         self._merge_delta: Callable[[], MergedDelta] | None = merge_delta
         may_match_batch = partial(_may_match_batch, base, residual)
         self._start: Callable[[], RowRanges] | None = lambda: RowRanges(
@@ -91,19 +91,19 @@ class BaseCursor:
 
     @property
     def message(self) -> BatchMessage | None:
-        """The batch just current as an IPC message, where it is one of the base to the last bit; else None.
+        """The current batch as an IPC message, if it is identical to a batch of the base; otherwise None.
 
-        Nothing is copied. Raises DataLoss when it is damaged.
+        Copies nothing. Raises DataLoss if the batch is damaged.
         """
         if self._whole_batch is None or self._base is None:
             return None
         return BatchMessage(self._base.message(self._whole_batch), self._base.crc32c(self._whole_batch))
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The columns asked for of the next rows that are kept, perhaps none; None at the end.
+        """Returns the requested columns of the next rows that match, possibly of none; None at the end.
 
-        It reads at most `max_rows` rows, and about `max_bytes` in Arrow, but at least one. Raises DataLoss when the
-        base is damaged or a row written since cannot be decoded.
+        Reads at most `max_rows` rows and about `max_bytes` of Arrow data, but at least one row. Raises DataLoss if the
+        base is damaged or a row of the delta cannot be decoded.
         """
         row_range = self._next_range(max_rows, max_bytes)
         if row_range is None:
@@ -111,22 +111,22 @@ class BaseCursor:
         try:
             return self._batch_of(row_range)
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     @property
     def stored(self) -> StoredRows:
-        """Gives rows of the batch just current as the current schema stores them, also later. Raises DataLoss."""
+        """Encodes rows of the current batch with the current schema. May be called later. Raises DataLoss."""
         assert self._current is not None
         return partial(self._stored, self._current)
 
-    def _stored(self, current: _KeptRows, places: pa.Array) -> pa.Array:
+    def _stored(self, current: _KeptRows, indices: pa.Array) -> pa.Array:
         try:
-            return self._codec.encode(self._all.of(current.as_range().take(places.to_numpy().astype(np.int64))))
+            return self._codec.encode(self._all.of(current.as_range().take(indices.to_numpy().astype(np.int64))))
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> pa.StructArray | None:
-        """The same as `keyed_rows`."""
+        """Returns the same rows as `next_batch`, in the form of `keyed_rows`."""
         row_range = self._next_range(max_rows, max_bytes)
         if row_range is None:
             return None
@@ -135,24 +135,24 @@ class BaseCursor:
             assert self._current is not None
             return keyed_rows(self._current.as_range().encoded_keys(), batch)
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
-        """Reads on as `next_batch` does, whatever the residual says, but decodes nothing: how many rows that were.
+        """Reads on like `next_batch`, but ignores the residual and decodes nothing. Returns the number of rows.
 
-        Perhaps none; None at the end. Raises DataLoss.
+        The number may be 0. Returns None at the end. Raises DataLoss.
         """
         row_range = self._next_range(max_rows, max_bytes)
         return None if row_range is None else len(row_range)
 
     def close(self) -> None:
-        """Lets go of the base and of what was written since. Closing twice is allowed."""
+        """Releases the base and the delta. Closing twice is allowed."""
         self._base = self._merge_delta = self._ranges = self._start = self._remainder = self._whole_batch = (
             self._current
         ) = None
 
     def _batch_of(self, row_range: RowRange) -> pa.RecordBatch:
-        """The columns asked for of the rows of a row_range that are kept; notes which these are."""
+        """Returns the requested columns of the matching rows of a range, and remembers which rows these are."""
         if self._residual is None:
             self._current = _KeptRows(row_range, None)
             if row_range.whole_batch is not None and self._output.are_all_of_base:
@@ -161,14 +161,14 @@ class BaseCursor:
         kept = evaluate(self._residual, self._filter_input.of(row_range))
         self._current = current = _KeptRows(row_range, kept)
         if self._output.are_none:
-            # As for counting. To filter no columns takes longer than the predicate.
+            # Counting needs no columns, and filtering none would take longer than the predicate.
             return columnless_batch(kept.true_count)
-        if row_range.places is None:
+        if row_range.indices is None:
             return self._output.of(row_range).filter(kept)
         return self._output.of(current.as_range())
 
     def _next_range(self, max_rows: int, max_bytes: int) -> RowRange | None:
-        """The next rows, and notes how far they reach."""
+        """Returns the next row range, and advances `last_key` and `rows_scanned`."""
         self._whole_batch = None
         if self._start is not None:
             self._ranges, self._start = self._start(), None
@@ -177,7 +177,7 @@ class BaseCursor:
             row_range = self._ranges.next(max_rows, max_bytes)
         if row_range is None:
             return None
-        # What was inserted makes it longer than it may be.
+        # Rows that the delta inserts can make the range longer than max_rows.
         row_range, self._remainder = row_range.split(max_rows)
         self.rows_scanned += len(row_range)
         self.last_key = row_range.last_key()
@@ -187,66 +187,65 @@ class BaseCursor:
     def _all(self) -> _Columns:
         return _Columns(self._schema, self._codec, None)
 
-    def _with_place(self, error: DataLoss) -> DataLoss:
-        return DataLoss(f"{self._place}: {error.message}")
+    def _locate(self, error: DataLoss) -> DataLoss:
+        return DataLoss(f"{self._location}: {error.message}")
 
 
 @dataclass(frozen=True, slots=True)
 class _KeptRows:
-    """The rows of a row_range that a batch was made of: those for which `kept` is true, all for None."""
+    """The rows of a range that are in a batch: those where `kept` is true, or all if it is None."""
 
     row_range: RowRange
     kept: pa.BooleanArray | None
 
     def as_range(self) -> RowRange:
-        """A row_range of these rows alone."""
         if self.kept is None:
             return self.row_range
         return self.row_range.take(np.flatnonzero(self.kept.fill_null(False).to_numpy(zero_copy_only=False)))
 
 
 def _may_match_batch(base: ColumnarBase, residual: BoundPredicate | None, number: int) -> bool:
-    """Whether a batch of the base may have rows that are kept."""
+    """Whether a batch of the base may contain matching rows."""
     return residual is None or may_match(residual.predicate, partial(base.zone, number))
 
 
 class _Columns:
-    """Some columns, of rows of the base and of stored rows. It keeps what it decoded last.
+    """Some columns of base rows and stored delta rows. Caches the delta rows decoded last.
 
     Args:
         base: The schema of the base.
-        codec: Of the table as of the view.
-        columns: The columns, None for all.
+        codec: The codec of the table as of the view.
+        columns: The columns. None: all.
 
     Attributes:
-        are_all_of_base: Whether they are those of the base, in the same order.
-        are_none: Whether there are none.
+        are_all_of_base: Whether the columns are exactly those of the base, in the same order.
+        are_none: Whether there are no columns.
     """
 
     def __init__(self, base: pa.Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
         self._decoder = codec.decoder(columns)
         self._fields = list(self._decoder.schema)
-        # Columns are only ever added; those that the base is too old for are null in its rows.
+        # Columns are only ever added. Those that are newer than the base are null in its rows.
         self._indices = [base.get_field_index(field.name) for field in self._fields]
-        # To decode some rows takes almost as long as to decode a thousand.
+        # Decoding a few rows takes almost as long as decoding a thousand, so a block is decoded once.
         self._block = EMPTY_DELTA
         self._decoded = self._decoder.decode(EMPTY_DELTA.values)
         self.are_none = not self._fields
         self.are_all_of_base = bool(self._decoder.schema.equals(base))
 
     def of(self, row_range: RowRange) -> pa.RecordBatch:
-        """The columns of the rows of a row_range. Raises DataLoss for a stored row that cannot be decoded."""
-        if self.are_all_of_base and row_range.places is None:
+        """Returns the columns of the rows of a range. Raises DataLoss if a stored row cannot be decoded."""
+        if self.are_all_of_base and row_range.indices is None:
             return row_range.rows
         arrays = [
             row_range.rows.column(index) if index >= 0 else pa.nulls(row_range.rows.num_rows, field.type)
             for index, field in zip(self._indices, self._fields, strict=True)
         ]
-        if row_range.places is not None:
+        if row_range.indices is not None:
             if self._block is not row_range.block:
                 self._block, self._decoded = row_range.block, self._decoder.decode(row_range.block.values)
             over = self._decoded.slice(row_range.first, row_range.stop - row_range.first)
-            merge = Merge(row_range.rows.num_rows, row_range.places, row_range.replaced)
+            merge = Merge(row_range.rows.num_rows, row_range.indices, row_range.replaced)
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)

@@ -1,4 +1,4 @@
-"""How a columnar base and what was written since are read side by side: in stretches of keys, a step at a time."""
+"""Reads a columnar base and its merged delta side by side, one row range at a time."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_range import KeyRange
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
-    Places: TypeAlias = npt.NDArray[np.int64]
+    Indices: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_DELTA_ROWS: Final = 8192
-"""Rows written since that one step has at most: they are decoded, and 32,768 of them would hold the event loop."""
+"""The most delta rows of a row range. They are decoded, and 32,768 of them would hold the event loop too long."""
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Some rows of the base, and those laid over them.
+    """Rows of the base, and the delta rows that are merged into them.
 
     Attributes:
-        rows: Rows of the base, some of them perhaps replaced or deleted.
-        keys: Gives the encoded key of one of them.
-        all_keys: Gives those of all of them.
-        block: Rows written since, without deleted ones: those of this step, and of some that follow.
-        first: Where in it those of this step begin.
+        rows: Rows of the base. The delta may replace or delete some of them.
+        keys: Returns the encoded key of the base row at an index.
+        all_keys: Returns the encoded keys of all base rows.
+        block: Delta rows without deletions: those of this range, and of some ranges after it.
+        first: Where the delta rows of this range start in `block`.
         stop: Where they end.
-        places: What the step has, in its order: places in `rows`, and from `len(rows)` on in those of the block. None:
+        indices: The merged rows in their order: indices into `rows`, and from `len(rows)` on into the delta rows. None:
             all `rows`.
-        end: A key up to which it reaches, for a step without rows.
-        whole_batch: The number of the batch of the base that it is, None when it is not.
-        replaced: As that of its `Merge`, where it has all rows of that.
+        end: A key up to which the range reaches, for a range without rows.
+        whole_batch: The number of the batch of the base that `rows` is. None: `rows` is not a complete batch.
+        replaced: `Merge.replaced`, if the range has all rows of that merge.
     """
 
     rows: pa.RecordBatch
@@ -56,64 +56,63 @@ class RowRange:
     block: MergedDelta
     first: int
     stop: int
-    places: Places | None
+    indices: Indices | None
     end: bytes
     whole_batch: int | None = None
-    replaced: Places | None = None
+    replaced: Indices | None = None
 
     def __len__(self) -> int:
-        return self.rows.num_rows if self.places is None else len(self.places)
+        return self.rows.num_rows if self.indices is None else len(self.indices)
 
-    def with_places(self, places: Places) -> RowRange:
-        """The same with other places."""
-        return replace(self, places=places, whole_batch=None, replaced=None)
+    def with_indices(self, indices: Indices) -> RowRange:
+        """Returns the same range with other merged rows."""
+        return replace(self, indices=indices, whole_batch=None, replaced=None)
 
-    def take(self, places: Places) -> RowRange:
-        """A step of those of its rows that come at some places in its order."""
-        return self.with_places(places if self.places is None else self.places[places])
+    def take(self, indices: Indices) -> RowRange:
+        """Returns the range restricted to some of its merged rows."""
+        return self.with_indices(indices if self.indices is None else self.indices[indices])
 
     def split(self, rows: int) -> tuple[RowRange, RowRange | None]:
-        """The first rows, and a step of the others if there are any."""
-        if self.places is None or len(self) <= rows:
+        """Returns the first rows, and the range of the remaining ones if there are any."""
+        if self.indices is None or len(self) <= rows:
             return self, None
-        return self.with_places(self.places[:rows]), self.with_places(self.places[rows:])
+        return self.with_indices(self.indices[:rows]), self.with_indices(self.indices[rows:])
 
     def encoded_keys(self) -> pa.BinaryArray:
-        """The encoded keys of its rows. Raises DataLoss."""
+        """Returns the encoded keys of the merged rows. Raises DataLoss."""
         below = self.all_keys()
-        if self.places is None:
+        if self.indices is None:
             return below
         above = self.block.keys.slice(self.first, self.stop - self.first)
-        return Merge(self.rows.num_rows, self.places).apply(below, above)
+        return Merge(self.rows.num_rows, self.indices).apply(below, above)
 
     def last_key(self) -> bytes:
-        """The encoded key of its last row."""
+        """Returns the encoded key of the last merged row."""
         if not len(self):
             return self.end
         below = self.rows.num_rows
-        place = below - 1 if self.places is None else int(self.places[-1])
-        return self.keys(place) if place < below else _key_at(self.block.keys, self.first + place - below)
+        index = below - 1 if self.indices is None else int(self.indices[-1])
+        return self.keys(index) if index < below else _key_at(self.block.keys, self.first + index - below)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Net rows that are read one after another, without deleted ones.
+    """Consecutive delta rows, without the deletions.
 
     Attributes:
-        first: Where they begin among all delta rows.
-        stop: Where they end.
-        rows: Those that were not deleted.
-        before: How many of these come before each of all, and stop the last.
+        first: Where the block starts in the delta.
+        stop: Where it ends.
+        rows: Its rows, without deletions.
+        before: For each delta row of the block, and for its end, the number of `rows` before it.
     """
 
     first: int
     stop: int
     rows: MergedDelta
-    before: Places
+    before: Indices
 
     @classmethod
     def of(cls, delta: MergedDelta, first: int, stop: int) -> _Block:
-        """The block of some places."""
         part = delta.slice(first, stop)
         alive = part.values.is_valid()
         before = np.zeros(len(part) + 1, np.int64)
@@ -124,17 +123,17 @@ class _Block:
 
 
 class RowRanges:
-    """The rows of a base and delta rows, cut into stretches of keys.
+    """Cuts a base and its merged delta into row ranges.
 
-    Rows of the base have the numbers that they would have in one table; what is left to be read are those from `_low`
-    up to `_high`, and likewise of the delta rows.
+    Rows of the base are numbered as if they were one table. Those from `_low` up to `_high` are still to be read, and
+    likewise of the delta.
 
     Args:
-        base: The base.
-        delta: The delta rows.
-        key_range: The keys that are read.
-        reverse: Whether in descending order.
-        may_match: Whether a batch of the base has to be read.
+        base: The columnar base.
+        delta: The merged delta.
+        key_range: The keys to read.
+        reverse: Whether to read in descending order.
+        may_match: Whether a batch of the base may contain requested rows.
     """
 
     def __init__(
@@ -160,9 +159,10 @@ class RowRanges:
         self._block = _Block(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
 
     def next(self, max_rows: int, max_bytes: int) -> RowRange | None:
-        """The rows of the next stretch: at most so many of either, and about so many bytes; None at the end.
+        """Returns the next row range, None at the end.
 
-        Of those written since, 8,192 at most.
+        It has at most `max_rows` rows of the base and as many of the delta (8,192 at most), and about `max_bytes` of
+        either.
         """
         self._skip_batches()
         first, stop = self._next_base_rows(max_rows, max_bytes)
@@ -181,7 +181,7 @@ class RowRanges:
         return row_range
 
     def _skip_batches(self) -> None:
-        """Leaves out batches of the base. What was written since is read as if there had been no row before."""
+        """Skips batches of the base that cannot match. The delta rows between them are read as insertions."""
         while self._low < self._high:
             number = self._batch_of(self._high - 1 if self._reverse else self._low)
             if self._may_match(number):
@@ -200,7 +200,7 @@ class RowRanges:
         count = min(stop - first, max_rows)
         if count == self._base.rows_in(number) and self._base.bytes_in(number) <= max_bytes:
             return first, stop
-        # A batch has 2 MiB at most, but for a single row. Once more where the rows at this end are the longer ones.
+        # A batch has at most 2 MiB, unless it is one row. Repeat if the rows at this end are longer than average.
         while count > 1:
             size = self._rows(stop - count if self._reverse else first, count).nbytes
             if size <= max_bytes:
@@ -209,20 +209,20 @@ class RowRanges:
         return (stop - count, stop) if self._reverse else (first, first + count)
 
     def _delta_beside(self, first: int, stop: int) -> tuple[int, int]:
-        """The delta rows up to the row of the base that follows these."""
+        """The delta rows before the base row that follows the given ones."""
         if self._delta_low == self._delta_high:
             return self._delta_low, self._delta_high
         if self._reverse:
             if first == self._low:
                 return self._delta_low, self._delta_high
-            # Behind that row, which a delta row with its key replaces.
+            # After that base row: a delta row with the same key replaces it.
             return self._delta.count_below(self._key(first - 1) + b"\0"), self._delta_high
         if stop == self._high:
             return self._delta_low, self._delta_high
         return self._delta_low, self._delta.count_below(self._key(stop))
 
     def _fitting_delta(self, first: int, stop: int, max_rows: int, max_bytes: int) -> tuple[int, int]:
-        """Those of some delta rows that a step may have, at least one."""
+        """As many of the given delta rows as one range may have, at least one."""
         if stop - first <= 1:
             return first, stop
         offsets = var_offsets(self._delta.values)
@@ -233,7 +233,7 @@ class RowRanges:
         return first, max(first + 1, min(stop, first + max_rows, fitting))
 
     def _base_before_delta(self, first: int, stop: int, delta_first: int, delta_stop: int) -> tuple[int, int]:
-        """Those of some rows of the base that come before the delta row that follows these."""
+        """Those of the given base rows that come before the delta row that follows the given ones."""
         if first == stop:
             return first, stop
         if self._reverse:
@@ -245,8 +245,8 @@ class RowRanges:
         count = stop - first
         rows = self._rows(first, count)
 
-        def key(place: int) -> bytes:
-            return self._key(first + place)
+        def key(index: int) -> bytes:
+            return self._key(first + index)
 
         all_keys = partial(self._keys, first, count)
         delta = self._delta.slice(delta_first, delta_stop)
@@ -275,14 +275,14 @@ class RowRanges:
         )
 
     def _block_containing(self, first: int, stop: int) -> _Block:
-        """A block that has some delta rows, which are the next ones."""
+        """A block with the given delta rows, which are the next ones to be read."""
         if not self._block.first <= first <= stop <= self._block.stop:
             more = self._fitting_delta(self._delta_low, self._delta_high, _BLOCK_ROWS, _BLOCK_BYTES)
             self._block = _Block.of(self._delta, min(first, more[0]), max(stop, more[1]))
         return self._block
 
     def _end_key(self, first: int, stop: int, delta: MergedDelta) -> bytes:
-        """A key up to which the bucket has been read, should none of these be a row any more."""
+        """A key up to which the bucket has been read, even if none of these rows is left after the merge."""
         if first < stop:
             return self._key(first if self._reverse else stop - 1)
         return _key_at(delta.keys, 0 if self._reverse else len(delta) - 1)
@@ -305,13 +305,13 @@ class RowRanges:
         return self._keys_of(number).slice(first - self._starts[number], count)
 
     def _keys_of(self, number: int) -> pa.BinaryArray:
-        """The encoded keys of a batch, most often the same as before."""
+        """The encoded keys of a batch. Consecutive calls mostly ask for the same batch."""
         if self._batch_keys is None or self._batch_keys[0] != number:
             self._batch_keys = number, self._base.keys(number)
         return self._batch_keys[1]
 
     def _key(self, number: int) -> bytes:
-        """The encoded key of a row of the base; that of a batch's first and last row without reading its keys."""
+        """The encoded key of a base row. For the first and last row of a batch, the keys need not be read."""
         batch = self._batch_of(number)
         if number == self._starts[batch]:
             return self._base.first_keys[batch]
@@ -320,7 +320,7 @@ class RowRanges:
         return _key_at(self._keys_of(batch), number - self._starts[batch])
 
     def _count_below(self, key: bytes) -> int:
-        """How many rows of the base have a lower key."""
+        """Number of base rows with a lower key."""
         batch = bisect_left(self._base.last_keys, key)
         if batch == len(self._base) or key <= self._base.first_keys[batch]:
             return self._starts[batch]
@@ -328,6 +328,6 @@ class RowRanges:
         return self._starts[batch] + int(found.as_py())
 
 
-def _key_at(keys: pa.BinaryArray, place: int) -> bytes:
-    key: bytes = keys[place].as_py()
+def _key_at(keys: pa.BinaryArray, index: int) -> bytes:
+    key: bytes = keys[index].as_py()
     return key

@@ -1,4 +1,4 @@
-"""When a scan reads a columnar base instead of RocksDB, and what it needs for that."""
+"""When a scan reads columnar bases instead of RocksDB, and what it needs for that."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.delta import DeltaView
     from streaming_server.scan.read_plan import ReadPlan
-    from streaming_server.scan.row_reader import Readable, RowReader
+    from streaming_server.scan.row_reader import ReadableBucket, RowReader
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 BASE_CHUNK_ROWS: Final = 32_768
-"""Rows of a chunk out of a base when the scan does not say: those of one batch of it, which then go out as they lie."""
+"""The default rows of a chunk from a base: those of one batch, which is then sent as it lies in the file."""
 BASE_CHUNK_BYTES: Final = 2 << 20
-"""The same in bytes."""
+"""The same limit in bytes."""
 _FEW_ROWS: Final = 1000
 _FEW_RANGES: Final = 16
-"""To begin a range in a base takes as long as to read some hundred rows; of as many, some milliseconds."""
+"""Starting a range in a base takes as long as reading some hundred rows, so this many take some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseView:
-    """A bucket at one moment, as its base and what was written since. Immutable; pins no RocksDB iterator.
+    """A bucket at one instant: its columnar base and its delta. Immutable; pins no RocksDB iterator.
 
     Attributes:
         base: The base.
-        delta: What was written since.
-        place: What errors call the bucket.
+        delta: The delta.
+        location: The name of the bucket in errors.
     """
 
     base: ColumnarBase
     delta: DeltaView
-    place: str
+    location: str
 
     def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> BaseCursor:
-        """A cursor over the rows of a key range, with the columns that a reader returns."""
+        """Creates a cursor over the rows of a key range, with the columns that a reader returns."""
         return BaseCursor(
             self.base,
             self.delta.merge,
@@ -56,7 +56,7 @@ class BaseView:
             reader.residual,
             key_range,
             reverse=reverse,
-            place=self.place,
+            location=self.location,
         )
 
 
@@ -64,13 +64,13 @@ NO_BASES: Final[Mapping[int, BaseView]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class ViaChoice:
-    """What a scan is read from.
+class ReadPathChoice:
+    """Whether a scan reads columnar bases.
 
     Attributes:
-        base: Whether bases are read, in buckets that have one.
-        reason: Why, in words.
-        possible: Whether they could be.
+        base: Whether it reads the bases of buckets that have one.
+        reason: The reason, in words.
+        possible: Whether it could read bases.
     """
 
     base: bool
@@ -78,18 +78,18 @@ class ViaChoice:
     possible: bool = True
 
 
-def choose(plan: ReadPlan, reader: RowReader) -> ViaChoice:
-    """What a plan is read from where there are bases."""
+def consider_bases(plan: ReadPlan, reader: RowReader) -> ReadPathChoice:
+    """Decides whether a plan reads columnar bases, if there are any."""
     obstacle = _obstacle(reader)
     if obstacle:
-        return ViaChoice(False, obstacle, possible=False)
+        return ReadPathChoice(False, obstacle, possible=False)
     if plan.read_path is ReadPath.ROCKSDB:
-        return ViaChoice(False, "asked for")
+        return ReadPathChoice(False, "asked for")
     if plan.read_path is ReadPath.COLUMNAR:
-        return ViaChoice(True, "asked for")
+        return ReadPathChoice(True, "asked for")
     if plan.limit is not None and plan.limit <= _FEW_ROWS:
-        return ViaChoice(False, f"the limit is at most {_FEW_ROWS:,} rows")
-    return ViaChoice(True, "a range of many rows")
+        return ReadPathChoice(False, f"the limit is at most {_FEW_ROWS:,} rows")
+    return ReadPathChoice(True, "a range of many rows")
 
 
 def bases_for(
@@ -99,19 +99,19 @@ def bases_for(
     view_of: Callable[[int], BaseView | None],
     why_none: str,
 ) -> Mapping[int, BaseView]:
-    """Of the buckets that have rows those that are read out of their bases; the others are read row by row.
+    """Returns the bases to read. Buckets with rows but without a base in the result are read row by row.
 
     Args:
-        plan: What is asked for.
+        plan: What is requested.
         reader: How it is read.
         filled: The buckets that may have rows.
-        view_of: Gives the base of a bucket, None where there is none.
-        why_none: Why there may be none, and what to do, in words.
+        view_of: Returns the base of a bucket, None if it has none.
+        why_none: Why a bucket may have no base, and what to do, in words.
 
     Raises:
-        InvalidRequest: Bases are asked for, and there is one missing, or the scan cannot be read so.
+        InvalidRequest: The plan demands bases, and one is missing, or the scan cannot read bases.
     """
-    choice = choose(plan, reader)
+    choice = consider_bases(plan, reader)
     if plan.read_path is ReadPath.COLUMNAR and not choice.possible:
         raise InvalidRequest(f'this cannot be read with read_path "columnar": {choice.reason}; leave `read_path` out')
     if not choice.base:
@@ -122,25 +122,25 @@ def bases_for(
         raise InvalidRequest(
             f'bucket {missing[0]} cannot be read with read_path "columnar": {why_none}', bucket=missing[0]
         )
-    # Rows that are put in order are all in one form.
+    # An ordered merge needs all rows in one representation.
     return NO_BASES if missing and plan.ordered else bases
 
 
 def choose_read_path(
     plan: ReadPlan, reader: RowReader, filled: Collection[int], based: Collection[int], *, through_index: bool
 ) -> tuple[ReadPath, str]:
-    """What `bases_for` would choose, and why, in words.
+    """Returns what `bases_for` would choose, and why, in words.
 
     Args:
-        plan: What is asked for.
-        reader: How it is read, but for an index.
+        plan: What is requested.
+        reader: How it is read, apart from an index.
         filled: The buckets that may have rows.
-        based: Those of them that have a base.
-        through_index: Whether an index tells the keys.
+        based: The buckets among them that have a base.
+        through_index: Whether an index finds the keys.
     """
     if through_index:
         return ReadPath.ROCKSDB, "single keys are looked up"
-    choice = choose(plan, reader)
+    choice = consider_bases(plan, reader)
     if not choice.base:
         return ReadPath.ROCKSDB, choice.reason
     if not based:
@@ -154,13 +154,13 @@ def choose_read_path(
 def cursor_of(
     reader: RowReader,
     number: int,
-    bucket: Readable,
+    bucket: ReadableBucket,
     keys: KeyRanges,
     bases: Mapping[int, BaseView],
     *,
     reverse: bool = False,
 ) -> Cursor:
-    """A cursor over some keys of a bucket, which reads its base where that is among `bases`. Raises DataLoss."""
+    """Creates a cursor over some keys of a bucket, reading its base if it is among `bases`. Raises DataLoss."""
     if number in bases:
         base = bases[number]
         ordered = reversed(list(keys)) if reverse else keys
@@ -170,9 +170,9 @@ def cursor_of(
 
 
 async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
-    """Sorts what was written since the bases, with `run` in a thread.
+    """Merges the deltas of some bases, with `run` in a thread.
 
-    Else the first chunk would do it, on the event loop: half a second for a million rows.
+    Otherwise the first chunk would do so on the event loop, for half a second with a million rows.
     """
     for each in bases.values():
         if not each.delta.is_merged:

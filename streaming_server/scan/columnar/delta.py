@@ -1,4 +1,4 @@
-"""What was written to a bucket since its columnar base: kept as it comes, sorted when a scan needs it."""
+"""The delta of a bucket: what was written since its columnar base. Writes are kept in order and merged on demand."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 _JOIN_PARTS: Final = 64
 _JOIN_BYTES: Final = 256 << 10
 _PART_BYTES: Final = 1600
-"""What two arrays take beside their values: most of what a write of one row costs."""
+"""What two Arrow arrays take in addition to their values: most of the cost of a one-row write."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedDelta:
-    """What changed since an offset, one row a key. Immutable.
+    """A delta with one row per key, sorted by key. Immutable.
 
     Attributes:
-        keys: Encoded keys, ascending, each once.
-        values: The rows as they are stored; null where the row was deleted.
+        keys: Encoded keys, ascending and distinct.
+        values: The stored rows. Null marks a deleted row.
     """
 
     keys: pa.BinaryArray
@@ -44,42 +44,42 @@ class MergedDelta:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def between(self, start: bytes | None, end: bytes | None) -> MergedDelta:
-        """Those from `start` up to, but without, `end`; None: no such bound. Copies nothing."""
+        """Returns the rows from `start` up to, but excluding, `end`. None means unbounded. Copies nothing."""
         first = 0 if start is None else self.count_below(start)
         stop = len(self) if end is None else self.count_below(end)
         return self.slice(first, max(stop, first))
 
     def slice(self, first: int, stop: int) -> MergedDelta:
-        """Those of some places. Copies nothing."""
+        """Returns the rows at the indices from `first` up to `stop`. Copies nothing."""
         return MergedDelta(self.keys[first:stop], self.values[first:stop])
 
     def count_below(self, key: bytes) -> int:
-        """How many keys are below this one."""
+        """Number of keys below `key`."""
         return int(pc.search_sorted(self.keys, pa.scalar(key, pa.binary())).as_py())
 
 
 EMPTY_DELTA: Final = MergedDelta(pa.nulls(0, pa.binary()), pa.nulls(0, pa.binary()))
-"""Nothing changed."""
 
 
 class Delta:
-    """What was written to a bucket since its base. Used with the bucket's mutex held, but for its views.
+    """What was written to a bucket since its columnar base. Hold the bucket's mutex to use it, except for its views.
 
-    Nothing is sorted here: writes are kept in their order, small ones joined to larger parts now and then. A view sorts
-    what came since the view before it, and lays it over that one's rows; so a row is sorted once, however many scans
-    there are, and a table that nobody scans pays for keeping alone.
+    The delta keeps writes in their order and occasionally joins small ones into larger parts. It never sorts. A view
+    sorts the writes since the previous view and merges them with the rows of that view. So each row is sorted once,
+    however many scans there are, and a table that is never scanned does not pay for sorting.
 
-    In memory is each write since the last view that was read, and that view's rows, one a key. A key that is written
-    again and again counts each time until a view has been read.
+    In memory are the rows of the last merged view, one per key, and every write since. A key that is overwritten
+    repeatedly counts once per write until a view is merged.
 
     Args:
         offset: The log offset of the base.
-        max_bytes: How much it may hold; below 2 GiB, which is what one Arrow array can.
+        max_bytes: The most that the delta may hold. Must be below 2 GiB, the limit of one Arrow array.
 
     Attributes:
-        offset: The log offset of the base: the first change that is in here.
-        end: The log offset stop the last change that is in here.
-        is_full: Whether there was more than it may hold. Then it holds nothing, and the base is of no more use.
+        offset: The log offset of the base: the first change in the delta.
+        end: The log offset after the last change in the delta.
+        is_full: Whether the writes exceeded `max_bytes`. A full delta holds nothing, and its base can no longer be
+            used.
     """
 
     def __init__(self, offset: int, max_bytes: int) -> None:
@@ -92,21 +92,21 @@ class Delta:
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it holds, with what Arrow needs to hold them."""
+        """Approximate bytes held, including Arrow's overhead."""
         return self._view.nbytes + self._new.nbytes
 
     @property
     def rows(self) -> int:
-        """Rows and deletions that it holds; a key that was written again counts again until a view was read."""
+        """Rows and deletions held. A key that was overwritten counts once per write until a view is merged."""
         return self._view.rows + sum(len(keys) for keys, _ in self._new.arrays)
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
-        """Adds one write step. Takes microseconds: keeps the arrays, or copies of them when they are small slices.
+        """Adds one write step in microseconds. Keeps the arrays, or copies of small slices of large arrays.
 
         Args:
-            keys: The encoded keys written, in any order, each once.
-            values: The rows as they are stored, null for one that was deleted; None: all were deleted.
-            offset: The bucket's log offset stop the step.
+            keys: The encoded keys, distinct, in any order.
+            values: The stored rows, null for a deleted row. None: all rows were deleted.
+            offset: The log offset of the bucket after the step.
         """
         fork = self._fork
         if fork is not None:
@@ -122,7 +122,10 @@ class Delta:
             self._view, self._new = DeltaView.of(EMPTY_DELTA), _PendingWrites()
 
     def view(self) -> DeltaView:
-        """What it holds now. Takes microseconds; the same object while nothing is written. Not of a full delta."""
+        """Returns what the delta holds now, in microseconds. The delta must not be full.
+
+        Returns the same object until something is written.
+        """
         assert not self.is_full
         if self._new.arrays:
             self._view = DeltaView(self._view, tuple(self._new.arrays), self.nbytes)
@@ -130,28 +133,28 @@ class Delta:
         return self._view
 
     def fork(self, offset: int) -> Delta:
-        """The delta of a base that is going to be of `offset`, which is where this one ends now.
+        """Starts the delta of a new base at `offset`, where this delta ends now.
 
-        It begins empty, and everything added to this delta is added to it, too, until the next fork: a base is built
-        from the old one and `view()` meanwhile. Once that is there, the fork takes this delta's place; when that
-        fails, `end_fork` lets it go. The two share large arrays, but each counts them.
+        The fork starts empty. Until the next fork, everything added to this delta is added to the fork as well, while
+        the new base is built from the old base and `view()`. When the new base is ready, the fork replaces this delta.
+        If the build fails, call `end_fork`. The two deltas share large arrays, but each counts them.
         """
         assert offset >= self.end
         self._fork = Delta(offset, self._max_bytes)
         return self._fork
 
     def end_fork(self) -> None:
-        """Adds no more to the fork, whose base will not be there. Does not need the mutex."""
+        """Stops adding to the fork, because its base was not built. Does not need the mutex."""
         self._fork = None
 
 
 class DeltaView:
-    """What a delta held at one moment. Immutable; use it from any thread, and from several.
+    """What a delta held at one instant. Immutable and thread-safe.
 
     Args:
-        parent: The view before it.
-        parts: Keys and rows written since then, in order.
-        nbytes: What parent and parts take.
+        parent: The previous view.
+        parts: Keys and rows written since the previous view, in order.
+        nbytes: Bytes of parent and parts.
     """
 
     def __init__(self, parent: DeltaView | None, parts: Sequence[Part], nbytes: int) -> None:
@@ -162,19 +165,19 @@ class DeltaView:
 
     @classmethod
     def of(cls, merged: MergedDelta) -> DeltaView:
-        """A view of rows that are known."""
+        """Creates a view of rows that are merged already."""
         view = cls(None, (), merged.nbytes)
         view._merged = merged
         return view
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it holds."""
+        """Approximate bytes held."""
         return self._nbytes
 
     @property
     def rows(self) -> int:
-        """Rows and deletions that it holds; a key that was written again counts again until `net` was called."""
+        """Rows and deletions held. A key that was overwritten counts once per write until `merge` is called."""
         count, view = 0, self
         while (pending := view._pending) is not None:
             view, parts = pending
@@ -183,14 +186,14 @@ class DeltaView:
 
     @property
     def is_merged(self) -> bool:
-        """Whether `net` has been called, so that it takes no time any more."""
+        """Whether `merge` has been called and returns immediately."""
         return self._pending is None
 
     def merge(self) -> MergedDelta:
-        """The rows, sorted, the last write of each key.
+        """Returns the last write of each key, sorted.
 
-        The first call sorts what was written since the last view that was asked for its rows, and waits for that one
-        when it is being asked; later calls, by all scans of the same state, take no time.
+        The first call sorts what was written since the last merged view, and waits if another thread is merging that
+        view. Later calls, by all scans of the same state, return immediately.
         """
         with self._lock:
             if self._pending is not None:
@@ -201,7 +204,7 @@ class DeltaView:
 
     def _merge_parts(self, parent: DeltaView, parts: Sequence[Part]) -> MergedDelta:
         newest_first = [parts]
-        # Views that nobody asked for their rows are not made for this one either.
+        # Skips intermediate views that were never merged: no scan needs their rows.
         while (pending := parent._pending) is not None and not parent._lock.locked():
             parent, parts = pending
             newest_first.append(parts)
@@ -214,7 +217,7 @@ class _PendingWrites:
 
     Attributes:
         arrays: Keys and rows of each part.
-        nbytes: What they take.
+        nbytes: Bytes of all parts.
     """
 
     def __init__(self) -> None:
@@ -223,10 +226,9 @@ class _PendingWrites:
         self._joined = self._rest_bytes = 0
 
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """Puts a write stop the others."""
         size = _size(keys, values)
         if size >= _JOIN_BYTES:
-            # What is large is not copied for what is small.
+            # Joining would copy a large part for the sake of small ones.
             self._join()
             self._joined += 1
         else:
@@ -237,7 +239,7 @@ class _PendingWrites:
             self._join()
 
     def _join(self) -> None:
-        """Makes one part of those that were added since the last time, so that single rows are not kept singly."""
+        """Joins the parts added since the last join, so that single rows do not keep an array each."""
         rest = self.arrays[self._joined :]
         if len(rest) > 1:
             joined = _concatenate(rest)
@@ -251,7 +253,7 @@ def _size(keys: pa.BinaryArray, values: pa.BinaryArray) -> int:
 
 
 def _compact_copy(array: pa.Array) -> pa.Array:
-    """The array, or a copy when it keeps much more in memory than it needs."""
+    """Returns the array, or a copy if the array keeps much more memory alive than it needs."""
     if array.get_total_buffer_size() <= 2 * array.nbytes + _PART_BYTES:
         return array
     return pa.concat_arrays([array, array[:0]])
@@ -262,7 +264,7 @@ def _concatenate(parts: Sequence[Part]) -> Part:
 
 
 def _newest_per_key(parts: Sequence[Part]) -> MergedDelta:
-    """The last write of each key. Parts are in the order of their writes, which a stable sort keeps."""
+    """Returns the last write of each key. `parts` are in write order, which the stable sort keeps."""
     keys, values = _concatenate(parts)
     order = stable_order(keys)
     keys = keys.take(order)

@@ -1,4 +1,4 @@
-"""Whether any row of a batch can be one that a predicate keeps, by what the values of its columns lie between."""
+"""Zone maps: whether a batch can contain a row that a predicate is true of, given the bounds of its columns."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _OPPOSITE: Final = {
     Operator.GREATER: Operator.LESS_EQUAL,
     Operator.GREATER_EQUAL: Operator.LESS,
 }
-"""What is true of a number exactly where a comparison is not."""
+"""For numbers, each comparison and its negation."""
 
 
 def may_match(predicate: Predicate, zone_of: Callable[[str], Zone | None]) -> bool:
-    """Whether a bound predicate may be true of a row. False is a proof that it is true of none.
+    """Whether a bound predicate may be true of a row. False proves that it is true of no row.
 
-    Looks at `=`, `<`, `<=`, `>`, `>=` with a value and their negations, lists, `is_null` and `is_not_null`, of whole
-    columns, joined by AND and OR. Anything else may be true. A comparison is never true of a null or NaN, so zones
-    leave these out; its negation is true of NaN, which is why the Spark bridge sends it.
+    Evaluates `=`, `<`, `<=`, `>`, `>=` with a literal and their negations, lists, `is_null` and `is_not_null`, of
+    top-level columns, combined by AND and OR. Assumes that any other predicate may be true. A comparison is never true
+    of a null or NaN, so the bounds of a zone exclude these. Its negation is true of NaN; the Spark bridge sends
+    negations for this reason.
 
     Args:
         predicate: The predicate, bound to the table's schema.
-        zone_of: The zone of a column, None where it is not known.
+        zone_of: Returns the zone of a column, None if it is unknown.
     """
     match predicate:
         case And(parts=parts):
@@ -100,11 +101,11 @@ def _has_one(zone: Zone, candidates: pa.Array) -> bool:
     try:
         above = pc.greater_equal(candidates, zone.least)
         below = pc.less_equal(candidates, zone.greatest)
-    except pa.ArrowException:  # a type that Arrow does not compare, such as float16
+    except pa.ArrowException:  # Arrow cannot compare some types, such as float16
         return True
     return bool(pc.any(pc.and_(above, below), min_count=0).as_py())
 
 
 def _plain(scalar: pa.Scalar) -> Any:  # noqa: ANN401  # whatever the column's type is in Python
-    """A value that Python compares as Arrow does: text by code points is text by bytes."""
+    """The value as Python compares it in the same order as Arrow: text by code points is in the order of its bytes."""
     return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()

@@ -1,4 +1,4 @@
-"""What a scan would do, worked out as for the scan itself and put into words; nothing is read."""
+"""Explains what a scan would do: plans it like the scan itself, and describes the plan. Reads nothing."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def explain(
     """Explains a scan from its beginning.
 
     Args:
-        plan: What is asked for.
+        plan: What is requested.
         definition: The table as of the view that would be read.
         reader: How it would be read.
-        buckets: The buckets asked for.
-        choice: The index that would tell the keys, None for none.
+        buckets: The requested buckets.
+        choice: The index that would find the keys. None: no index.
         read_path: What the rows would be read from, and why.
     """
     asked = () if plan.limit == 0 else buckets

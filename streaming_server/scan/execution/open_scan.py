@@ -1,4 +1,4 @@
-"""From what a request asks for to a source that reads it: the same for live tables and pinned snapshots."""
+"""Opens a scan: turns a read plan into a source that reads it, for live tables and pinned snapshots alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_to
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
 from streaming_server.scan.rows.ordered_source import OrderedSource
-from streaming_server.scan.rows.row_representations import KeyedForm, StoredForm
+from streaming_server.scan.rows.row_representations import KeyedRepresentation, StoredRepresentation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.resume_token import ResumePoint
-    from streaming_server.scan.row_reader import Readable, RowReader
+    from streaming_server.scan.row_reader import ReadableBucket, RowReader
 
-_ASKING_NANOSECONDS: Final = 8_000_000
-"""For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
+_PREDICATE_NANOSECONDS: Final = 8_000_000
+"""How long a predicate may be evaluated at once: as long as several chunks without a predicate take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedScan:
-    """A source that is ready to be read; who got it closes it.
+    """A source that is ready to be read. The caller must close it.
 
     Attributes:
-        source: Gives the rows.
-        tokens: Makes the tokens that fit it.
+        source: Returns the rows.
+        tokens: Creates the tokens that fit it.
         definition: The table as of the view.
-        resumed_from: Where it goes on, None when it begins.
-        limit: The most rows that are left to be returned, None for all.
-        selective: Whether chunks have fewer rows than were read for them.
-        large_chunks: Whether nothing but columnar bases is read, batch by batch, so that larger chunks take no longer.
-        most_rows: The rows that are read at once, at most, since a predicate of hundreds of nodes is asked of each.
+        resumed_from: Where the scan resumes. None: at its beginning.
+        limit: The most rows left to return. None: no limit.
+        selective: Whether chunks may have fewer rows than were read for them.
+        large_chunks: Whether only columnar bases are read, batch by batch, so that larger chunks take no longer.
+        most_rows: The most rows to read at once, since a predicate of hundreds of nodes is evaluated on each.
     """
 
     source: ChunkSource
@@ -56,7 +56,7 @@ class OpenedScan:
     most_rows: int = MAX_CHUNK_ROWS
 
     def room(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
-        """The rows and bytes to read at once where a chunk may have so many."""
+        """Returns the rows and bytes to read at once for a chunk of at most `max_rows` and `max_bytes`."""
         if max_rows <= self.most_rows:
             return max_rows, max_bytes
         return self.most_rows, max(1, max_bytes * self.most_rows // max_rows)
@@ -68,21 +68,21 @@ def open_scan(
     reader: RowReader,
     view: View,
     view_id: str,
-    bucket_of: Callable[[int], Readable],
+    bucket_of: Callable[[int], ReadableBucket],
     on_error: Callable[[int, ScanKvError], ScanKvError],
     bases: Mapping[int, BaseView] = NO_BASES,
 ) -> OpenedScan:
-    """Makes the cursors of a scan, at the instant when it is called.
+    """Creates the cursors of a scan as of now.
 
     Args:
-        plan: What is asked for.
+        plan: What is requested.
         definition: The table as of the view.
         reader: How it is read.
-        view: The buckets that are read, and their offsets.
-        view_id: Names a pinned view; empty for the live table, whose tokens fit every later view.
-        bucket_of: The bucket of a number, to make a cursor of.
-        on_error: As for `KvSource`.
-        bases: The buckets of which ranges of keys are read from a columnar base.
+        view: The buckets to read, and their offsets.
+        view_id: Identifies a pinned view. Empty for the live table, whose tokens fit every later view.
+        bucket_of: Returns the bucket with a number.
+        on_error: See `KvSource`.
+        bases: The buckets whose key ranges are read from a columnar base.
 
     Raises:
         InvalidResumeToken: The token does not fit.
@@ -112,14 +112,14 @@ def open_scan(
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
-        # What is read row by row, or put in order, holds the event loop for as long as a chunk takes.
+        # Rows read one by one, or merged in order, hold the event loop for as long as a chunk takes.
         large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
     )
 
 
 def _most_rows(asked: BoundPredicate) -> int:
-    return max(1, min(MAX_CHUNK_ROWS, _ASKING_NANOSECONDS // nanoseconds_a_row(asked)))
+    return max(1, min(MAX_CHUNK_ROWS, _PREDICATE_NANOSECONDS // nanoseconds_a_row(asked)))
 
 
 def _fingerprint(
@@ -153,17 +153,17 @@ def _source(
     of_bases: bool,
 ) -> ChunkSource:
     schema = reader.decoder.schema
-    # The rows of one bucket are in order by themselves.
+    # A single bucket needs no merge.
     if not plan.ordered or len(cursors) < 2:
         return KvSource(schema, definition.schema.id, view, cursors, position, on_error)
     return OrderedSource(
-        KeyedForm(schema) if of_bases else StoredForm(reader.decoder, reader.codec, reader.keys),
+        KeyedRepresentation(schema) if of_bases else StoredRepresentation(reader.decoder, reader.codec, reader.keys),
         definition.schema.id,
         view,
         cursors,
         position,
         on_error,
         reverse=plan.reverse,
-        # Row by row, many keys without rows would be looked up at once; bases are read in batches anyway.
+        # Starting row by row would look up many keys without rows at once; bases are read in batches anyway.
         singly=not of_bases and all(keys.is_one_range for keys in ranges),
     )

@@ -1,6 +1,6 @@
-"""What one stream carries, in order: a header, the chunks of a source, a trailer that proves there were no more.
+"""The messages of a scan stream, in order: a header, the chunks of a source, a trailer that proves completeness.
 
-Synchronous, and knows nothing of gRPC: whoever sends the messages asks for the next when there is room for it.
+Synchronous, and independent of gRPC: the sender asks for the next message when it can send it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ChunkSpec:
     """How large the chunks of a stream may become.
 
     Attributes:
-        rows: Most rows of a chunk.
-        bytes: Most stored bytes of a chunk, but for a single longer row.
-        large: Tells, for each chunk, whether it may be larger than about 96 KiB as it is sent.
+        rows: The most rows of a chunk.
+        bytes: The most stored bytes of a chunk, unless a single row is longer.
+        large: Called for each chunk: whether it may exceed about 96 KiB as sent.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class ChunkSpec:
     large: Callable[[], bool] = lambda: True
 
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """Rows and bytes of one chunk after another: the first is small, so that it is there soon, then they grow."""
+        """Yields the rows and bytes of each chunk: a small first one that arrives soon, then larger ones."""
         rows, size = FIRST_CHUNK_ROWS, FIRST_CHUNK_BYTES
         while rows < self.rows or size < self.bytes:
             yield min(rows, self.rows), min(size, self.bytes)
@@ -63,13 +63,13 @@ def stream_messages(
     started: float,
     heartbeat_seconds: float,
 ) -> Iterator[bytes | None]:
-    """The messages of one stream, serialised `ScanKvResponse`s, each made when it is asked for.
+    """Yields the messages of one stream, serialized `ScanKvResponse`s. Each is built on demand.
 
-    None stands for a step that has found nothing, which a heartbeat tells only once nothing was sent for
-    `heartbeat_seconds`: let others run, then go on.
+    None stands for a step that found nothing. The caller lets other tasks run and then continues. A heartbeat is sent
+    only when no message was sent for `heartbeat_seconds`.
 
     Raises:
-        DataLoss: The source found damage; there will be no trailer.
+        DataLoss: The source found damage. No trailer follows.
     """
     source, remaining = opened.source, opened.limit
     yield _header(opened, server_incarnation, scan)
@@ -80,7 +80,7 @@ def stream_messages(
         max_rows, max_bytes = opened.room(*next(bounds))
         if rows and not chunk_spec.large():
             max_rows = max(1, min(max_rows, SMALL_CHUNK_BYTES * rows // scan.bytes_returned))
-        # A source that leaves rows out cannot know how many to read for so many.
+        # A source that filters rows cannot know how many to read for the remaining limit.
         wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
         chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
@@ -102,7 +102,7 @@ def stream_messages(
             data, checksum = message.data, chunk_crc32c(checksum, message.crc32c)
             chunks += 1
             scan.bytes_returned += data.size
-            # Not to be held by a scan whose reader stops.
+            # Released before the message is sent, because the reader may stop here.
             del chunk, batch, message
             head = scan_pb2.ScanChunk(
                 bucket=bucket,
@@ -137,15 +137,15 @@ def unchanged_messages(
     scan_id: str,
     started: float,
 ) -> Iterator[bytes]:
-    """The messages of a stream that says that nothing has changed, serialised: a header and a trailer.
+    """Yields the messages of a stream that reports no change, serialized: a header and a trailer.
 
     Args:
         definition: The table as of the view.
         schema: The columns that rows would have.
-        view: What has not changed.
+        view: The view that has not changed.
         limit: The limit of the request.
         server_incarnation: This start of the server.
-        scan_id: Names the scan.
+        scan_id: Identifies the scan.
         started: When the request came, by the monotonic clock.
     """
     header = _header_of(definition, schema, definition.schema.id, view, limit, server_incarnation, scan_id)

@@ -1,4 +1,4 @@
-"""Aggregates over the rows of a scan, in groups or all in one: computed batch by batch, merged as they grow."""
+"""Aggregates over the rows of a scan, in groups or over all rows: computed batch by batch, then merged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_GROUPS: Final = 1_000_000
 MAX_STATE_BYTES: Final = 128 * 1024 * 1024
-"""Of all groups together."""
+"""The limit for the state of all groups together."""
 
 _MERGE_BATCHES: Final = 256
 _MERGE_ROWS: Final = 65_536
@@ -33,13 +33,13 @@ _MERGE_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """One column of what is known of each group, made and merged by one associative function of Arrow's.
+    """One column of the state of each group, computed and merged by one associative Arrow function.
 
     Attributes:
-        name: Its name.
-        column: The column that it is of.
+        name: The name of the state column.
+        column: The column that is aggregated.
         merge: The function.
-        made_of: From the values of that column to the values to be merged.
+        made_of: Converts the column's values to the values to be merged.
     """
 
     name: str
@@ -52,8 +52,8 @@ class RowCounter:
     """Counts rows.
 
     Attributes:
-        rows: How many were added.
-        is_due: Never.
+        rows: The number of rows added.
+        is_due: Always False.
     """
 
     is_due: Final = False
@@ -62,29 +62,28 @@ class RowCounter:
         self.rows = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the next rows."""
         self.rows += chunk.batch.num_rows
 
     def settle(self) -> None:
-        """Does nothing."""
+        """Does nothing: a count has nothing to merge."""
 
 
 class Aggregation:
-    """What is asked of all rows, and what is known after those added so far. Used by one thread at a time.
+    """The aggregates of the rows added so far. Use it from one thread at a time.
 
-    Takes the memory of the groups, at most `MAX_STATE_BYTES`, up to three times while they are merged.
+    Takes the memory of the groups, at most `MAX_STATE_BYTES`, and up to three times as much while it merges them.
 
     Args:
-        aggregates: What is computed.
-        group_by: The columns whose values make the groups.
+        aggregates: The aggregates to compute.
+        group_by: The columns to group by.
         schema: The columns of the table.
         max_groups: The most groups.
 
     Attributes:
-        columns: The columns that are looked at: those of the batches.
+        columns: The columns that the batches must have, in this order.
 
     Raises:
-        InvalidRequest, SchemaMismatch: As `check_aggregates`.
+        InvalidRequest, SchemaMismatch: See `check_aggregates`.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Aggregation:
 
     @property
     def is_due(self) -> bool:
-        """Whether `settle` is to be called, which may take long, in a thread: memory grows until then."""
+        """Whether to call `settle`, in a thread because it may take long. Memory grows until then."""
         return (
             len(self._pending) >= _MERGE_BATCHES
             or self._pending_rows >= max(_MERGE_ROWS, self._merged.num_rows)
@@ -112,7 +111,7 @@ class Aggregation:
         )
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the next rows, of any number: `columns` in this order."""
+        """Adds rows. Each batch has the columns `columns`, in this order."""
         if chunk.batch.num_rows:
             grouped = self._of(chunk.batch)
             self._pending.append(grouped)
@@ -120,7 +119,7 @@ class Aggregation:
             self._pending_bytes += grouped.nbytes
 
     def settle(self) -> None:
-        """Merges what was added into what was known. Raises InvalidRequest when there are too many groups."""
+        """Merges the added rows into the groups. Raises InvalidRequest if there are too many groups."""
         if self._pending:
             merged = self._grouped(pa.concat_tables([self._merged, *self._pending]))
             self._pending = []
@@ -128,16 +127,16 @@ class Aggregation:
             self._merged = self._propagate_carries(merged)
         if self._groups and self._merged.num_rows > self._max_groups:
             raise InvalidRequest(
-                f"there are over {self._max_groups:,} groups, which is the limit: group by fewer columns, or by others"
+                f"the query has more than {self._max_groups:,} groups, the limit: group by fewer or other columns"
             )
         if self._merged.nbytes > MAX_STATE_BYTES:
             raise InvalidRequest(
-                f"the groups take over {MAX_STATE_BYTES:,} bytes, which is the limit: group by fewer columns, or ask "
+                f"the groups take more than {MAX_STATE_BYTES >> 20} MiB, the limit: group by fewer columns, or ask "
                 "for fewer functions"
             )
 
     def result(self) -> pa.RecordBatch:
-        """The groups in ascending order, nulls last. May take long.
+        """Returns the groups in ascending order, nulls last. May take long.
 
         Raises:
             InvalidRequest: There are too many groups, or a sum does not fit into its type.
@@ -159,7 +158,7 @@ class Aggregation:
 
     def _grouped(self, table: pa.Table) -> pa.Table:
         names = [group.name for group in self._groups]
-        # One thread: sums of floats depend on the order, which is then that of the rows.
+        # A single thread adds floats in row order, so that their sums are deterministic.
         grouped = table.group_by(names, use_threads=False).aggregate([(p.name, p.merge) for p in self._partials])
         return grouped.rename_columns({f"{p.name}_{p.merge}": p.name for p in self._partials}).select(
             [*names, *(p.name for p in self._partials)]
@@ -176,7 +175,7 @@ class Aggregation:
 
 
 def _partials(aggregate: Aggregate, type_: pa.DataType) -> Iterable[_Partial]:
-    """What has to be known for an aggregate."""
+    """The state columns that an aggregate needs."""
     name, function = aggregate.column, aggregate.function
     if function in (AggregateFunction.MIN, AggregateFunction.MAX):
         yield _Partial(f"{function} {name}", name, str(function), sort_codes)

@@ -1,4 +1,4 @@
-"""The first entries of an index over several buckets: of each bucket only as many are read as can be among them."""
+"""The first entries of an index over several buckets: reads of each bucket only the entries that may be among them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Of the entries that are kept: with very long ones, rows are better read one after another."""
+"""The limit for the entries kept. A scan reads rows with longer entries better."""
 
 
-class GaveUp(Exception):
-    """More entries were read than it is worth: no failure, for whoever reads them does it in another way then."""
+class BudgetExceeded(Exception):
+    """Reading the index costs too much. Not a failure: the caller scans the rows instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstByValue:
-    """What is known of the first n entries once the value of the last of them is. Immutable.
+    """The first n entries, once the value of the last one is known. Immutable.
 
     Attributes:
-        found: Entries that were kept, in no order, as `EntryMerge` has them: all that come before those with the value
-            of the n-th, and of the buckets that are not in `cut` all with that value. There may be others behind.
-        last: That value; None when there are less than n, which are all found then.
-        cut: The buckets of which not all entries with that value were read, and the ranges that those are in.
+        found: Matching entries in no order, as `EntryMerge` describes them: all entries before the value of the n-th,
+            and, of the buckets not in `cut`, all entries with that value. There may be others after it.
+        last: The value of the n-th entry; None if there are fewer than n, all of which are in `found`.
+        cut: The buckets of which not all entries with that value were read, and the ranges of these entries.
     """
 
     found: pa.RecordBatch
@@ -53,20 +53,20 @@ class FirstByValue:
 
 
 class EntryMerge:
-    """Reads entries of one index in one held view. For one task, in steps of which none takes long.
+    """Reads the entries of one index in one locked view, in short steps. For a single task.
 
-    Entries are batches with `value`, the sort code of a column, `key`, the encoded primary key, `stored`, the entry's
-    value as it is stored, and `bucket`.
+    Entries are batches with `value`, the sort code of the column; `key`, the encoded primary key; `stored`, the stored
+    value of the entry; and `bucket`.
 
     Args:
         index: The index.
-        locked: What is read.
-        by: The column, the last one of the index.
-        residual: Which entries are kept, None for all.
-        budget: How many entries may be read. None: as many as it takes.
+        locked: The view to read.
+        by: The last column of the index.
+        residual: The predicate on the entries. None: all match.
+        budget: The most entries to read. None: no limit.
 
     Attributes:
-        read: Entries read so far.
+        read: The number of entries read so far.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class EntryMerge:
         self._since_turn = self._kept_bytes = 0
 
     def everywhere(self, columns: KeyRange) -> dict[int, KeyRange]:
-        """The entries of a range of the index's encoded columns, in all buckets."""
+        """Returns the entries of a range of the index's encoded columns, in all buckets."""
         return dict.fromkeys(self._locked.buckets, self._index.within(columns))
 
     async def first_by_value(self, columns: KeyRange, n: int, *, ascending: bool) -> FirstByValue:
-        """The first n entries of a range in the order of the value alone, and all that are equal to the last of them.
+        """Returns the first n entries of a range by value alone, and all entries that tie with the last of them.
 
         Raises:
-            GaveUp: The budget is used up, or the entries are over 64 MiB.
+            BudgetExceeded: The search has read more entries than the budget, or more than 64 MiB of them.
             DataLoss: The entries are damaged.
         """
         found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
@@ -104,14 +104,20 @@ class EntryMerge:
         return FirstByValue(found, last, {run.number: run.same_value() for run in cut})
 
     async def first_by_key(self, ranges: Mapping[int, KeyRange], n: int) -> pa.RecordBatch:
-        """At least the first n entries by key, of ranges in which they ascend by it; in no order. Raises as above."""
+        """Returns at least the first n entries by key, in no order, of ranges that are sorted by key.
+
+        Raises the same errors as `first_by_value`.
+        """
         found, _, _ = await self._first(ranges, n, "key", ascending=True)
         return found
 
     async def _first(
         self, ranges: Mapping[int, KeyRange], n: int, column: str, *, ascending: bool
     ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_Run]]:
-        """Reads ranges that are ordered by a column until no other entry can be before the n-th, and tells that one."""
+        """Reads ranges that are sorted by a column until no other entry can precede the n-th.
+
+        Returns the matching entries, the n-th one's value (None if there are fewer), and what was read of each bucket.
+        """
         with ExitStack() as cursors:
             runs = [
                 _Run(number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending))))
@@ -119,8 +125,8 @@ class EntryMerge:
             ]
             active, last = runs, None
             kept: list[pa.RecordBatch] = []
-            # Of each bucket its share, about as much more as one may have by chance, and one that tells whether the
-            # entries that are equal to the last one go on: a further round costs more than some entries.
+            # Reads each bucket's share, about as much again as it may have by chance, and one entry more that shows
+            # whether more entries tie with the last one: another round costs more than a few entries.
             share = n / max(1, len(runs))
             step = 1 + (n if len(runs) == 1 else int(share + sqrt(share)))
             while active:
@@ -131,16 +137,16 @@ class EntryMerge:
                 active = [run for run in active if not run.ended and _is_before(run, column, last, ascending=ascending)]
                 step = self._next_step(step, missing, len(active))
                 await self._turn()
-            return pa.concat_batches(kept) if kept else self._decoded([], [])[0], last, runs
+            return pa.concat_batches(kept) if kept else self._decode([], [])[0], last, runs
 
     def _next_step(self, step: int, missing: int, active: int) -> int:
-        """How many entries to read next of each bucket that may have entries before the n-th."""
+        """The entries to read next of each bucket that may have entries before the n-th."""
         if self._residual is not None:
-            return 2 * step  # where few are kept, it goes on for long
+            return 2 * step  # doubles the step, since a selective predicate needs many
         return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
 
     def _next(self, runs: Sequence[_Run], step: int) -> pa.RecordBatch:
-        """Reads so many entries of some buckets; those of them that are kept. Decodes all of them at once."""
+        """Reads `step` entries of some buckets, decodes them at once, and returns those that match."""
         parts: list[tuple[_Run, list[bytes]]] = []
         began = time.thread_time()
         for run in runs:
@@ -149,24 +155,24 @@ class EntryMerge:
             except ScanKvError as error:
                 raise self._locked.on_error(run.number, error) from error.__cause__
             if time.thread_time() - began > STEP_SECONDS:
-                # Deleted entries were passed over: the others come next time.
+                # The cursor has skipped deleted entries. The other buckets wait for the next call.
                 self._since_turn = MAX_STEP_ENTRIES
                 break
         numbers = [run.number for run, values in parts for _ in values]
-        entries, kept = self._told_where([value for _, values in parts for value in values], numbers, parts)
-        place = 0
+        entries, kept = self._decode_naming_bucket([value for _, values in parts for value in values], numbers, parts)
+        index = 0
         for run, values in parts:
-            place += len(values)
+            index += len(values)
             if values:
-                run.last = entries.slice(place - 1, 1)
-        self.read += place
-        # A seek takes as long as reading some entries.
-        self._since_turn += place + 16 * len(runs)
+                run.last = entries.slice(index - 1, 1)
+        self.read += index
+        # A seek takes as long as reading about 16 entries.
+        self._since_turn += index + 16 * len(runs)
         if kept is not None:
             entries = entries.filter(kept)
         self._kept_bytes += entries.nbytes
         if self._kept_bytes > MAX_KEPT_BYTES or (self._budget is not None and self.read > self._budget):
-            raise GaveUp
+            raise BudgetExceeded
         return entries
 
     async def _turn(self) -> None:
@@ -174,27 +180,27 @@ class EntryMerge:
             self._since_turn = 0
             await self._locked.yield_to_others()
 
-    def _told_where(
+    def _decode_naming_bucket(
         self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_Run, list[bytes]]]
     ) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
         try:
-            return self._decoded(values, numbers)
+            return self._decode(values, numbers)
         except DataLoss:
             for run, part in parts:
                 try:
-                    self._decoded(part, [run.number] * len(part))
+                    self._decode(part, [run.number] * len(part))
                 except DataLoss as error:
                     raise self._locked.on_error(run.number, error) from error
             raise
 
-    def _decoded(self, values: list[bytes], numbers: list[int]) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
-        """Entries of some buckets, and which of them are kept."""
+    def _decode(self, values: list[bytes], numbers: list[int]) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+        """Decodes entries of some buckets; also returns which of them match."""
         stored = pa.array(values, pa.binary())
         columns = self._decoder.decode(stored)
         try:
             keys = self._locked.keys.encode([columns[name] for name in self._key_columns])
         except InvalidKey as error:
-            raise DataLoss("an index entry is damaged: its key is none that can be stored") from error
+            raise DataLoss("an index entry is damaged: its key is not a valid key") from error
         arrays = [sort_codes(columns[self._by]), keys, stored, pa.array(numbers, pa.int32())]
         entries = pa.RecordBatch.from_arrays(arrays, ["value", "key", "stored", "bucket"])
         return entries, None if self._residual is None else evaluate(self._residual, columns)
@@ -212,7 +218,7 @@ class _Run:
     Attributes:
         number: The bucket.
         ended: Whether it is proven that there are no more entries.
-        last: The last one that was read, kept or not, as a batch of one; None before the first.
+        last: The last entry read, matching or not, as a batch of one; None before the first.
     """
 
     def __init__(self, number: int, cursor: EntryCursor) -> None:
@@ -231,18 +237,18 @@ class _Run:
         return values
 
     def reached(self, column: str) -> pa.Scalar:
-        """The last value or key that was read, kept or not; there is one."""
+        """The last value or key read, matching or not. At least one entry must have been read."""
         assert self.last is not None
         return self.last[column][0]
 
     def same_value(self) -> KeyRange:
-        """The range of all entries with the last value that was read."""
+        """The range of all entries with the last value read."""
         row_key: bytes = self.reached("key").as_py()
         return KeyRange.under(self._last_key.removesuffix(row_key))
 
 
 def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool, ascending: bool) -> pa.Scalar:
-    """The n-th of what was kept, by the order of a column."""
+    """The n-th of the kept entries by a column."""
     values = kept[0][column] if len(kept) == 1 else pa.concat_arrays([part[column] for part in kept])
     if in_order:
         return values[n - 1]
@@ -251,7 +257,7 @@ def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool,
 
 
 def _is_before(run: _Run, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
-    """Whether more entries of a bucket can be before the n-th."""
+    """Whether further entries of a bucket may precede the n-th."""
     if last is None or run.last is None:
         return True
     before: bool = (pc.less if ascending else pc.greater)(run.reached(column), last).as_py()

@@ -1,9 +1,9 @@
-"""The first rows in the order of a column, by an index that has it last: about as many entries are read as rows asked.
+"""Top-N by an index whose last column is the ordering column: reads about as many entries as rows are requested.
 
 The entries of a bucket come ascending by the column and then by key, or descending by both. So the rows are found in
-three steps. First, entries are read in the direction asked for, until the value of the n-th row is known. Of the rows
-with that value those with the least keys count: where not all were read, they are read again in ascending order. What
-is then missing are rows that are null in the column, the first of them by key.
+three steps. First, entries are read in the requested direction until the value of the n-th row is known. Of the rows
+with that value, those with the least keys count; where not all of them were read, they are read again in ascending
+order. Rows that are still missing are null in the column; the first of them by key are read last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from scankv.model.errors import ScanKvError
 from scankv.model.expressions import bind, plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
-from streaming_server.scan.queries.entry_merge import EntryMerge, GaveUp
+from streaming_server.scan.queries.entry_merge import BudgetExceeded, EntryMerge
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
 from streaming_server.storage.cursors.ranges_reader import missing_rows
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 MAX_INDEXED_ROWS: Final = 10_000
-"""The greatest n for which an index is read: more rows are read faster one after another."""
+"""The greatest n for which an index is read. More rows are read faster by a scan."""
 
 _BUDGET_ENTRIES: Final = 10_000
 _BUDGET_PER_ROW: Final = 10
@@ -43,29 +43,30 @@ _GET_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """The index that has the rows in the order asked for, and where in it they are. Immutable."""
+    """The index that has the rows in the requested order, and where in it they are. Immutable."""
 
     codec: IndexCodec
     plan: OrderPlan
 
 
-def chosen_order(
+def choose_order(
     spec: TopNSpec, where: Predicate | None, codec: RowCodec, keys: KeyCodec, indexes: Iterable[IndexCodec]
 ) -> OrderChoice | None:
-    """The index that tells the first rows, None where all have to be looked at.
+    """Returns the index that finds the first rows; None if all rows have to be read.
 
-    It has `by` as its last column, all before it are equal to a value, and what else is asked can be asked of its
-    entries. Where the key bounds the rows, those are looked at, unless the index bounds them as well.
+    The index has `by` as its last column, the predicate compares all columns before it with a single value, and the
+    index covers the rest of the predicate. If the key bounds the rows, a scan reads those, unless the index bounds them
+    as well.
 
     Args:
-        spec: Which rows are asked for.
-        where: What is true of them, None for all.
-        codec: Of the rows.
-        keys: Of their keys.
-        indexes: Those that can be used.
+        spec: Which rows are requested.
+        where: The predicate on the rows. None: all rows.
+        codec: The codec of the rows.
+        keys: The codec of their keys.
+        indexes: The indexes that can be used.
 
     Raises:
-        SchemaMismatch: As `bind`.
+        SchemaMismatch: See `bind`.
     """
     if spec.n > MAX_INDEXED_ROWS:
         return None
@@ -85,10 +86,10 @@ def chosen_order(
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """The first rows, as they are stored. Immutable.
+    """The first rows, in stored form. Immutable.
 
     Attributes:
-        scanned: How many entries and rows were read.
+        scanned: The number of entries and rows read.
         index: The columns of the index.
     """
 
@@ -103,46 +104,45 @@ class FoundRows:
         return len(self.stored) <= _GET_ROWS and self.stored.nbytes <= _GET_BYTES // 16
 
     def result(self) -> pa.RecordBatch:
-        """The rows, the first one first. May take long. Raises DataLoss for a damaged row."""
+        """Returns the rows in order. May take long. Raises DataLoss for a damaged row."""
         return self.decoder.decode(self.stored)
 
 
-async def top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
-    """Finds the first rows in the entries of an index, and looks them up where that has not all their columns.
+async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
+    """Finds the first rows in the entries of an index. Reads the rows too, if the index does not cover their columns.
 
     Args:
-        spec: Which rows are asked for.
-        choice: How they are found.
-        locked: What is read: all buckets of the table.
+        spec: Which rows are requested.
+        choice: The index to read.
+        locked: The view to read: all buckets of the table.
 
     Returns:
-        None when it would take too many entries to find rows for which the residual is true, or too long ones: read all
-        rows then.
+        None if the search would read too many or too long entries to find matching rows: scan all rows then.
 
     Raises:
-        InvalidRequest: Over 100,000 rows, of which those behind the first n are equal to the last of them.
-        RequestTooLarge: They are over 128 MiB as they are stored.
-        DataLoss: Entries or rows are damaged, or do not agree.
+        InvalidRequest: The rows that tie with the last one make more than 100,000 rows.
+        RequestTooLarge: The rows take more than 128 MiB in stored form.
+        DataLoss: Entries or rows are damaged, or disagree.
     """
     index, plan = choice.codec, choice.plan
     budget = None if plan.residual is None else _BUDGET_ENTRIES + _BUDGET_PER_ROW * spec.n
     merge = EntryMerge(index, locked, spec.by, plan.residual, budget)
     try:
         best = await _first_entries(spec, plan, merge)
-    except GaveUp:
+    except BudgetExceeded:
         return None
     if best.num_rows > MAX_TOP_N:
         raise too_many_ties(spec)
     names = locked.codec.definition.schema.names if spec.columns is None else spec.columns
     if set(index.covered) >= set(names):
         return FoundRows(best["stored"], index.decoder(names), merge.read, index.index.columns)
-    stored = await _rows_behind(best, spec, locked)
+    stored = await _rows_of_entries(best, spec, locked)
     return FoundRows(stored, locked.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns)
 
 
 async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> pa.RecordBatch:
-    """The entries of the first rows, in their order; of more than 100,000 only some more."""
-    # Ties are read up to where they are too many.
+    """The entries of the first rows, in order; slightly more than 100,000 if there are too many."""
+    # Ties are read until there are too many of them.
     most = MAX_TOP_N + 1 if spec.with_ties else spec.n
     best = await merge.first_by_value(plan.values, spec.n, ascending=spec.ascending)
     found = best.found
@@ -150,7 +150,7 @@ async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> 
         return _sorted(found, spec)
     if best.last is None:
         missing = most - found.num_rows
-        # Their values are equal, so that the order of the values puts them in that of their keys.
+        # All values are null, so sorting by value and key sorts by key.
         nulls = await merge.first_by_key(merge.everywhere(plan.nulls), missing)
         return pa.concat_batches([_sorted(found, spec), _sorted(nulls, spec)[:missing]])
     if best.cut:
@@ -160,8 +160,8 @@ async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> 
     first = _sorted(found, spec)
     if not spec.with_ties:
         return first[:most]
-    behind = (pc.greater if spec.ascending else pc.less)(first["value"], best.last)
-    return first[: first.num_rows - (pc.sum(behind).as_py() or 0)]
+    worse = (pc.greater if spec.ascending else pc.less)(first["value"], best.last)
+    return first[: first.num_rows - (pc.sum(worse).as_py() or 0)]
 
 
 def _sorted(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
@@ -169,29 +169,29 @@ def _sorted(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
     return entries.take(pc.sort_indices(entries, sort_keys=[("value", direction), ("key", "ascending")]))
 
 
-async def _rows_behind(entries: pa.RecordBatch, spec: TopNSpec, locked: LockedView) -> pa.Array:
+async def _rows_of_entries(entries: pa.RecordBatch, spec: TopNSpec, locked: LockedView) -> pa.Array:
     """The stored rows of some entries, in the same order."""
     numbers = entries["bucket"].to_numpy()
-    places, values = [], []
+    indices, values = [], []
     left = MAX_KEPT_BYTES
     for number in locked.buckets:
         of_bucket = np.flatnonzero(numbers == number)
-        places.append(of_bucket)
+        indices.append(of_bucket)
         keys = entries["key"].take(pa.array(of_bucket)).to_pylist()
         step = max(1, min(_GET_ROWS, _GET_BYTES // max(1, locked.buckets[number].longest_row)))
         for start in range(0, len(keys), step):
             if start:
                 await locked.yield_to_others()
-            part = _rows_of(number, keys[start : start + step], locked)
+            part = _get_rows(number, keys[start : start + step], locked)
             values += part
             left -= sum(map(len, part))
             if left < 0:
                 raise too_large(spec.n, MAX_KEPT_BYTES)
     stored = pa.array(values, pa.binary())
-    return stored if len(places) < 2 else stored.take(pa.array(np.argsort(np.concatenate(places))))
+    return stored if len(indices) < 2 else stored.take(pa.array(np.argsort(np.concatenate(indices))))
 
 
-def _rows_of(number: int, keys: list[bytes], locked: LockedView) -> list[bytes]:
+def _get_rows(number: int, keys: list[bytes], locked: LockedView) -> list[bytes]:
     bucket = locked.buckets[number]
     try:
         found = bucket.get(keys)

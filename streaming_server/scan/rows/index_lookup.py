@@ -1,4 +1,4 @@
-"""The keys that an index tells of the rows that a predicate is true of, where those are few."""
+"""Index lookup: finds the keys of matching rows in an index, if there are few of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import MAX_POINTS, plan_index
 from scankv.model.keys.key_ranges import KeyRanges
-from streaming_server.scan.read_plan import is_planned_at_once
+from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.row_reader import IndexedKeys
 from streaming_server.scan.rows.locked_view import MAX_STEP_ENTRIES
 from streaming_server.storage.cursors.entry_cursor import STEP_SECONDS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.table_codec import TableCodec
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
-"""Of the entries, keys and values, that one scan keeps."""
+"""The most bytes of index entries, keys and values, that one scan keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +40,34 @@ class IndexChoice:
 
 
 def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[IndexChoice]]:
-    """Binds a plan to a table: what it reads, and the indexes that can find the keys, the best first.
+    """Binds a plan to a table: what to read, and the indexes that can find the keys, best first.
 
     Raises:
-        SchemaMismatch: A column does not exist, or a comparison does not fit its type.
+        SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
     """
     reader = plan.reader(codec.rows, codec.key_codec)
     return reader, index_choices(reader, codec.indexes.values())
 
 
-async def plan_reads_in(
+async def plan_reads_off_loop(
     run: Callable[..., Awaitable[tuple[RowReader, list[IndexChoice]]]],
     plan: ReadPlan,
     codec: TableCodec,
 ) -> tuple[RowReader, list[IndexChoice]]:
-    """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
-    if is_planned_at_once(plan.where):
+    """Calls `plan_reads`, in a thread by `run` if it takes some milliseconds, as for hundreds of comparisons."""
+    if is_cheap_to_plan(plan.where):
         return plan_reads(plan, codec)
     return await run(plan_reads, plan, codec)
 
 
 def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[IndexChoice]:
-    """The indexes whose columns a predicate bounds, the best first; none when the key says more than any.
+    """Returns the indexes whose columns a predicate bounds, best first; none if the key bounds the rows already.
 
-    Takes as long as planning the key does, for each index.
+    For each index, this takes as long as planning the key.
 
     Args:
-        reader: How the rows would be read without one.
-        indexes: Those of the table.
+        reader: How the rows would be read without an index.
+        indexes: The indexes of the table.
     """
     if reader.residual is None or reader.ranges.is_bounded:
         return []
@@ -79,29 +79,29 @@ def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[Inde
     return sorted(choices, key=lambda choice: choice.plan.rank, reverse=True)
 
 
-def chosen_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
-    """The best choice whose index can be used, as `indexes` can; None where there is none."""
+def choose_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
+    """Returns the best choice whose index is among the usable `indexes`; None if there is none."""
     usable = {codec.index.id for codec in indexes}
     return next((choice for choice in choices if choice.codec.index.id in usable), None)
 
 
 async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], locked: LockedView) -> RowReader:
-    """The reader, with the keys that an index tells when one can be used and they are at most 10,000.
+    """Returns the reader, restricted to the keys that an index finds, if one can be used and finds at most 10,000.
 
-    The rows that it reads then, and their order, are the same, as of the same instant.
+    The restricted reader reads the same rows in the same order, as of the same instant.
 
     Raises:
         DataLoss: The entries are damaged.
     """
-    choice = chosen_index(choices, locked.indexes)
+    choice = choose_index(choices, locked.indexes)
     if choice is None:
         return reader
     found = await _indexed_keys(choice, locked, keep_rows=reader.is_covered_by(choice.codec))
-    return reader if found is None else reader.through(choice.codec, found, choice.plan.residual)
+    return reader if found is None else reader.with_indexed_keys(choice.codec, found, choice.plan.residual)
 
 
 async def _indexed_keys(choice: IndexChoice, locked: LockedView, *, keep_rows: bool) -> IndexedKeys | None:
-    """The keys by bucket, None when they are too many."""
+    """The keys by bucket; None if there are too many."""
     keys: dict[int, tuple[bytes, ...]] = {}
     rows: dict[bytes, bytes] = {}
     entries = _Entries(choice, locked)
@@ -122,27 +122,27 @@ async def _indexed_keys(choice: IndexChoice, locked: LockedView, *, keep_rows: b
 def _ascending(keys: list[bytes]) -> tuple[bytes, ...]:
     ascending = sorted(keys)
     if len(set(ascending)) < len(ascending):
-        raise DataLoss("an index has several entries of one row; run `scankv check`")
+        raise DataLoss("an index has several entries for one row: run `scankv check`")
     return tuple(ascending)
 
 
 class _Entries:
-    """Reads the entries of some ranges, until they are too many."""
+    """Reads the entries of some ranges until there are too many."""
 
     def __init__(self, choice: IndexChoice, locked: LockedView) -> None:
         self._ranges = KeyRanges.of(*(choice.codec.within(columns) for columns in choice.plan.ranges))
         self._locked = locked
-        self._room, self._room_bytes = MAX_POINTS, MAX_ENTRY_BYTES
+        self._entries_left, self._bytes_left = MAX_POINTS, MAX_ENTRY_BYTES
         self._turn = time.perf_counter()
 
     async def of_bucket(self, number: int) -> list[bytes] | None:
-        """The values of the entries of a bucket, None when there is no room for them."""
+        """Returns the values of the entries of a bucket; None if they exceed the limits."""
         found: list[bytes] = []
         cursor = self._locked.buckets[number].entry_cursor(self._ranges)
         try:
             while (values := self._step(number, cursor)) is not None:
                 found += values
-                if self._room < 0 or self._room_bytes < 0:
+                if self._entries_left < 0 or self._bytes_left < 0:
                     return None
                 if time.perf_counter() - self._turn > STEP_SECONDS:
                     await self._locked.yield_to_others()
@@ -152,14 +152,14 @@ class _Entries:
         return found
 
     def _step(self, number: int, cursor: EntryCursor) -> list[bytes] | None:
-        """The values of the next entries, perhaps none; None at the end."""
+        """Returns the values of the next entries, possibly none; None at the end."""
         try:
-            read = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
+            read = cursor.next_entries(min(self._entries_left + 1, MAX_STEP_ENTRIES))
         except ScanKvError as error:
             raise self._locked.on_error(number, error) from error.__cause__
         if read is None:
             return None
         keys, values = read
-        self._room -= len(keys)
-        self._room_bytes -= sum(map(len, keys)) + sum(map(len, values))
+        self._entries_left -= len(keys)
+        self._bytes_left -= sum(map(len, keys)) + sum(map(len, values))
         return values

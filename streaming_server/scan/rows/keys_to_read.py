@@ -1,4 +1,4 @@
-"""Which keys of which buckets a scan still has to read: pure arithmetic on encoded keys."""
+"""Which keys of which buckets a scan still has to read. Pure computation on encoded keys."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def keys_to_read(
     reverse: bool,
     ordered: bool,
 ) -> dict[int, KeyRanges]:
-    """What of each bucket is to be read, ascending by bucket; those in which nothing can be are not in it.
+    """Returns what is left to read of each bucket, ascending by bucket, without buckets that cannot have matching rows.
 
-    A position is a key, and the list is cut there: so a scan goes on exactly, in whichever of its ranges it was.
+    A position is a key, and the ranges are cut there. So a scan resumes exactly, in whichever range it was.
 
     Args:
-        reader: Says which keys can hold rows that are asked for.
+        reader: Has the ranges of keys that can hold matching rows.
         definition: The table.
-        buckets: The buckets asked for.
-        position: Where the scan goes on. None at its beginning.
-        reverse: Whether it reads in descending order.
-        ordered: Whether all buckets are read at once, so that each goes on behind the position.
+        buckets: The requested buckets.
+        position: Where the scan resumes. None: at its beginning.
+        reverse: Whether the scan reads in descending order.
+        ordered: Whether the scan merges all buckets by key, so that each bucket resumes after the position.
     """
     asked = sorted(bucket for bucket in buckets if position is None or ordered or bucket >= position.bucket)
     ranges = reader.ranges
     if position is not None and ordered:
-        ranges = ranges.behind(position.key, reverse=reverse)
+        ranges = ranges.after(position.key, reverse=reverse)
     if reader.indexed is not None:
         keys = reader.indexed.keys
         left = {bucket: KeyRanges.of_keys(keys[bucket]) & ranges for bucket in asked if bucket in keys}
@@ -47,5 +47,5 @@ def keys_to_read(
         places = KeyPlaces(definition.key_schema, definition.bucket_key, definition.buckets)
         left = places.of_ranges(ranges, asked)
     if position is not None and not ordered and position.bucket in left:
-        left[position.bucket] = left[position.bucket].behind(position.key, reverse=reverse)
+        left[position.bucket] = left[position.bucket].after(position.key, reverse=reverse)
     return {bucket: keys for bucket, keys in left.items() if keys}

@@ -1,4 +1,4 @@
-"""The rows of a table, live or pinned: a cursor for each bucket, read one bucket after another."""
+"""The rows of a live table or a pinned view, one bucket after another."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 class KvSource:
     """A `ChunkSource` over the cursors of a view.
 
-    Bucket after bucket, so that one key tells how far a scan has come, however many buckets there are.
+    It reads one bucket after another. So one key tells how far a scan has come, however many buckets there are.
 
     Args:
         schema: The schema of the chunks.
         schema_id: The version of the table's schema that they have.
-        view: What is read.
-        cursors: A cursor for each bucket that is still to be read, all of one instant.
-        position: Where the source goes on. None at the beginning.
-        on_error: Told of every error a cursor raises, with its bucket; gives the error to raise.
+        view: The view that is read.
+        cursors: A cursor for each bucket still to be read, all of one instant.
+        position: Where the source resumes. None: at the beginning.
+        on_error: Called with each error of a cursor and its bucket. Returns the error to raise.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KvSource:
         return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
-        """The next chunk. Raises DataLoss for damage, and the error given to `abort`."""
+        """Returns the next chunk. Raises DataLoss for damage, and the error given to `abort`."""
         if self._aborted is not None:
             raise copy(self._aborted)
         while self._cursors:
@@ -74,17 +74,17 @@ class KvSource:
         return None
 
     def position(self) -> Position:
-        """How far the chunks given so far reach."""
+        """How far the chunks returned so far reach."""
         assert self._position is not None
         return self._position
 
     def abort(self, error: ScanKvError) -> None:
-        """Frees the cursors now; whoever asks for the next chunk gets the error."""
+        """Closes the cursors now. The next call of `next_chunk` raises `error`."""
         self._aborted = error
         self.close()
 
     def close(self) -> None:
-        """Frees the cursors."""
+        """Closes the cursors."""
         while self._cursors:
             self._free_first()
 

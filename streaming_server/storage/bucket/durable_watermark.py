@@ -1,9 +1,11 @@
-"""A small file beside a bucket that says how far its changelog was durable: the witness against a shortened log.
+"""The durable watermark: a small file beside a bucket that says how far its changelog is known to be durable.
 
-RocksDB takes a damaged record length near the end of its write-ahead log for a write that a crash cut short, and opens
-without the records behind it, silently. Everything acknowledged has an offset below this mark, so a bucket that comes
-up with less has lost acknowledged writes. The mark is written after each sync and not synced itself: after a power
-failure it may be too low, which is harmless, and is never too high.
+It detects a write-ahead log that has lost its end. RocksDB takes a damaged record length near the end of its
+write-ahead log for a write that a crash cut short, and silently opens without the records after it. Every acknowledged
+change has an offset below the watermark, so a bucket that opens with fewer changes has lost acknowledged writes.
+
+The watermark is written after each sync and is not synced itself. After a power failure it may be too low, which is
+harmless; it is never too high.
 """
 
 from __future__ import annotations
@@ -21,23 +23,23 @@ from streaming_server.storage.files.disk_space import translate_disk_errors
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MARK = struct.Struct("<8sQ")
+_WATERMARK = struct.Struct("<8sQ")
 _MAGIC = b"SKVMARK1"
 _CHECKSUM = struct.Struct("<I")
-_BYTES = _MARK.size + _CHECKSUM.size
+_BYTES = _WATERMARK.size + _CHECKSUM.size
 
 
 class DurableWatermark:
-    """The durable watermark of one open bucket. Written by one thread at a time."""
+    """The durable watermark of one open bucket or log. One thread at a time may write it."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the mark, making it (durably, at offset 0) when the file is not there. Raises DiskFull or DataLoss."""
+        """Opens the file, or creates it durably with offset 0. Raises DiskFull or DataLoss."""
         self._directory = path.parent
         try:
             with translate_disk_errors(path.parent):
                 self._open(path)
         except OSError as error:
-            raise DataLoss(f"how far {path.with_suffix('')} is durable cannot be read: {error}") from error
+            raise DataLoss(f"the durable watermark {path} cannot be read: {error}") from error
 
     def _open(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,19 +53,19 @@ class DurableWatermark:
             raise
 
     def read(self) -> int | None:
-        """The offset up to which the changelog was durable, or None when the file is damaged."""
+        """The offset up to which the changelog was durable. None: the file is damaged."""
         data = os.pread(self._fd, _BYTES + 1, 0)
         if len(data) != _BYTES:
             return None
-        magic, offset = _MARK.unpack_from(data)
-        (checksum,) = _CHECKSUM.unpack_from(data, _MARK.size)
-        if magic != _MAGIC or checksum != google_crc32c.value(data[: _MARK.size]):
+        magic, offset = _WATERMARK.unpack_from(data)
+        (checksum,) = _CHECKSUM.unpack_from(data, _WATERMARK.size)
+        if magic != _MAGIC or checksum != google_crc32c.value(data[: _WATERMARK.size]):
             return None
         return int(offset)
 
     def write(self, offset: int) -> None:
-        """Says that everything below this offset is durable."""
-        body = _MARK.pack(_MAGIC, offset)
+        """Records that everything before this offset is durable."""
+        body = _WATERMARK.pack(_MAGIC, offset)
         with translate_disk_errors(self._directory):
             os.pwrite(self._fd, body + _CHECKSUM.pack(google_crc32c.value(body)), 0)
 

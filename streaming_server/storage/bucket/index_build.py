@@ -1,4 +1,4 @@
-"""How far an index has been built in one bucket: noted with the entries themselves, so that a crash loses neither."""
+"""The progress of an index build in one bucket, stored atomically with the entries, so that a crash loses neither."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IndexBuild:
-    """How far the building of an index has come. Immutable.
+    """The progress of an index build. Immutable.
 
     Attributes:
         key: The encoded primary key of the last row whose entry was put; None before the first.
-        rows: How many rows that were. Some of them may be gone by now, and others have come.
+        rows: How many rows got an entry. Some may have been deleted since, and others added.
     """
 
     key: bytes | None = None
@@ -30,29 +30,27 @@ class IndexBuild:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> IndexBuild:
-        """What `to_bytes` gave."""
+        """Reads what `to_bytes` made."""
         fields = json.loads(data)
         return cls(None if fields["key"] is None else bytes.fromhex(fields["key"]), fields["rows"])
 
 
 def build_key(index: int) -> bytes:
-    """Where a bucket notes the building of an index, in the column family `meta`."""
+    """The key under which a bucket records an index build, in the column family `meta`."""
     return f"index-build/{index}".encode()
 
 
 def entry_range(index: int) -> tuple[bytes, bytes]:
-    """The keys between which all entries of an index lie, the second one without; see `index_codec`."""
+    """The start (included) and end (excluded) of the keys of all entries of an index; see `index_codec`."""
     return index.to_bytes(4, "big"), (index + 1).to_bytes(4, "big")
 
 
 def load_index_build(store: RocksStore, index: int) -> IndexBuild:
-    """What a bucket has noted of the building of an index. Raises DataLoss when it cannot be read."""
+    """Reads the progress of an index build in a bucket. Raises DataLoss when it cannot be read."""
     try:
         stored = store.meta.get(build_key(index))
         return IndexBuild() if stored is None else IndexBuild.from_bytes(stored)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataLoss(
-            f"{store.location} is damaged: what it notes of the building of an index cannot be read"
-        ) from error
+        raise DataLoss(f"{store.location} is damaged: the progress of an index build cannot be read") from error
     except Exception as error:
         raise store.failure(error) from error

@@ -1,9 +1,11 @@
-"""What a bucket knows of its writers: which requests of each it has applied, and what it answered.
+"""What a bucket knows of its writers: which of their requests it has applied, and what it answered.
 
-A record lies in the column family `meta` and is put in the WriteBatch of the rows that a request writes, so a request
-is noted exactly where it was applied. A request of several WriteBatches notes with each how many of its rows are in.
+The record of a writer is in the column family `meta`. It is put in the same WriteBatch as the rows of a request, so a
+request is recorded exactly when it is applied. A request of several WriteBatches records with each of them how many of
+its rows are applied.
 
-A writer with an epoch above 0 was opened, in every bucket at once; one with epoch 0 is a client that asked nobody.
+A writer with an epoch above 0 was opened, in every bucket at once. A writer with epoch 0 is anonymous: a client that
+took an identity by itself.
 """
 
 from __future__ import annotations
@@ -25,43 +27,44 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksStore, StoreBatch
 
 MAX_SEQUENCE: Final = 2**63
-"""Sequences are below it."""
+"""All sequence numbers are below this."""
 
 ANONYMOUS_TTL_SECONDS: Final = 3600.0
-"""A request of a writer that was never opened is refused when it is that old and its writer is not known."""
+"""A request of an unknown anonymous writer is refused from this age on."""
 
 _FORGOTTEN_AFTER: Final = 1.1
-"""Such a writer is forgotten after so many times that. Rule: a record outlives every request that would be applied
-without it, also one that was on its way for a while after its client said how old it was."""
+"""An anonymous writer is forgotten after this multiple of its time to live. Rule: a record outlives every request that
+would be applied without it, even one that was in transit for a while after its client stated its age."""
 
 TRANSACTIONS: Final = "transactions/"
-"""The writer as which transactions are written to a bucket, each with a sequence of its own.
+"""The writer under which transactions are applied to a bucket, each with a sequence number of its own.
 
-No client can have this id. It is never forgotten, and always has a place."""
+No client can have this id. The writer is never forgotten and does not count against the limit of writers."""
 
 _PREFIX: Final = b"writer/"
-_BEHIND_PREFIX: Final = b"writer0"
+_END_OF_PREFIX: Final = b"writer0"
 _CACHED: Final = 256
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
-"""A bucket looks for expired writers that often at most, also while it refuses new ones."""
+"""The least time between two searches for expired writers, in general and while the bucket refuses new ones."""
 
 _FORMAT: Final = 1
-# format, number of answers, epoch, next sequence, settled below, last use in microseconds of service time
+# format, number of answers, epoch, next sequence, acked below, last use in microseconds of service time
 _HEADER: Final = struct.Struct("<BBIQQq")
-# sequence, rows applied, offset behind them, whether they are all
+# sequence, rows applied, offset after them, whether they are all
 _ANSWER: Final = struct.Struct("<QIqB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteIdentity:
-    """Which request of which writer a write is. A repeated request has the same `writer`, `epoch` and `sequence`.
+    """Names the request of a writer. A repeated request has the same `writer`, `epoch` and `sequence`.
 
     Attributes:
-        writer: The writer's id.
-        epoch: 0, or what opening the writer gave. Each opening fences the epochs before it.
-        sequence: The request's number. Numbers of one writer ascend, from any number on and with gaps.
-        acked_below: Every request of a lower number was answered or given up: one that comes late is refused.
+        writer: The id of the writer.
+        epoch: 0 for an anonymous writer, else the epoch that opening the writer returned. Each opening fences the
+            epochs before it.
+        sequence: The sequence number of the request. The numbers of one writer ascend, from any number on, with gaps.
+        acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
     """
 
@@ -74,27 +77,34 @@ class WriteIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStep:
-    """What one WriteBatch does of a request: with it, the first `rows` of the request's rows in the bucket are in.
+    """The progress of a request that one WriteBatch makes.
 
     Attributes:
         identity: The request.
-        rows: How many rows of its part of the bucket are applied then.
-        whole: Whether that is all of them.
+        rows: How many of the request's rows for this bucket are applied after the batch, from the first one on.
+        complete: Whether that is all of them.
     """
 
     identity: WriteIdentity
     rows: int
-    whole: bool
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAnswer:
-    """How far a request has been applied in a bucket: see `WriteStep`, and the bucket's offset behind it."""
+    """How far a request has been applied in a bucket.
+
+    Attributes:
+        sequence: The sequence number of the request.
+        rows: How many of its rows are applied.
+        offset: The offset of the bucket after them.
+        complete: Whether that is all of them.
+    """
 
     sequence: int
     rows: int
     offset: int
-    whole: bool
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +112,11 @@ class WriterState:
     """One writer, as a bucket knows it. Immutable.
 
     Attributes:
-        epoch: The newest epoch there was.
-        next_sequence: Behind the greatest sequence that was applied, in any epoch.
-        acked_below: Lower ones of this epoch are not applied any more.
-        used_micros: When it was heard of last, in microseconds of service time.
-        answers: Those of this epoch's greatest sequences, ascending.
+        epoch: The newest epoch.
+        next_sequence: One more than the greatest sequence number ever applied, in any epoch.
+        acked_below: Requests of this epoch with a lower sequence number are no longer applied.
+        used_micros: The time of its last request, in microseconds of service time.
+        answers: The answers to the requests of this epoch with the greatest sequence numbers, ascending.
     """
 
     epoch: int = 0
@@ -116,16 +126,16 @@ class WriterState:
     answers: tuple[WriteAnswer, ...] = ()
 
     def find_answer(self, identity: WriteIdentity, location: str) -> WriteAnswer | None:
-        """How far a request has been applied; None when not at all.
+        """How far a request has been applied. None: not at all.
 
         Raises:
-            WriterFenced: Its epoch is over.
-            WriterExpired: It is too old to tell; or its epoch is none that the bucket was told of.
+            WriterFenced: The epoch of the request has ended.
+            WriterExpired: The request is too old to know, or the bucket has never heard of its epoch.
         """
         if identity.epoch < self.epoch:
             raise WriterFenced(
-                f'the writer "{identity.writer}" was opened anew, elsewhere: its epoch {identity.epoch} is over, and '
-                f"{self.epoch} writes now; of this request, nothing more was written",
+                f'the writer "{identity.writer}" was opened again elsewhere: its epoch {identity.epoch} has ended, and '
+                f"epoch {self.epoch} writes now; nothing more of this request was written",
                 writer=identity.writer,
                 epoch=self.epoch,
             )
@@ -145,25 +155,25 @@ class WriterState:
         full = len(self.answers) == WRITER_WINDOW and identity.sequence < self.answers[0].sequence
         if full or identity.sequence < self.acked_below:
             raise WriterExpired(
-                f'{location}: request {identity.sequence} of the writer "{identity.writer}" comes too late to tell '
-                "whether it was applied; nothing was written: read what is there before you write it again",
+                f'{location}: request {identity.sequence} of the writer "{identity.writer}" comes too late to know '
+                "whether it was applied before; nothing was written now: read the rows before you write them again",
                 writer=identity.writer,
                 sequence=identity.sequence,
             )
         return None
 
     def after(self, step: WriteStep, offset: int, now_micros: int) -> WriterState:
-        """The state with a step that `find_answer` has not refused. `offset` is the bucket's next one behind it."""
+        """The state after a step that `find_answer` has not refused; `offset` is the bucket's offset after the step."""
         identity = step.identity
         same = identity.epoch == self.epoch
-        settled = max(identity.acked_below, self.acked_below if same else 0)
+        acked = max(identity.acked_below, self.acked_below if same else 0)
         others = [answer for answer in self.answers if same and answer.sequence != identity.sequence]
-        answer = WriteAnswer(identity.sequence, step.rows, offset, step.whole)
-        kept = sorted((a for a in [*others, answer] if a.sequence >= settled), key=lambda a: a.sequence)
+        answer = WriteAnswer(identity.sequence, step.rows, offset, step.complete)
+        kept = sorted((a for a in [*others, answer] if a.sequence >= acked), key=lambda a: a.sequence)
         return WriterState(
             epoch=identity.epoch,
             next_sequence=max(self.next_sequence, identity.sequence + 1),
-            acked_below=settled,
+            acked_below=acked,
             used_micros=now_micros,
             answers=tuple(kept[-WRITER_WINDOW:]),
         )
@@ -173,36 +183,36 @@ class WriterState:
         head = _HEADER.pack(
             _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.acked_below, self.used_micros
         )
-        return head + b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.whole) for a in self.answers)
+        return head + b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.complete) for a in self.answers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WriterState:
-        """What `to_bytes` gave. Raises DataLoss when it is something else."""
+        """Reads what `to_bytes` made. Raises DataLoss for anything else."""
         try:
-            format_, count, epoch, next_sequence, settled, used = _HEADER.unpack_from(data)
+            format_, count, epoch, next_sequence, acked, used = _HEADER.unpack_from(data)
             if format_ != _FORMAT or len(data) != _HEADER.size + count * _ANSWER.size:
-                raise DataLoss("what is noted of a writer cannot be read")
+                raise DataLoss("the record of a writer cannot be read")
             answers = (_ANSWER.unpack_from(data, _HEADER.size + n * _ANSWER.size) for n in range(count))
         except struct.error as error:
-            raise DataLoss("what is noted of a writer cannot be read") from error
+            raise DataLoss("the record of a writer cannot be read") from error
         return cls(
             epoch=epoch,
             next_sequence=next_sequence,
-            acked_below=settled,
+            acked_below=acked,
             used_micros=used,
             answers=tuple(
-                WriteAnswer(sequence, rows, offset, bool(whole)) for sequence, rows, offset, whole in answers
+                WriteAnswer(sequence, rows, offset, bool(complete)) for sequence, rows, offset, complete in answers
             ),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    """What bounds the writers of one bucket.
+    """The limits on the writers of one bucket.
 
     Attributes:
-        ttl_seconds: An opened writer is forgotten so long after its last request.
-        max_writers: Writers that a bucket knows at once.
+        ttl_seconds: How long after its last request an opened writer is remembered.
+        max_writers: The most writers that a bucket knows at once.
     """
 
     ttl_seconds: float = 7 * 86_400.0
@@ -210,23 +220,23 @@ class WriterLimits:
 
     @property
     def anonymous_ttl_seconds(self) -> float:
-        """The age from which on a request of an unknown writer that was never opened is refused."""
+        """The age from which on a request of an unknown anonymous writer is refused."""
         return min(self.ttl_seconds, ANONYMOUS_TTL_SECONDS)
 
     def seconds_kept(self, epoch: int) -> float:
-        """Seconds for which a writer is known after its last request."""
+        """For how many seconds after its last request a writer is remembered."""
         return self.ttl_seconds if epoch else self.anonymous_ttl_seconds * _FORGOTTEN_AFTER
 
 
 DEFAULT_WRITER_LIMITS: Final = WriterLimits()
-"""Those of a server that sets no others."""
+"""The limits of a server that configures none."""
 
 
 class WriterStates:
-    """The writers of one bucket. Loaded when they are asked for; the 256 used last stay in memory.
+    """The writers of one bucket. They are loaded on demand; the 256 most recently used stay in memory.
 
-    Writers expire by service time. Rule: a restart, or a clock that is set, makes no writer expire early, since a
-    repeated request of a forgotten writer is applied a second time.
+    Writers expire by service time. Rule: neither a restart nor a clock that is set makes a writer expire early, because
+    a repeated request of a forgotten writer would be applied a second time.
 
     Not thread-safe: hold the bucket's mutex.
     """
@@ -240,7 +250,7 @@ class WriterStates:
         self._swept = -math.inf
 
     def is_cached(self, writer: str) -> bool:
-        """Whether `find_answer` takes no time, because the writer is known and in memory."""
+        """Whether the writer is known and in memory, so that `find_answer` does not block."""
         return self._cache.get(writer) is not None
 
     def get(self, writer: str) -> WriterState | None:
@@ -255,12 +265,12 @@ class WriterStates:
         return self._cache[writer]
 
     def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
-        """How far a request has been applied; None when not at all, and it may be applied now.
+        """How far a request has been applied. None: not at all, and it may be applied now.
 
         Raises:
-            WriterFenced: The writer was opened anew since.
-            WriterExpired: It is too old, or its writer has not been heard of for too long, to tell.
-            TooManyWriters: The writer is new, and there are as many as there may be.
+            WriterFenced: The writer has been opened again since.
+            WriterExpired: The request is too old, or its writer was idle for too long, to know.
+            TooManyWriters: The writer is new, and the bucket already knows as many writers as it may.
         """
         state = self.get(identity.writer)
         if state is not None:
@@ -269,9 +279,9 @@ class WriterStates:
             return None
         if identity.epoch > 0 or identity.age_seconds >= self._limits.anonymous_ttl_seconds:
             raise WriterExpired(
-                f'{self._store.location} does not know the writer "{identity.writer}" any more: whether request '
-                f"{identity.sequence} was applied earlier cannot be told, and it was not applied now; read what is "
-                "there before you write it again, and open the writer anew",
+                f'{self._store.location} no longer knows the writer "{identity.writer}", so whether request '
+                f"{identity.sequence} was applied before is unknown; nothing was written now: read the rows before you "
+                "write them again, and open the writer again",
                 writer=identity.writer,
                 sequence=identity.sequence,
             )
@@ -279,36 +289,36 @@ class WriterStates:
         return None
 
     def record(self, batch: StoreBatch, step: WriteStep, offset: int) -> WriterState:
-        """Has a step noted as part of a batch of writes; `cache` what this gives when the batch is applied."""
+        """Records a step in a batch of writes. When the batch has been applied, pass the result to `cache`."""
         before = self.get(step.identity.writer) or WriterState()
         state = before.after(step, offset, self._clock.service_micros())
         batch.put_meta(_key(step.identity.writer), state.to_bytes())
         return state
 
     def open(self, batch: StoreBatch, writer: str, epoch: int, next_sequence: int) -> WriterState:
-        """Has a new epoch of a writer noted as part of a batch of writes, as `record`."""
+        """Records a new epoch of a writer in a batch of writes, like `record`."""
         state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=self._clock.service_micros())
         batch.put_meta(_key(writer), state.to_bytes())
         return state
 
     def cache(self, writer: str, state: WriterState) -> None:
-        """Takes over what `record` or `open` gave, once its batch was applied."""
+        """Keeps in memory what `record` or `open` returned, once its batch has been applied."""
         if self._count is not None and self.get(writer) is None:
             self._count += 1
         self._remember(writer, state)
 
     def is_sweep_due(self) -> bool:
-        """Whether it is time to look for expired writers: now and then, as far as there is one that may be."""
+        """Whether it is time to look for expired writers."""
         full = self._count is not None and self._count >= self._limits.max_writers
         pause = _SWEEP_SECONDS_WHEN_FULL if full else _SWEEP_SECONDS
         return self._count != 0 and self._clock.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
 
     def sweep(self) -> int:
-        """Forgets the writers that have not been heard of for too long; how many those were."""
+        """Forgets the writers whose last request is too long ago; returns how many."""
         now = self._clock.service_micros()
         batch, expired, there, changed = self._store.batch(), 0, 0, False
         for key, value in self._stored():
-            format_, count, epoch, next_sequence, settled, used_micros = self._head(value)
+            format_, count, epoch, next_sequence, acked, used_micros = self._head(value)
             expires = used_micros + self._limits.seconds_kept(epoch) * 1_000_000
             if used_micros <= now and (key == _key(TRANSACTIONS) or expires > now):
                 there += 1
@@ -316,8 +326,8 @@ class WriterStates:
             changed = True
             self._cache.pop(key[len(_PREFIX) :].decode(), None)
             if used_micros > now:
-                # Service time was lost: its time to live begins again.
-                head = _HEADER.pack(format_, count, epoch, next_sequence, settled, now)
+                # Service time was lost: the writer's time to live begins again.
+                head = _HEADER.pack(format_, count, epoch, next_sequence, acked, now)
                 batch.put_meta(key, head + value[_HEADER.size :])
                 there += 1
             else:
@@ -329,20 +339,20 @@ class WriterStates:
         return expired
 
     def ensure_capacity(self, writer: str) -> None:
-        """Sees to it that there may be another writer. Raises TooManyWriters."""
+        """Makes sure that the bucket may know another writer. Raises TooManyWriters."""
         full = self._count is None or self._count >= self._limits.max_writers
         if full and self.is_sweep_due():
             self.sweep()
         if self._count is not None and self._count >= self._limits.max_writers:
             raise TooManyWriters(
-                f"{self._store.location} knows {self._count} writers, which is the limit, so there is no room for "
-                f'"{writer}": write with fewer clients, or raise max_writers_per_bucket',
+                f"{self._store.location} knows {self._count:,} writers, which is the limit, so it takes no new one "
+                f'("{writer}"): write with fewer clients, or raise max_writers_per_bucket',
                 writer=writer,
             )
 
     def _stored(self) -> Iterator[tuple[bytes, bytes]]:
-        """The key and value of each record."""
-        options = scan_options(_BEHIND_PREFIX)
+        """The key and value of the record of each writer."""
+        options = scan_options(_END_OF_PREFIX)
         iterator = None
         try:
             iterator = self._store.meta.iter(options)
@@ -360,7 +370,7 @@ class WriterStates:
         try:
             return cast("tuple[int, int, int, int, int, int]", _HEADER.unpack_from(stored))
         except struct.error as error:
-            raise DataLoss(f"{self._store.location} is damaged: what is noted of a writer cannot be read") from error
+            raise DataLoss(f"{self._store.location} is damaged: the record of a writer cannot be read") from error
 
     def _read(self, stored: bytes) -> WriterState:
         try:

@@ -1,7 +1,7 @@
-"""Log offsets: positions in one bucket's changelog, as one opaque integer that carries the bucket's epoch.
+"""Log offsets: positions in the changelog of one bucket, as opaque integers that carry the epoch of the bucket.
 
-An unclean start begins a new epoch, because changes after the last synced one may be gone and their counts given to
-others: a position of the lost tail must not be taken for one of the new changes. The count goes on over epochs, so the
+An unclean start begins a new epoch. Changes after the last sync may be lost then, and later changes get their counts; a
+position in the lost tail must not be mistaken for one of the later changes. The count continues over epochs, so the
 offsets of a bucket that has never crashed are 0, 1, 2, ...
 """
 
@@ -22,5 +22,5 @@ def epoch_of(offset: int) -> int:
 
 
 def count_of(offset: int) -> int:
-    """How many changes the bucket had before this offset."""
+    """The number of changes before this offset."""
     return offset & _COUNT_MASK

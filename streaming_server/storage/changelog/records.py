@@ -1,8 +1,8 @@
-"""How changes are recorded: a bucket's changelog is a sequence of records of up to 4,096 changes each.
+"""The records of a changelog, each with up to 4,096 changes.
 
 The key of a record is the offset of its first change, big-endian. Its value is a header and one Arrow IPC record batch
-of the row kind and all columns of the table. Records are written in the WriteBatch of the rows they describe. One of
-format 2, a *segment*, was made of several smaller ones later, and has the commit time of each change as well.
+of the row kind and all columns of the table. A record is written in the same WriteBatch as the rows it describes. A
+record of format 2, a *segment*, replaces several smaller records and also has the commit time of each change.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TRIED_ROWS = 512
 _NO_WRITER = bytes(16)
 _KEY = struct.Struct(">Q")
 # format, flags, epoch, schema id, commit timestamp (microseconds), count, writer id, sequence, transaction id, number
-# of target columns; their ids follow as u32. All-zero ids mean none, no targets all.
+# of target columns; their ids follow as u32. An id of zeros means none; no target columns means all columns.
 _HEADER = struct.Struct("<BBIIqI16sQ16sH")
 
 
 class RowKind(IntEnum):
-    """What a change did to its row, in Flink's terms."""
+    """What a change did to its row (Flink: `RowKind`)."""
 
     INSERT = 0
     UPDATE_BEFORE = 1
@@ -58,8 +58,8 @@ class ChangeOrigin:
     """Who has made changes, and in which columns. Immutable.
 
     Attributes:
-        writer: A hash of the id of a writer that was opened; zeros for all others.
-        columns: The ids of the columns that it has named, ascending. Empty: all.
+        writer: The hash of the id of an opened writer; zeros for all others.
+        columns: The ids of the columns that the writer has named, ascending. Empty: all.
     """
 
     writer: bytes = _NO_WRITER
@@ -67,19 +67,23 @@ class ChangeOrigin:
 
     @classmethod
     def of(cls, writer: str | None, columns: Iterable[int]) -> ChangeOrigin:
-        """That of the changes of a writer; None: of one without a name."""
+        """The origin of the changes of a writer. `writer` is None for an anonymous one."""
         return cls(_NO_WRITER if writer is None else xxh3_128_digest(writer.encode()), tuple(sorted(columns)))
 
 
 NO_ORIGIN: Final = ChangeOrigin()
-"""That of changes by those who have no name."""
+"""The origin of the changes of anonymous writers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one bucket in their order: the kind of each (uint8), and its row; and who has made them.
+    """Changes of one bucket in their order.
 
-    Of `-U` and `-D` that is the row before; of `-D` without before-images its key, and null otherwise.
+    Attributes:
+        kinds: The row kind of each change (uint8).
+        rows: The row of each change: for `-U` and `-D` the row before the change; for a `-D` without before-image only
+            the key, with nulls in the other columns.
+        origin: Who has made the changes.
     """
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -92,14 +96,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """Some changes that follow each other and were made for one schema.
+    """Adjacent changes whose rows have the same schema.
 
     Attributes:
-        offset: That of the first change; the others count on from it.
-        epoch: Of all of them.
+        offset: The offset of the first change; the others follow.
+        epoch: The epoch of all changes.
         schema_id: The version of the table's schema that the rows have.
-        commit_micros: When each was committed, in microseconds since 1970 UTC; never decreasing.
-        changes: What they are.
+        commit_micros: The commit time of each change, in microseconds since 1970 UTC; never decreasing.
+        changes: The changes.
     """
 
     offset: int
@@ -123,9 +127,9 @@ class LogRecord:
 def encode_records(
     changes: Changes, *, epoch: int, count: int, schema_id: int, commit_micros: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of the records of one commit, whose first change is number `count` of its bucket.
+    """Encodes the changes of one commit as records: keys and values. The first change is number `count` of its bucket.
 
-    A row before and the row after it are in one record.
+    The row before an update and the row after it are always in one record.
     """
     start = 0
     while start < len(changes):
@@ -140,10 +144,7 @@ def encode_records(
 
 
 def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
-    """Key and value of one record that has the changes of several, which follow each other.
-
-    All are of the same epoch, schema and origin.
-    """
+    """Encodes the changes of adjacent records of the same epoch, schema and origin as one record: key and value."""
     first = records[0]
     kinds = np.concatenate([record.changes.kinds for record in records])
     times = np.concatenate([record.commit_micros for record in records])
@@ -169,7 +170,7 @@ def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """What is known of a stored record without decoding it: as in `LogRecord`, with the time of its first change."""
+    """The header of a stored record; see `LogRecord`. The commit time is that of the first change."""
 
     offset: int
     epoch: int
@@ -180,7 +181,7 @@ class RecordHeader:
 
 
 def decode_header(key: bytes, value: bytes) -> RecordHeader:
-    """The head of a stored record. Raises DataLoss when it has none."""
+    """Decodes the header of a stored record without its changes. Raises DataLoss when it is damaged."""
     try:
         _, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
         columns = struct.unpack_from(f"<{targets}I", value, _HEADER.size)
@@ -190,10 +191,11 @@ def decode_header(key: bytes, value: bytes) -> RecordHeader:
 
 
 def _to_ipc(batch: pa.RecordBatch) -> bytes:
-    """The batch as one IPC message; compressed where that halves it, since every row is in the log once more.
+    """The batch as one IPC message. It is compressed only if that halves its size.
 
-    Otherwise reading is worth more: to decompress a record of T4, from 0.62 of its size, takes most of the time that
-    reading it does. The first rows tell whether it is tried at all: as another stream, that took a tenth of a write.
+    The changelog has a copy of every row, so halving it is worth the time. Saving less is not: decompressing a record
+    of T4, which shrinks to 0.62, takes most of the time of reading it. A sample of the first rows decides whether to
+    try at all, because compressing every record in full took a tenth of the time of a write.
     """
     plain = cast("bytes", batch.serialize().to_pybytes())
     if batch.num_rows < _COMPRESSED_FROM:
@@ -214,14 +216,14 @@ def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as writer:
         writer.write_batch(batch)
-    # Only a stream takes options: its second message is the batch.
+    # Only a stream takes options. Its second message is the batch.
     messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
     messages.read_next_message()
     return messages.read_next_message().serialize()
 
 
 def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
-    """The schema of a record's batch: the row kind, of a segment the commit time, then the table's columns."""
+    """The schema of a record's batch: the row kind, for a segment the commit time, then the columns of the table."""
     fields = [pa.field("_change_type", pa.uint8(), nullable=False)]
     if segment:
         fields.append(pa.field("_commit_micros", pa.int64(), nullable=False))
@@ -229,10 +231,10 @@ def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
 
 
 def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogRecord:
-    """The record of a stored key and value.
+    """Decodes a record from its stored key and value.
 
     Raises:
-        DataLoss: It is not what is written here.
+        DataLoss: The record is damaged.
     """
     try:
         (offset,) = _KEY.unpack(key)
@@ -251,6 +253,6 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, SchemaMismatch) as error:
         raise DataLoss("a changelog record is damaged") from error
     if batch.num_rows != count:
-        raise DataLoss(f"the changelog record at offset {offset} has {batch.num_rows} changes where {count} belong")
+        raise DataLoss(f"the changelog record at offset {offset} has {batch.num_rows:,} changes instead of {count:,}")
     rows = batch.select(range(2 if segment else 1, batch.num_columns))
     return LogRecord(offset, epoch, schema_id, times, Changes(kinds, rows, origin))

@@ -1,4 +1,4 @@
-"""How a columnar base is written: rows in key order become batches, files with checksums, and a directory at last."""
+"""Writes a columnar base: rows in key order become batches, files with checksums, and finally a directory."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ BATCH_ROWS: Final = 32_768
 """Rows of a batch, at most."""
 
 BATCH_BYTES: Final = 2 << 20
-"""Bytes of a batch's Arrow body, about; a single longer row is a batch of its own."""
+"""The approximate size of the Arrow body of a batch. A longer row is a batch of its own."""
 
 LONGEST_ZONE_VALUE: Final = 64
-"""Bytes of a text or binary value that a zone keeps; where the least or the greatest is longer, there is no zone."""
+"""Bytes of the longest string or binary value in a zone map. A batch with a longer bound has no zone."""
 
 _HELD_BYTES: Final = 4 * BATCH_BYTES
 _BYTES_OF_A_PART: Final = 4096
@@ -47,20 +47,20 @@ _MAGIC_BYTES: Final = 8
 
 
 class BaseWriter:
-    """Writes one base of a bucket. Use it from one thread at a time, and end it with `finish` or `discard`.
+    """Writes one base of a bucket. For one thread at a time; end it with `finish` or `discard`.
 
-    It holds the rows of one batch, and, where they are slices, 8 MiB of what they are slices of.
+    Memory: the rows of one batch, and up to 8 MiB of the buffers of which these rows are slices.
 
     Args:
-        directory: That of the bucket's bases; made when there is none. One writer at a time.
-        definition: The table; the rows have its current schema.
-        bucket: The bucket.
-        now_micros: The commit time of now.
-        zone_columns: The columns beside the key whose zones are kept. None: all that can have them, which are those of
-            integers, floats, decimals, booleans, dates, times, text and binary.
+        directory: The directory of the bucket's bases, which is created when it is missing. One writer at a time.
+        definition: The definition of the table. The rows have its current schema.
+        bucket: The number of the bucket.
+        now_micros: The current commit time.
+        zone_columns: The columns other than the key columns that get zone maps. None: all columns of integers, floats,
+            decimals, booleans, dates, times, strings and binary values.
 
     Raises:
-        OSError: It cannot be made, nor was anything.
+        OSError: The base cannot be created; nothing was.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class BaseWriter:
         """Appends rows. Blocks.
 
         Args:
-            rows: Any number of rows, of the table's current schema.
-            keys: Their encoded keys, ascending, all above those before.
+            rows: Any number of rows of the table's current schema.
+            keys: The encoded keys of the rows, ascending, all greater than the keys written before.
 
         Raises:
-            OSError: The disk is full, or the like; what is left is to discard the base.
+            OSError: The write failed, for example because the disk is full. Discard the base.
         """
         assert len(keys) == rows.num_rows
         start = 0
         while start < rows.num_rows:
             left = rows.slice(start, BATCH_ROWS - self._pending_rows)
-            count, size = _that_fit(left, BATCH_BYTES - self._pending_bytes)
+            count, size = _rows_that_fit(left, BATCH_BYTES - self._pending_bytes)
             if count == 0 and not self._pending:
                 count, size = 1, left.slice(0, 1).nbytes
             if count:
@@ -122,16 +122,16 @@ class BaseWriter:
                 self._write_batch()
 
     def finish(self, log_offset: int) -> Path:
-        """Makes the base one that is there, durable when this returns. Blocks.
+        """Completes the base durably. Blocks.
 
         Args:
-            log_offset: The offset of the first change that is not in it.
+            log_offset: The offset of the first change that is not in the base.
 
         Returns:
-            Its directory.
+            The directory of the base.
 
         Raises:
-            OSError: The disk is full, or the like; the base was discarded.
+            OSError: The write failed, for example because the disk is full. The base was discarded.
         """
         try:
             if self._pending:
@@ -149,7 +149,7 @@ class BaseWriter:
         return path
 
     def discard(self) -> None:
-        """Removes what was written, unless it was finished. To be called any number of times."""
+        """Removes an unfinished base. Idempotent."""
         for file in self._files:
             file.abandon()
         self._pending.clear()
@@ -167,7 +167,7 @@ class BaseWriter:
         self._held_bytes += rows.get_total_buffer_size() + keys.get_total_buffer_size() + _BYTES_OF_A_PART
         if self._held_bytes > _HELD_BYTES and len(self._pending) > 1:
             self._pending = [self._joined()]
-            # Of its own buffers, so it holds nothing but what is counted in pending bytes.
+            # The joined rows have buffers of their own, which `_pending_bytes` counts.
             self._held_bytes = 0
 
     def _joined(self) -> tuple[pa.RecordBatch, pa.BinaryArray]:
@@ -212,37 +212,37 @@ class BaseWriter:
 
 def _next_name(directory: Path, now_micros: int) -> str:
     newest = max((int(name[:16], 16) for name in list_base_names(directory)), default=0)
-    # Of the time, so that the name of one that was removed, which a reader may still know, is not used again.
+    # From the time, so that the name of a removed base, which a reader may still know, is never used again.
     return f"{max(newest + 1, now_micros * 1000):016x}"
 
 
-def _that_fit(rows: pa.RecordBatch, room: int) -> tuple[int, int]:
-    """How many of the first rows have at most `room` bytes in Arrow, and how many bytes these have."""
+def _rows_that_fit(rows: pa.RecordBatch, budget: int) -> tuple[int, int]:
+    """How many of the first rows fit into `budget` bytes of Arrow buffers, and how many bytes they take."""
     size = rows.nbytes
-    if size <= room:
+    if size <= budget:
         return rows.num_rows, size
-    fits, fits_not = 0, rows.num_rows
-    while fits_not - fits > 1:
-        middle = (fits + fits_not) // 2
-        if rows.slice(0, middle).nbytes <= room:
+    fits, too_many = 0, rows.num_rows
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if rows.slice(0, middle).nbytes <= budget:
             fits = middle
         else:
-            fits_not = middle
+            too_many = middle
     return fits, rows.slice(0, fits).nbytes
 
 
 class _MessageFile:
-    """An Arrow IPC file in the making, which notes where each block of it lies, and its checksum, as it is written.
+    """An Arrow IPC file that is being written, with the offset and checksum of each block.
 
-    Also the file object that Arrow writes to: whatever becomes of the bytes behind it, the checksum is of those that
-    were meant.
+    It is also the file object to which Arrow writes, so the checksums are of the bytes that Arrow meant to write, even
+    if the system or the disk alters them later.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.name = path.name
         self.blocks: list[FileBlock] = []
         self._start = self._offset = self._checksum = 0
-        # Arrow writes it together with the first message.
+        # Arrow writes the head together with the first message.
         self._head_bytes = _MAGIC_BYTES + schema.serialize().size
         self._file = path.open("wb")
         self._writer: Any = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema)
@@ -253,7 +253,7 @@ class _MessageFile:
         self._end_block()
 
     def close(self) -> None:
-        """Ends the file, durable when this returns."""
+        """Completes the file durably."""
         self._writer.close()
         self._end_block()
         self._file.flush()
@@ -261,25 +261,25 @@ class _MessageFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Closes it as it is. It may be closed."""
+        """Closes the file as it is. Idempotent."""
         with suppress(OSError):
-            # What is left in its buffer may find no place either; it is closed all the same.
+            # Flushing the buffer may fail as well, but the file gets closed.
             self._file.close()
 
     @property
     def closed(self) -> bool:
-        """For Arrow: whether it can be written to."""
+        """For Arrow: whether the file is closed."""
         return self._file.closed
 
     def notify(self) -> int:
-        """For Arrow: how much was written."""
+        """For Arrow: how many bytes were written."""
         return self._offset
 
     def flush(self) -> None:
-        """For Arrow, which does so when it has ended the file."""
+        """For Arrow, which calls it at the end of the file."""
 
     def write(self, data: bytes | pa.Buffer) -> None:
-        """For Arrow: appends some bytes, never of two blocks."""
+        """For Arrow: appends bytes, never of two blocks at once."""
         self._file.write(data)
         self._checksum = google_crc32c.extend(self._checksum, data)
         self._offset += len(data)
@@ -292,24 +292,24 @@ class _MessageFile:
 
 
 class _ZoneColumn:
-    """The zones of one column in the making."""
+    """Collects the zone map of one column."""
 
     def __init__(self, field: pa.Field) -> None:
         self.field = field
         self._zones: list[dict[str, Any] | None] = []
 
     def add(self, values: pa.Array) -> None:
-        """Notes the zone of the next batch's values."""
+        """Adds the zone of the values of the next batch."""
         type_ = self.field.type
         nans = False
-        # Arrow has no order for half floats; as floats they have the same.
+        # Arrow cannot compare half floats. As floats they have the same order.
         compared = values.cast(pa.float32()) if pat.is_float16(type_) else values
         bounds = pc.min_max(compared)
         least, greatest = bounds["min"].cast(type_), bounds["max"].cast(type_)
         if pat.is_floating(type_):
             nans = bool(pc.any(pc.is_nan(compared), min_count=0).as_py())
             if nans and pc.is_nan(bounds["min"]).as_py():
-                # Nothing but NaN and null.
+                # All values are NaN or null.
                 least = greatest = pa.scalar(None, type_)
         too_long = least.is_valid and max(_length(least), _length(greatest)) > LONGEST_ZONE_VALUE
         zone = {"least": least, "greatest": greatest, "nulls": values.null_count, "has_nan": nans}
@@ -323,5 +323,5 @@ class _ZoneColumn:
 
 
 def _length(value: pa.Scalar) -> int:
-    """Bytes of a value; those of a fixed width are all short enough."""
+    """Bytes of a string or binary value; 0 for fixed-width values, which are all short."""
     return len(value.as_buffer()) if pat.is_string(value.type) or pat.is_binary(value.type) else 0

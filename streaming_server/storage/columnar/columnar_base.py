@@ -1,16 +1,16 @@
 """A columnar base: all rows of a bucket at one log offset, in key order, in Arrow files that are mapped into memory.
 
-<table>/bases/<bucket>/<name>/rows.arrow     the rows, an Arrow IPC file that anything that knows Arrow can read
-<table>/bases/<bucket>/<name>/keys.arrow     their encoded keys, in the same batches
-<table>/bases/<bucket>/<name>/zones.arrow    least and greatest value of columns, a row for each batch
-<table>/bases/<bucket>/<name>/manifest.json  what it is of, and where in the files each message lies, with its checksum
-<table>/bases/<bucket>/<name>.tmp            a base in the making, or one that is being removed
+<table>/bases/<bucket>/<name>/rows.arrow     the rows, as an Arrow IPC file that every Arrow library can read
+<table>/bases/<bucket>/<name>/keys.arrow     the encoded keys of the rows, in the same batches
+<table>/bases/<bucket>/<name>/zones.arrow    zone maps: the least and greatest values of columns, one row for each batch
+<table>/bases/<bucket>/<name>/manifest.json  what the base contains, and the offset and checksum of each message
+<table>/bases/<bucket>/<name>.tmp            a base that is being written or removed
 
-Arrow takes offsets in its messages as they are, and reads outside of them, or ends the process, when they are damaged.
-So every byte of the three files is covered by a checksum of the manifest, and no message is shown to Arrow before it
-was compared. The footers of the files are for others: places and schema are in the manifest.
+Arrow trusts the offsets in its messages. Damaged offsets make it read out of bounds or crash the process. So the
+manifest has checksums that cover every byte of the three files, and each message is verified before Arrow sees it. The
+footers of the files are for other programs: the server takes offsets and schema from the manifest.
 
-RocksDB has the same rows. A base that is damaged or lost costs the time to build it, nothing else.
+RocksDB has the same rows, so a base that is damaged or lost costs only the time to build it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ZONES_FILE: Final = "zones.arrow"
 MANIFEST_FILE: Final = "manifest.json"
 KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 UNFINISHED: Final = ".tmp"
-"""The end of the names of directories that are not, or no longer, a base."""
+"""The suffix of directories that are not yet, or no longer, a base."""
 
 _FORMAT: Final = 2
 _NAME: Final = re.compile(r"([0-9a-f]{16})(\.tmp)?")
@@ -47,17 +47,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseInfo:
-    """What a base is of.
+    """What a base contains.
 
     Attributes:
-        name: Its directory's; the name of a newer base of the bucket is greater, and none is ever used again.
-        incarnation: The table's, which no other table has.
-        bucket: The bucket.
+        name: The name of its directory. A newer base of the bucket has a greater name, and names are never reused.
+        incarnation: The incarnation of the table.
+        bucket: The number of the bucket.
         schema_id: The version of the table's schema that the rows have.
-        log_offset: The offset of the first change that is not in it.
-        cut_millis: When it was begun, which is when its bucket had that offset, in milliseconds since 1970 UTC.
-        rows: Rows in it.
-        disk_bytes: Bytes of its files.
+        log_offset: The offset of the first change that is not in the base.
+        cut_millis: When the bucket had this offset and the build began, in milliseconds since 1970 UTC.
+        rows: The number of rows.
+        disk_bytes: Bytes of the files.
     """
 
     name: str
@@ -72,13 +72,13 @@ class BaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """What the values of one column in one batch lie between.
+    """The bounds of the values of one column in one batch.
 
     Attributes:
-        least: The least value that is neither null nor NaN. None: there is no such value.
-        greatest: The greatest of them.
-        nulls: How many values are null.
-        has_nan: Whether any is NaN.
+        least: The least value that is neither null nor NaN. None: no such value exists.
+        greatest: The greatest such value.
+        nulls: The number of nulls.
+        has_nan: Whether any value is NaN.
     """
 
     least: pa.Scalar | None
@@ -89,7 +89,7 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One batch of rows: how many, and the encoded keys of the first and the last one."""
+    """One batch of rows: the number of rows, and the encoded keys of the first and the last row."""
 
     rows: int
     first_key: bytes
@@ -98,13 +98,13 @@ class BatchEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseManifest:
-    """What the manifest of a base says.
+    """The manifest of a base.
 
     Attributes:
-        name: As in `BaseInfo`, like those up to `rows`.
-        schema: The rows' schema.
+        name: See `BaseInfo`, as for the fields up to `rows`.
+        schema: The schema of the rows.
         batches: The batches in key order.
-        files: By name, a file's blocks, which cover it: what comes before its messages, these, and what comes behind.
+        files: The blocks of each file, by name. They cover the file: its head, its messages, and its tail.
     """
 
     name: str
@@ -156,15 +156,15 @@ class BaseManifest:
 
 
 class ColumnarBase:
-    """A base, mapped into memory. Immutable; use it from any thread.
+    """A columnar base, mapped into memory. Immutable and thread-safe.
 
-    What it gives are views of the map, which live as long as anybody has them, also when the base is closed or its
-    files are removed. Each message is compared with its checksum when it is first asked for, which reads it from disk,
-    unless it was read ahead: asking for a batch has the system read the next ones.
+    Batches and messages are views of the mapped files. They stay valid while they are referenced, even after the base
+    was dropped or its files were removed. The first access to a message verifies its checksum, which reads it from disk
+    unless the system has read it ahead: each access makes the system read the next messages.
 
     Attributes:
-        path: Where it lay when it was opened.
-        info: What it is of.
+        path: The directory of the base when it was opened.
+        info: What the base contains.
         schema: The schema of the rows.
         first_keys: The encoded key of the first row of each batch, ascending.
         last_keys: The encoded key of the last row of each batch, ascending.
@@ -195,14 +195,14 @@ class ColumnarBase:
 
     @classmethod
     def open(cls, path: Path, location: str) -> ColumnarBase:
-        """Opens the base in a directory. Reads its manifest and zones, but no rows.
+        """Opens the base in a directory. Reads the manifest and the zone maps, but no rows.
 
         Args:
             path: The directory.
             location: What errors call the bucket.
 
         Raises:
-            DataLoss: It is not whole. Damage of rows and keys shows when they are asked for.
+            DataLoss: The base is incomplete. Damage of rows and keys is found when they are read.
         """
         manifest = _read_manifest(path, location)
         try:
@@ -211,27 +211,27 @@ class ColumnarBase:
             raise DataLoss(f"{location}: the columnar base {path} cannot be read: {error}") from error
 
     def __len__(self) -> int:
-        """How many batches it has."""
+        """The number of batches."""
         return len(self._counts)
 
     def rows_in(self, number: int) -> int:
-        """How many rows a batch has."""
+        """The number of rows of a batch."""
         return self._counts[number]
 
     def bytes_in(self, number: int) -> int:
-        """How many bytes the rows of a batch have as an IPC message."""
+        """Bytes of the IPC message of a batch."""
         return self._rows.bytes_in(number)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """The rows of a batch; nothing is copied. Raises DataLoss when they are damaged."""
+        """The rows of a batch, without a copy. Raises DataLoss when they are damaged."""
         return self._rows.batch(number, self.schema, self._counts[number])
 
     def keys(self, number: int) -> pa.BinaryArray:
-        """The encoded keys of the rows of a batch, ascending; nothing is copied. Raises DataLoss for damage."""
+        """The encoded keys of the rows of a batch, ascending, without a copy. Raises DataLoss when they are damaged."""
         return self._keys.batch(number, KEYS_SCHEMA, self._counts[number]).column(0)
 
     def message(self, number: int) -> pa.Buffer:
-        """The rows of a batch as `RecordBatch.serialize` gives them; nothing is copied. Raises DataLoss for damage."""
+        """The rows of a batch as by `RecordBatch.serialize`, without a copy. Raises DataLoss when they are damaged."""
         return self._rows.message(number)
 
     def crc32c(self, number: int) -> int:
@@ -239,7 +239,7 @@ class ColumnarBase:
         return self._rows.crc32c(number)
 
     def zone(self, number: int, column: str) -> Zone | None:
-        """What the values of a column in a batch lie between; None: that is not kept."""
+        """The bounds of the values of a column in a batch. None: the base has none for the column."""
         values = self._zones.get(column)
         zone = None if values is None else values[number]
         if zone is None or not zone.is_valid:
@@ -251,12 +251,12 @@ class ColumnarBase:
 
 
 def newest_base(directory: Path, location: str) -> ColumnarBase | None:
-    """Opens the newest base of a bucket that is whole, and removes the others, and what a crash left.
+    """Opens the newest complete base of a bucket, and removes all others and the remains of a crash. Blocks.
 
-    For a start, when nobody builds one. Blocks.
+    Call it at the start of a server, while no build of a base runs.
 
     Args:
-        directory: That of the bucket's bases; there may be none.
+        directory: The directory of the bucket's bases, which may be missing.
         location: What errors call the bucket.
     """
     found: ColumnarBase | None = None
@@ -265,19 +265,19 @@ def newest_base(directory: Path, location: str) -> ColumnarBase | None:
             found = ColumnarBase.open(directory / name, location)
             break
         except DataLoss as error:
-            _log.error("a columnar base is removed, and will be built again: %s", error)
+            _log.error("a damaged columnar base is removed, and will be built again: %s", error)
     remove_bases(directory, but=None if found is None else found.info.name)
     return found
 
 
 def remove_bases(directory: Path, *, but: str | None) -> None:
-    """Removes the bases of a bucket, whole or not, all but one. Who has one mapped keeps it. Blocks.
+    """Removes all bases of a bucket but one, complete or not. Readers keep what they have mapped. Blocks.
 
-    What cannot be removed stays, with a line in the log, until the next time.
+    A base that cannot be removed is logged and stays until the next call.
 
     Args:
-        directory: That of the bucket's bases; there may be none.
-        but: The name of the base that stays. None: none does.
+        directory: The directory of the bucket's bases, which may be missing.
+        but: The name of the base to keep. None: remove all.
     """
     for name in list_base_names(directory):
         if name == but:
@@ -285,7 +285,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
         path = gone = directory / name
         try:
             if path.suffix != UNFINISHED:
-                # At one stroke, so that a crash does not leave half of it under a name that promises a whole one.
+                # Renamed first, so that a crash leaves no incomplete base under the name of a complete one.
                 gone = path.with_suffix(UNFINISHED)
                 path.rename(gone)
             shutil.rmtree(gone)
@@ -294,7 +294,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
 
 
 def list_base_names(directory: Path) -> list[str]:
-    """The names of the bases in a directory by age, the oldest first, unfinished ones among them; nothing else."""
+    """The names of the bases in a directory, complete or not, the oldest first."""
     if not directory.is_dir():
         return []
     return sorted(path.name for path in directory.iterdir() if _NAME.fullmatch(path.name))

@@ -1,4 +1,4 @@
-"""One scan of one bucket: reads RocksDB in steps, gives Arrow batches, and cannot end short unnoticed."""
+"""A cursor over the rows of one bucket, which reads in bounded steps and never ends early unnoticed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _ONE_IN: Final = 64
 
 
 class BucketCursor:
-    """The rows of one bucket in key order, as of the moment the cursor was made; or of a range, or against key order.
+    """The rows of one bucket, or of a key range of it, at the instant when the cursor was created.
 
-    It reads in steps of bounded time, however many rows were deleted between those that there are: see `RangeReader`.
+    The rows come in key order, or in descending key order with `reverse`. Each step takes a bounded time, however many
+    deleted rows lie between the live ones: see `RangeReader`.
 
-    Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
+    Create the cursor under the bucket's mutex; then use it from one thread at a time. It pins files on disk until
+    `close`.
 
     Attributes:
-        longest_row: Bytes of the longest row the bucket has held, which bounds what one step can read.
+        longest_row: Bytes of the longest row ever written to the bucket, which bounds what one step can read.
         rows_scanned: Rows of the range read so far, decoded or not.
         open_cursors: How many cursors of this process are open.
-        message, stored: None: rows do not lie there as Arrow.
+        message, stored: None, because the rows are not stored as Arrow.
     """
 
     open_cursors: ClassVar[int] = 0
@@ -64,18 +66,18 @@ class BucketCursor:
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which it has read, decoded or not; None before the first. Takes a few microseconds.
+        """The encoded key up to which the cursor has read. None: before the first. Takes a few microseconds.
 
-        It is that of the last row given, or lies behind it, where there are no rows up to it.
-        Raises DataLoss when the row is damaged.
+        This is the key of the last row returned, or a later one when no rows lie between the two. Raises DataLoss when
+        that row is damaged.
         """
         return None if self._reader is None else self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, at most `max_rows`, perhaps none: `last_key` has moved nevertheless. None at the end.
+        """The next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
 
-        All rows but the last are within `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded or the
-        end is not the end.
+        All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be
+        decoded, or when the end-of-range check fails.
         """
         values = self.next_rows(max_rows, max_bytes)
         if values is None:
@@ -83,18 +85,18 @@ class BucketCursor:
         try:
             return self._decoder.decode(pa.array(values, pa.binary()))
         except DataLoss as error:
-            raise self._here(error) from error
+            raise self._damage(error) from error
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
-        """Reads on as `next_batch` does, but decodes nothing: how many rows that were; None at the end.
+        """Reads like `next_batch`, but decodes nothing; returns how many rows it read, or None at the end.
 
-        Raises DataLoss when the end is not the end. A damaged row goes unnoticed.
+        Raises DataLoss when the end-of-range check fails. Does not notice a damaged row.
         """
         values = self.next_rows(max_rows, max_bytes)
         return None if values is None else len(values)
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""
+        """The next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
         if self._reader is None:
             return None
         values = self._read(self._reader, max_rows, max_bytes)
@@ -102,26 +104,26 @@ class BucketCursor:
         return None if self._reader.ended and not values else values
 
     def _read(self, reader: RangeReader[bytes], max_rows: int, max_bytes: int) -> list[bytes]:
-        """Reads in steps so small that even rows of the greatest length would stay within the budget."""
+        """Reads in steps so small that even the longest rows would stay within the budget."""
         values: list[bytes] = []
-        room, wanted = max_bytes, max_rows
-        while wanted > 0 and room > max_bytes // 2:
-            step = min(max(room // self.longest_row, 1), wanted)
+        budget, wanted = max_bytes, max_rows
+        while wanted > 0 and budget > max_bytes // 2:
+            step = min(max(budget // self.longest_row, 1), wanted)
             part = reader.read(step)
             values = values + part if values else part
             if len(part) < step or step == wanted or _estimated_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
-            room -= sum(map(len, part))
+            budget -= sum(map(len, part))
         return values
 
     def _key_of(self, value: bytes) -> bytes:
         try:
             return self._row_keys.key_of(value)
         except DataLoss as error:
-            raise self._here(error) from error
+            raise self._damage(error) from error
 
-    def _here(self, error: DataLoss) -> DataLoss:
+    def _damage(self, error: DataLoss) -> DataLoss:
         return DataLoss(f"{self._store.location}: {error.message}")
 
     def close(self) -> None:
@@ -133,5 +135,5 @@ class BucketCursor:
 
 
 def _estimated_bytes(rows: list[bytes]) -> int:
-    """About how long many rows are together, by some of them; of few rows, nothing. A sum is 5 % of a scan."""
+    """Estimates the size of many rows by a sample; 0 for few rows. Adding up all lengths would take 5 % of a scan."""
     return _ONE_IN * sum(map(len, rows[: len(rows) // _ONE_IN * _ONE_IN : _ONE_IN])) if len(rows) > 1024 else 0

@@ -1,4 +1,4 @@
-"""One reading of the entries of an index in one bucket, in their order or against it, as of one moment."""
+"""A cursor over the entries of an index in one bucket."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ STEP_SECONDS: Final = 0.001
 
 
 class EntryCursor:
-    """The entries of one bucket in some key ranges, as of the moment the cursor was made.
+    """The index entries of one bucket in some key ranges, at the instant when the cursor was created.
 
-    Like a `BucketCursor` it reads in steps of bounded time and cannot end short unnoticed, is made under the bucket's
-    mutex, used from one thread at a time, and pins files on disk until `close`.
+    Like a `BucketCursor`, it reads in steps of bounded time and never ends early unnoticed. Create it under the
+    bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
     Attributes:
         entries_scanned: Entries of the ranges read so far.
     """
 
     def __init__(self, store: RocksStore, longest_row: int, ranges: KeyRanges, *, reverse: bool = False) -> None:
-        """Begins before the first entry.
+        """Creates a cursor before the first entry.
 
         Args:
-            store: Where the bucket lies.
-            longest_row: Bytes of the longest row the bucket has held.
-            ranges: Ranges of the keys of entries, as `IndexCodec.within` gives them.
-            reverse: Whether the last entry is read first.
+            store: The store of the bucket.
+            longest_row: Bytes of the longest row ever written to the bucket.
+            ranges: Ranges of the keys of entries, as `IndexCodec.within` returns them.
+            reverse: Whether to read the entries in descending order.
         """
         self.entries_scanned = 0
         self._open = False
@@ -53,16 +53,16 @@ class EntryCursor:
 
     @property
     def ended(self) -> bool:
-        """Whether it is proven that there are no more entries."""
+        """Whether all entries were read, and the end-of-range check has passed."""
         return self._reader is None or self._reader.ended
 
     def next_entries(self, max_entries: int) -> tuple[list[bytes], list[bytes]] | None:
-        """The keys and values of the next entries, at most so many, perhaps none; None at the end, which is proven.
+        """The keys and values of the next entries, at most `max_entries` and possibly none; None at the end.
 
-        Fewer than were asked for say nothing about the end: call it again until it is there.
+        Fewer entries than asked for do not mean the end: call it again until it returns None.
 
         Raises:
-            DataLoss: The end is not the end. A damaged entry goes unnoticed.
+            DataLoss: The end-of-range check has failed. A damaged entry is not noticed.
         """
         if self._reader is None:
             return None

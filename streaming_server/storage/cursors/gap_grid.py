@@ -1,8 +1,8 @@
-"""Where to look next in a stretch of keys that have all been deleted: pure arithmetic on encoded keys.
+"""Where to seek next in a gap, which is a key range whose keys have all been deleted: arithmetic on encoded keys.
 
-A key is taken for the binary fraction that its bytes are. The multiples of 2**-bits are a grid on all keys: the more
-bits, the finer. A step across a gap goes to the next place of a grid; the grid becomes coarser where steps find little
-to skip, and finer where they find too much.
+A key is read as a binary fraction whose digits are its bytes. The multiples of 2**-bits form a grid over all keys: the
+more bits, the finer the grid. Each step across a gap goes to the next grid key. The grid becomes coarser while steps
+find little to skip, and finer when a step finds too much.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from __future__ import annotations
 from typing import Final
 
 _STEADY: Final = 4
-"""Steps on a grid before a coarser one is tried again: a step that finds too much is lost."""
+"""Steps on a grid before a coarser one is tried again, because a step that finds too much is wasted."""
 
 
 def next_grid_key(key: bytes, bits: int) -> bytes | None:
-    """The next place of a grid behind a key. None: there is none."""
+    """The next grid key after a key. None: no such key exists."""
     size, shift = _size_and_shift(bits)
-    place = (_head(key, size) >> shift) + 1 << shift
-    return None if place >> 8 * size else place.to_bytes(size, "big")
+    grid_key = (_head(key, size) >> shift) + 1 << shift
+    return None if grid_key >> 8 * size else grid_key.to_bytes(size, "big")
 
 
 def previous_grid_key(key: bytes | None, bits: int) -> bytes:
-    """The last place of a grid before a key, where None is behind all keys; the empty key is a place of every grid."""
+    """The last grid key before a key, where None stands for the end of all keys. The empty key is on every grid."""
     size, shift = _size_and_shift(bits)
     if key is None:
         return ((1 << 8 * size) - (1 << shift)).to_bytes(size, "big")
     head = _head(key, size)
-    place = head >> shift
-    if head == place << shift and not key[size:].strip(b"\0"):
-        place -= 1
-    return (place << shift).to_bytes(size, "big") if place > 0 else b""
+    grid_key = head >> shift
+    if head == grid_key << shift and not key[size:].strip(b"\0"):
+        grid_key -= 1
+    return (grid_key << shift).to_bytes(size, "big") if grid_key > 0 else b""
 
 
 def _size_and_shift(bits: int) -> tuple[int, int]:
-    """The bytes that places of a grid take, and the bits of these that are zero."""
+    """The number of bytes of grid keys, and the number of their trailing bits that are zero."""
     size = -(-bits // 8)
     return size, 8 * size - bits
 
@@ -43,13 +43,13 @@ def _head(key: bytes, size: int) -> int:
 
 
 class GridResolution:
-    """How fine the grid is on which a gap is crossed: finer after each step that found too much, then coarser again.
+    """The adaptive resolution of the grid on which a gap is crossed.
 
     Args:
-        most_bits: Those of a grid so fine that a step across it finds next to nothing.
+        most_bits: The finest resolution, at which a step finds next to nothing.
 
     Attributes:
-        bits: Those of the grid to try next.
+        bits: The resolution to try next.
     """
 
     def __init__(self, most_bits: int) -> None:
@@ -60,7 +60,7 @@ class GridResolution:
         self._steady = 0
 
     def refine(self) -> bool:
-        """Takes a finer grid, after a step that found more than it may skip; False when there is none."""
+        """Makes the grid finer after a step that reached the skip limit; False when it is the finest already."""
         if self.bits == self._most:
             return False
         self._too_coarse = self.bits
@@ -70,7 +70,7 @@ class GridResolution:
         return True
 
     def coarsen(self) -> None:
-        """Takes a coarser grid, at once or soon, after a step that crossed to its place."""
+        """Makes the grid coarser, at once or soon, after a step that reached its grid key."""
         self._finer_by = 1
         if self.bits - self._too_coarse > 1:
             self.bits = (self.bits + self._too_coarse + 1) // 2

@@ -1,4 +1,4 @@
-"""Single looks at the keys of a bucket: a few from any place on, for estimates of how many there are where."""
+"""Samples the keys of a bucket, for estimates of their density."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _TOP: Final = b"\xff" * 16
 
 
 class KeyProbe:
-    """Reads some keys of one bucket from wherever it is asked to, as of the moment it was made.
+    """Reads a few keys of one bucket from any key on, at the instant when the probe was created.
 
-    A look passes over a bounded number of deleted keys, so that it holds the event loop for a millisecond at most.
-    Where there are more, it sees fewer keys than there are: enough for an estimate, and never to be taken for all.
+    Each call skips a bounded number of deleted keys, so it holds the event loop for at most a millisecond. Among more
+    deleted keys, it finds fewer keys than exist: enough for an estimate, but never a proof that no others exist.
 
-    Use it from one thread at a time. It pins files on disk until `close`.
+    For one thread at a time. It pins files on disk until `close`.
     """
 
     def __init__(self, store: RocksStore) -> None:
         self._store = store
-        # As in `BucketCursor`: freed after the iterator, never changed.
+        # The iterator only borrows its options: never change them, and free them after it.
         self._options = scan_options(max_skips=_MOST_SKIPS)
         try:
             self._iterator: RdictIter | None = store.rows.iter(self._options)
@@ -36,10 +36,10 @@ class KeyProbe:
             raise store.failure(error) from error
 
     def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """The first keys from a place on, at most so many; fewer at the end, or among deleted ones. Raises DataLoss."""
-        self._standing.seek(start)
-        iterator = self._standing
-        # Loops that Python has in C, as in `RangesCursor`.
+        """The first keys from `start` on, at most `count`; fewer at the end or among deleted keys. Raises DataLoss."""
+        self._open_iterator.seek(start)
+        iterator = self._open_iterator
+        # Python runs these loops in C.
         pairs = list(islice(zip(iter(iterator.key, None), iter(iterator.next, 0)), count))  # noqa: B905
         del iterator
         if len(pairs) < count:
@@ -47,31 +47,31 @@ class KeyProbe:
         return [key for key, _ in pairs]
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """The last key below a place, or of all for None; None where there is none. Raises DataLoss.
+        """The last key below `end`, or the last of all when `end` is None. None: no such key exists. Raises DataLoss.
 
-        Among deleted keys it may be one that is above the last, and not there.
+        Among deleted keys, the result may be a key above the last one that does not exist itself.
         """
         if end is None:
-            self._standing.seek_to_last()
+            self._open_iterator.seek_to_last()
         else:
-            self._standing.seek_for_prev(end)
-            if self._standing.valid() and self._standing.key() == end:
-                self._standing.prev()
-        if self._standing.valid():
-            key: bytes = self._standing.key()
+            self._open_iterator.seek_for_prev(end)
+            if self._open_iterator.valid() and self._open_iterator.key() == end:
+                self._open_iterator.prev()
+        if self._open_iterator.valid():
+            key: bytes = self._open_iterator.key()
             return key
         return (end or _TOP) if self._check() else None
 
     def _check(self) -> bool:
-        """Whether it has stopped among deleted keys. Raises DataLoss."""
+        """Whether the iterator has stopped among deleted keys. Raises DataLoss."""
         try:
-            return is_skip_limit_reached(self._standing)
+            return is_skip_limit_reached(self._open_iterator)
         except Exception as error:
             raise self._store.failure(error) from error
 
     @property
-    def _standing(self) -> RdictIter:
-        """The iterator. Keep it in no variable: an error's traceback would hold it, and its files, after `close`."""
+    def _open_iterator(self) -> RdictIter:
+        """The iterator. Assign it to no variable: the traceback of an error would keep it and its files open."""
         assert self._iterator is not None
         return self._iterator
 

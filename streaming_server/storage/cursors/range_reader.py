@@ -1,8 +1,9 @@
-"""Reads one key range of a bucket as of one moment, in steps of bounded time, to an end that is proven.
+"""Reads one key range of a bucket at one instant, in steps of bounded time, with an end-of-range check.
 
-RocksDB's fast iterators end in the same way at the last key, at a damaged block and after too many deleted entries, so
-their end proves nothing. The rule: a range has ended only where a checked iterator has found nothing more in it and
-reports no error. "Too many skipped" is neither an end nor an error: what is behind the gap is still to be read.
+A fast iterator of rocksdict ends in the same way at the last key, at a damaged block and after too many deleted
+entries, so its end proves nothing. Rule: a range has ended only when a checked iterator finds no further entry in it
+and reports no error. Its status "too many skipped" means neither an end nor an error: entries after the gap are still
+to be read.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STEP_SECONDS: Final = 0.004
-"""Processor time of one step, about: reading entries without gaps takes half of it for the largest chunk."""
+"""The approximate processor time of one step. Reading the largest chunk takes half of it when no gaps occur."""
 
 FAST_SKIPS: Final = 64
-"""Deleted entries in a row at which the fast iterator ends. A block of entries may pass over so many for each."""
+"""Adjacent deleted entries after which the fast iterator ends. It may skip that many before each entry."""
 CHECKED_SKIPS: Final = 512
-"""The same of the checked iterators, some 0.1 ms."""
+"""The same limit for checked iterators; skipping that many takes about 0.1 ms."""
 
 _LEAST_BLOCK: Final = 256
-"""Entries that the fast iterator reads at once; with `FAST_SKIPS` deleted entries before each, that takes 3 ms."""
+"""Entries that the fast iterator reads at once. With `FAST_SKIPS` deleted entries before each, that takes 3 ms."""
 _MOST_BLOCK: Final = 1024
-"""The same where the block before took little time. Larger blocks would make a scan 1 % faster."""
+"""The same limit after a block that took little time. Larger blocks would make a scan only 1 % faster."""
 
 _CHECKED_ENTRIES: Final = 64
 _LEAST_BOUND_BYTES: Final = 128
@@ -51,13 +52,14 @@ _MOST_BOUND_BYTES: Final = 2 * MAX_KEY_BYTES + 64
 
 @dataclass(frozen=True, slots=True)
 class EntryProjection(Generic[T]):
-    """What of its entries a reader gives.
+    """Which part of its entries a reader returns: values, or keys and values.
 
     Attributes:
-        fast: The method of a column family that makes the fast iterator; None for no such iterator. Not the method
-            itself, which would keep the bucket open.
-        checked: Gives what a checked iterator stands on, then moves it on with the function, until it is invalid.
-        key_of: The key of an entry as it is given. May raise DataLoss.
+        fast: The name of the method of a column family that creates the fast iterator. None: the reader has no fast
+            iterator. It is a name, because the method itself would keep the bucket open.
+        checked: Yields the entry at a checked iterator's position and moves on with the function, while the position is
+            valid.
+        key_of: Returns the key of a projected entry. May raise DataLoss.
     """
 
     fast: Literal["values", "items"] | None
@@ -66,17 +68,17 @@ class EntryProjection(Generic[T]):
 
 
 def values_projection(key_of: Callable[[bytes], bytes]) -> EntryProjection[bytes]:
-    """The values of entries, of which `key_of` tells the keys."""
+    """Projects entries to their values, from which `key_of` computes the keys."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[bytes]:
-        # Loops that Python has in C, nearly as fast as the fast iterator: `value` gives None where it is invalid.
+        # Python runs these loops in C, nearly as fast as the fast iterator. `value` is None at an invalid position.
         return map(itemgetter(0), zip(iter(iterator.value, None), iter(move, 0), strict=False))
 
     return EntryProjection("values", checked, key_of)
 
 
 def items_projection(*, fast: bool = True) -> EntryProjection[tuple[bytes, bytes]]:
-    """The keys and values of entries; without the fast iterator, which cannot `move_to` another range."""
+    """Projects entries to keys and values. Pass `fast=False` for `move_to`: a fast iterator cannot change its range."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
         both = zip(iter(iterator.key, None), iter(iterator.value, None), iter(move, 0), strict=False)
@@ -86,25 +88,25 @@ def items_projection(*, fast: bool = True) -> EntryProjection[tuple[bytes, bytes
 
 
 class RangeReader(Generic[T]):
-    """The entries of a key range, or of its end first, as of the moment when the reader was made.
+    """The entries of a key range, at the instant when the reader was created.
 
-    It reads with a fast iterator. From where that has ended, a checked iterator of the same moment goes on: it finds
-    the end, or damage, or a gap of deleted entries, across which `_GapProber` finds the way in steps.
+    The reader starts with a fast iterator. Where that ends, a checked iterator of the same instant continues. It finds
+    the end, or damage, or a gap of deleted entries, which `_GapProber` crosses in steps.
 
-    Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
+    Create it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
     Args:
-        store: Where the bucket lies.
-        family: The column family that is read.
-        projection: What of the entries is given.
-        key_range: What is read; not empty.
-        longest: Bytes of the longest row, or deleted key, that there ever was.
-        reverse: Whether in descending order.
+        store: The store of the bucket.
+        family: The column family to read.
+        projection: Which part of the entries to return.
+        key_range: The range to read; not empty.
+        longest: Bytes of the longest row ever written, or of the longest key ever deleted.
+        reverse: Whether to read the entries in descending order.
 
     Attributes:
-        ended: Whether it is proven that there is nothing more in the range.
-        beyond: Where it has ended, the key of the next entry outside the range; None where that was not seen.
-        exhausted: Whether it is proven that nothing is behind either, up to the end of the range it was made for.
+        ended: Whether all entries of the range were read, and the end-of-range check has passed.
+        beyond: After the end, the key of the next entry outside the range. None: the reader has not seen one.
+        exhausted: Whether it is also proven that no entry follows, up to the end of the range given at creation.
     """
 
     def __init__(
@@ -125,17 +127,17 @@ class RangeReader(Generic[T]):
         self._range = key_range
         self._reverse = reverse
         self._floor = key_range.start if reverse else None
-        # Where an ascending range ends, unless the iterators end there by themselves.
+        # The end of an ascending range, unless it is the upper bound of the iterators.
         self._ceiling: bytes | None = None
         self._last: T | None = None
         self._crossed: bytes | None = None
         self._read = 0
         self._block = _LEAST_BLOCK
-        self._stands = self._in_gap = False
+        self._is_positioned = self._in_gap = False
         self._fast: Iterator[T] | None = None
         self._checked: RdictIter | None = None
         self._prober: _GapProber | None = None
-        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
+        # Iterators only borrow their options: never change them, and free them after the iterators, as last attribute.
         self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
         try:
             if projection.fast is not None:
@@ -151,10 +153,10 @@ class RangeReader(Generic[T]):
         store.readers += 1
 
     def move_to(self, key_range: KeyRange) -> None:
-        """Reads another range from now on, as of the same moment.
+        """Continues with another range, at the same instant.
 
         Args:
-            key_range: A part of the range that the reader was made for; not empty.
+            key_range: A part of the range given at creation; not empty.
         """
         assert self._projection.fast is None
         assert self._prober is not None
@@ -162,11 +164,11 @@ class RangeReader(Generic[T]):
         self._floor = self._range.start if self._reverse else None
         self._ceiling = None if self._reverse else self._range.end
         self._last = self._crossed = self.beyond = None
-        self._stands = self._in_gap = self.ended = self.exhausted = False
+        self._is_positioned = self._in_gap = self.ended = self.exhausted = False
 
     @property
     def last_key(self) -> bytes | None:
-        """The key up to which everything was read, or is proven not to be there; None before the first.
+        """The key up to which every entry was read or is proven not to exist. None: before the first.
 
         Raises DataLoss when the last entry is damaged.
         """
@@ -175,10 +177,10 @@ class RangeReader(Generic[T]):
         return self._projection.key_of(self._last)
 
     def read(self, count: int) -> list[T]:
-        """The next entries, at most so many. Fewer, or none, where that takes long: `ended` tells whether that is all.
+        """The next entries, at most `count`; fewer or none when that takes long. `ended` says whether any are left.
 
         Raises:
-            DataLoss: What is there cannot be read.
+            DataLoss: Entries cannot be read.
         """
         found: list[T] = []
         began = now = time.thread_time()
@@ -192,7 +194,7 @@ class RangeReader(Generic[T]):
                 if len(found) > first:
                     self._last, self._crossed = found[-1], None
                     self._read += len(found) - first
-                # Not before it is known how far the range was read, if not to which entry.
+                # A step may not end before `last_key` has a value.
                 is_begun = self._last is not None or self._crossed is not None
                 before, now = now, time.thread_time()
                 self._block = _LEAST_BLOCK if now - before > STEP_SECONDS / 4 else min(2 * self._block, _MOST_BLOCK)
@@ -205,11 +207,11 @@ class RangeReader(Generic[T]):
         return found
 
     def _read_fast(self, found: list[T], count: int) -> None:
-        """Adds the next entries to those that were found; fewer than a block where the fast iterator has ended."""
+        """Adds the next entries to `found`; fewer than a block when the fast iterator has ended."""
         assert self._fast is not None
         first, step = len(found), min(count, self._block)
         if self._floor is not None:
-            # What lies below the range is read for nothing: no more of it than of the range.
+            # Entries below the range are wasted, so read at most as many as the range has had so far.
             step = min(step, max(self._read, _CHECKED_ENTRIES))
         found.extend(islice(self._fast, step))
         if len(found) < first + step:
@@ -217,18 +219,18 @@ class RangeReader(Generic[T]):
         self._cut(found, first)
 
     def _cut(self, found: list[T], first: int) -> None:
-        """Drops entries from the `first` on that are outside the range; to have seen one proves the end."""
+        """Drops entries, from number `first` on, that are outside the range. Such an entry proves the end."""
         key_of = self._projection.key_of
-        if len(found) == first or self._floor is self._ceiling is None or self._has(key_of(found[-1])):
+        if len(found) == first or self._floor is self._ceiling is None or self._is_in_range(key_of(found[-1])):
             return
-        behind = bisect_left(found, True, lo=first, key=lambda entry: not self._has(key_of(entry)))
-        # The iterator may have gone on from there, to the end of all.
-        self.beyond, self.exhausted = key_of(found[behind]), False
-        del found[behind:]
+        outside = bisect_left(found, True, lo=first, key=lambda entry: not self._is_in_range(key_of(entry)))
+        # The iterator may have continued from there to the last entry of all.
+        self.beyond, self.exhausted = key_of(found[outside]), False
+        del found[outside:]
         self._end()
 
-    def _has(self, key: bytes) -> bool:
-        """Whether a key that an iterator has come to is within the range still."""
+    def _is_in_range(self, key: bytes) -> bool:
+        """Whether a key at which an iterator has arrived is still in the range."""
         return (self._floor is None or key >= self._floor) and (self._ceiling is None or key < self._ceiling)
 
     def _end(self) -> None:
@@ -236,36 +238,36 @@ class RangeReader(Generic[T]):
         self._fast = None
 
     def _read_checked(self, found: list[T], count: int) -> None:
-        """Adds the next entries to those that were found; none at the end, and none where a gap is crossed."""
-        if not self._stands and not self._go_on():
+        """Adds the next entries to `found`; none at the end, and none while it crosses a gap."""
+        if not self._is_positioned and not self._advance():
             return
         iterator, first = self._iterator, len(found)
         move = iterator.prev if self._reverse else iterator.next
         found.extend(islice(self._projection.checked(iterator, move), min(count, _CHECKED_ENTRIES)))
         del iterator, move
-        self._stands = self._look()
+        self._is_positioned = self._check_position()
         self._cut(found, first)
 
-    def _go_on(self) -> bool:
-        """Puts the checked iterator on the first entry behind what was read: whether it stands there now."""
+    def _advance(self) -> bool:
+        """Moves the checked iterator to the first unread entry; returns whether it is there now."""
         if not self._in_gap:
             self._seek(self.last_key)
-            self._stands = self._look()
+            self._is_positioned = self._check_position()
         if self._in_gap:
-            self._stands = self._cross()
-        return self._stands
+            self._is_positioned = self._cross_gap()
+        return self._is_positioned
 
     @property
     def _iterator(self) -> RdictIter:
-        """The checked iterator. Keep it in no variable: an error's traceback would hold it, and its files."""
+        """The checked iterator. Assign it to no variable: the traceback of an error would keep its files open."""
         assert self._checked is not None
         return self._checked
 
-    def _look(self) -> bool:
-        """Whether the checked iterator stands on an entry of the range; if not, it was the end, or a gap begins."""
+    def _check_position(self) -> bool:
+        """Whether the checked iterator is at an entry of the range. If not, the range has ended, or a gap begins."""
         if self._iterator.valid():
             key = self._iterator.key()
-            if self._has(key):
+            if self._is_in_range(key):
                 self._in_gap = False
                 return True
             self.beyond = key
@@ -278,7 +280,7 @@ class RangeReader(Generic[T]):
         return False
 
     def _seek(self, last: bytes | None) -> None:
-        """Moves the checked iterator to what is behind a key, or to where the range begins."""
+        """Moves the checked iterator to the first entry after a key, or to the beginning of the range."""
         iterator = self._iterator
         try:
             if not self._reverse:
@@ -290,26 +292,26 @@ class RangeReader(Generic[T]):
             elif last is None and self._range.end is None:
                 iterator.seek_to_last()
             else:
-                behind = self._range.end if last is None else last
-                assert behind is not None
-                iterator.seek_for_prev(behind)
-                if iterator.valid() and iterator.key() == behind:
+                end = self._range.end if last is None else last
+                assert end is not None
+                iterator.seek_for_prev(end)
+                if iterator.valid() and iterator.key() == end:
                     iterator.prev()
         finally:
             del iterator
 
-    def _cross(self) -> bool:
-        """Takes one step across a gap; returns whether the checked iterator now stands on an entry after it.
+    def _cross_gap(self) -> bool:
+        """Takes one step across a gap; returns whether the checked iterator is now at an entry after it.
 
-        A piece of the gap is looked into that is as large as can be looked into at once. Found empty, it is crossed.
+        The step probes a piece of the gap as large as one probe can cover. An empty piece has been crossed.
         """
         assert self._prober is not None
         last, prober = self.last_key, self._prober
         if last is None and self._reverse and self._range.end is None:
-            self._crossed = self._top()
+            self._crossed = self._key_above_all()
             return False
         piece = self._piece(last, prober.resolution.bits)
-        found = None if piece is None else prober.look(*piece)
+        found = None if piece is None else prober.probe(*piece)
         if found is _ProbeResult.NOTHING:
             assert piece is not None
             if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._ceiling:
@@ -319,36 +321,36 @@ class RangeReader(Generic[T]):
             prober.resolution.coarsen()
             return False
         if found is not _ProbeResult.TOO_MUCH:
-            # There is an entry near, or the range ends soon.
+            # An entry is near, or the range ends soon.
             self._seek(last)
-            if self._look() or self.ended:
+            if self._check_position() or self.ended:
                 return not self.ended
         if not prober.resolution.refine():
-            raise _too_alike(self._store)
+            raise _skip_limit_error(self._store)
         return False
 
     def _piece(self, last: bytes | None, bits: int) -> tuple[bytes, bytes] | None:
-        """The part of the gap, next to what was read up to `last`, that ends on a grid, or with the range.
+        """The next piece of the gap after `last`: up to the next grid key, or to the end of the range.
 
-        None: all of the range is, in ascending order, and the iterator itself stops there.
+        None: the piece is the rest of an ascending range, where the checked iterator stops by itself.
         """
         if self._reverse:
             end = self._range.end if last is None else last
             assert end is not None
             return max(previous_grid_key(end, bits), self._floor or b""), end
         start = (self._range.start or b"") if last is None else last + b"\0"
-        behind = next_grid_key(start, bits)
-        if behind is None or (self._range.end is not None and behind >= self._range.end):
+        end = next_grid_key(start, bits)
+        if end is None or (self._range.end is not None and end >= self._range.end):
             return None if self._ceiling is None else (start, self._ceiling)
-        return start, behind + b"\0"
+        return start, end + b"\0"
 
-    def _top(self) -> bytes:
-        """A key that is behind all there are, as is made sure."""
+    def _key_above_all(self) -> bytes:
+        """A key after all existing ones, which is verified."""
         assert self._prober is not None
         top = self._prober.top
         self._iterator.seek(top)
         if self._iterator.valid() or is_skip_limit_reached(self._iterator):
-            raise _too_alike(self._store)
+            raise _skip_limit_error(self._store)
         return top
 
     def close(self) -> None:
@@ -359,7 +361,7 @@ class RangeReader(Generic[T]):
 
 
 class _ProbeResult(enum.Enum):
-    """What a look into a piece of a gap has found."""
+    """What a probe of a piece of a gap has found."""
 
     NOTHING = enum.auto()
     ENTRY = enum.auto()
@@ -367,24 +369,25 @@ class _ProbeResult(enum.Enum):
 
 
 class _GapProber:
-    """A checked iterator whose upper bound moves, to look into one piece of a range after another.
+    """A checked iterator whose upper bound moves, to probe one piece of a range after another.
 
-    RocksDB borrows the bytes of a bound from whoever asks for the iterator, and reads them anew with every seek; it
-    expects that they may change. rocksdict gives it those of the Python object. So they are written in place: nobody
-    else has this object. If a bound did not move, a look would see more than its piece: it would then find too much, or
-    an entry that the caller looks at again, but never nothing where there is something.
+    RocksDB borrows the bytes of the bound from the creator of the iterator, reads them again with every seek, and
+    allows them to change. rocksdict passes the bytes of the Python object. So the prober overwrites them in place; no
+    other code has this object. If a bound did not move, a probe would see more than its piece. Then it would report
+    too much, or an entry that the caller verifies, but never miss an entry.
 
     Attributes:
         top: The greatest bound.
-        resolution: How large pieces to look into.
+        resolution: The size of the pieces to probe.
     """
 
     def __init__(self, family: Rdict, longest: int) -> None:
-        """Makes the iterator.
+        """Creates the iterator.
 
         Args:
-            family: The column family that is read.
-            longest: Bytes of the longest row, or deleted key, that there ever was. Keys have at most twice as many.
+            family: The column family to read.
+            longest: Bytes of the longest row ever written, or of the longest key ever deleted. Encoded keys have at
+                most twice as many.
         """
         self._size = min(max(2 * longest + 64, _LEAST_BOUND_BYTES), _MOST_BOUND_BYTES)
         self.top = b"\xff" * self._size
@@ -392,20 +395,20 @@ class _GapProber:
         self._address = ctypes.cast(ctypes.c_char_p(self._bound), ctypes.c_void_p)
         self.resolution = GridResolution(8 * (self._size - 1))
         self._iterator: RdictIter | None = None
-        # As in `RangeReader`: freed after the iterator.
+        # As in `RangeReader`, the options are freed after the iterator.
         self._options = scan_options(self._bound, max_skips=CHECKED_SKIPS)
         self._iterator = family.iter(self._options)
 
     def clip(self, end: bytes | None) -> bytes | None:
-        """The end of a range, no longer than any bound; no key that there is lies between the two."""
+        """The end of a range, shortened to the length of a bound. No existing key lies between the two."""
         return end if end is None else end[: self._size - 1]
 
-    def look(self, start: bytes, end: bytes) -> _ProbeResult:
-        """What there is from `start` up to, but without, `end`."""
+    def probe(self, start: bytes, end: bytes) -> _ProbeResult:
+        """Probes the keys from `start` up to, but without, `end`."""
         assert self._iterator is not None
         if len(end) > self._size:
             return _ProbeResult.TOO_MUCH
-        # Zero bytes behind `end` let in keys that only they tell from it.
+        # The zero bytes after `end` admit `end`, and keys that continue it with zero bytes: they are compared below.
         ctypes.memmove(self._address, end.ljust(self._size, b"\0"), self._size)
         self._iterator.seek(start)
         if self._iterator.valid():
@@ -414,7 +417,7 @@ class _GapProber:
 
 
 def is_skip_limit_reached(iterator: RdictIter) -> bool:
-    """Whether an iterator that is invalid has skipped more than it may; raises what else is wrong with it."""
+    """Whether an invalid iterator has reached its limit of skipped entries; raises any other error it has."""
     try:
         iterator.status()
     except Exception as error:
@@ -422,12 +425,12 @@ def is_skip_limit_reached(iterator: RdictIter) -> bool:
             return True
         raise
     finally:
-        # An error's traceback would hold the iterator.
+        # The traceback of an error would keep the iterator.
         del iterator
     return False
 
 
-def _too_alike(store: RocksStore) -> InternalError:
+def _skip_limit_error(store: RocksStore) -> InternalError:
     return InternalError(
         f"{store.location}: too many adjacent deleted keys begin with the same bytes, so they cannot be skipped: read "
         "again after background compaction has removed them"

@@ -1,4 +1,4 @@
-"""One scan of several key ranges and single keys of one bucket: a seek for each, in key order, all as of one moment."""
+"""A cursor over several key ranges and single keys of one bucket, at one instant."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ STEP_SECONDS: Final = 0.001
 
 
 class RangesCursor:
-    """The rows of some key ranges of one bucket, as of the moment the cursor was made. Reads like a `BucketCursor`.
+    """The rows of some key ranges of one bucket, at the instant when the cursor was created.
 
-    Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
+    It reads like a `BucketCursor`.
+
+    Create the cursor under the bucket's mutex; then use it from one thread at a time. It pins files on disk until
+    `close`.
 
     Attributes:
         rows_scanned: Rows found so far.
-        message, stored: None: rows do not lie there as Arrow.
+        message, stored: None, because the rows are not stored as Arrow.
     """
 
     message: None = None
@@ -46,16 +49,16 @@ class RangesCursor:
         strict: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Begins before the first range.
+        """Creates a cursor before the first range.
 
         Args:
-            store: Where the bucket lies.
+            store: The store of the bucket.
             decoder: Decodes the rows.
-            ranges: What is read.
-            longest_row: Bytes of the longest row that the bucket has held.
-            reverse: Whether the last range is read first, in descending order.
-            strict: Whether there is a row with every single key, as an index says: one that is missing is damage.
-            clock: Tells when a step has taken long enough, in seconds.
+            ranges: The ranges to read.
+            longest_row: Bytes of the longest row ever written to the bucket.
+            reverse: Whether to read the rows in descending key order.
+            strict: Whether a row must exist for every single key, because an index says so: a missing row is damage.
+            clock: Gives seconds, by which the duration of steps is limited.
         """
         self.rows_scanned = 0
         self._location = store.location
@@ -68,15 +71,14 @@ class RangesCursor:
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which it has read, which need not be that of a row; None before the first."""
+        """The encoded key up to which the cursor has read, which may have no row. None: before the first."""
         return self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, at most `max_rows`; None at the end, which is proven.
+        """The next rows, at most `max_rows` and possibly none; None at the end.
 
-        A batch has no rows where a step has found none. Rows are within `max_bytes` stored bytes but for the last.
-        Raises DataLoss for what cannot be read, for a row that cannot be decoded, and where it is strict for a key
-        without a row.
+        All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be read
+        or decoded, when the end-of-range check fails, and in strict mode for a single key without a row.
         """
         values = self.next_rows(max_rows, max_bytes)
         if values is None:
@@ -87,15 +89,16 @@ class RangesCursor:
             raise DataLoss(f"{self._location}: {error.message}") from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""
+        """The next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
         values: list[bytes] = []
-        room, until = max_bytes, self._clock() + STEP_SECONDS
-        while not self._reader.ended and len(values) < max_rows and room > 0:
+        budget, until = max_bytes, self._clock() + STEP_SECONDS
+        while not self._reader.ended and len(values) < max_rows and budget > 0:
             part = [
-                value for _, value in self._reader.read(min(max_rows - len(values), max(room // self._longest_row, 1)))
+                value
+                for _, value in self._reader.read(min(max_rows - len(values), max(budget // self._longest_row, 1)))
             ]
             values += part
-            room -= sum(map(len, part))
+            budget -= sum(map(len, part))
             if self._clock() >= until:
                 break
         self.rows_scanned += len(values)

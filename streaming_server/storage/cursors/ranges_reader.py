@@ -1,7 +1,7 @@
-"""Reads several key ranges and single keys of a column family, in key order or against it, as of one moment.
+"""Reads several key ranges and single keys of a column family at one instant.
 
-All iterators of a live bucket that are to show one moment must be made at that moment. So one `RangeReader` moves from
-range to range, and one iterator looks single keys up: hundreds of ranges cost nothing until they are read.
+All iterators that show the same instant of a live bucket must be created at that instant. So one `RangeReader` moves
+from range to range, and one iterator looks up single keys: hundreds of ranges cost nothing until they are read.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 
 
 class RangesReader:
-    """The entries of key ranges, as of the moment when the reader was made.
+    """The entries of key ranges, at the instant when the reader was created.
 
-    Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
+    Create it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
     Args:
-        store: Where the bucket lies.
-        family: The column family that is read.
-        ranges: What is read.
-        longest: Bytes of the longest row, or deleted key, that there ever was.
-        reverse: Whether the last range is read first, in descending order.
-        strict: Whether there is an entry with every single key: one that is missing is damage.
+        store: The store of the bucket.
+        family: The column family to read.
+        ranges: The ranges to read.
+        longest: Bytes of the longest row ever written, or of the longest key ever deleted.
+        reverse: Whether to read the entries in descending order.
+        strict: Whether an entry must exist for every single key: a missing entry is damage.
 
     Attributes:
-        last_key: The key up to which it has read, which need not be that of an entry; None before the first.
+        last_key: The key up to which the reader has read, which may have no entry. None: before the first.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class RangesReader:
         self._starts, self._ends = ranges.starts, ranges.ends
         self._index = len(ranges) - 1 if reverse else 0
         self._block = 0
-        # An iterator only borrows its options: they are freed after it, and never changed. A key that is there is found
-        # without skipping anything, so a lookup among deleted keys takes no longer than any.
+        # The iterator only borrows its options: never change them, and free them after it. A lookup finds an existing
+        # key without skipping anything, so with this limit a lookup among deleted keys takes no longer than others.
         self._options = scan_options(max_skips=1)
         self._reader: RangeReader[tuple[bytes, bytes]] | None = None
         try:
@@ -72,14 +72,14 @@ class RangesReader:
 
     @property
     def ended(self) -> bool:
-        """Whether it is proven that there is nothing more in the ranges."""
+        """Whether all entries were read, and the end-of-range checks have passed."""
         return not 0 <= self._index < len(self._starts)
 
     def read(self, most: int) -> list[tuple[bytes, bytes]]:
-        """The next entries of one range, at most so many, few at first; none where it ends, or where that takes long.
+        """The next entries of one range, at most `most`, few at first; none at its end, or when a search takes long.
 
         Raises:
-            DataLoss: What is there cannot be read, or it is strict and there is no entry with a single key.
+            DataLoss: Entries cannot be read, or the reader is strict and a single key has no entry.
         """
         try:
             return [] if self.ended else self._read(most)
@@ -96,14 +96,14 @@ class RangesReader:
         if not self._block:
             self._reader.move_to(KeyRange(start, end))
             self._block = _FIRST_BLOCK
-        # Entries behind the range are read for nothing, so that blocks grow with what the range has.
+        # Blocks start small and grow with the range, because entries read beyond its end are wasted.
         entries = self._reader.read(min(most, self._block))
         self._block = min(2 * self._block, _LAST_BLOCK)
         reached = self._reader.last_key
         if reached is not None:
             self.last_key = reached
         if self._reader.ended:
-            # All of the range was read: up to its first key at least, and in descending order just down to that.
+            # The complete range was read: at least up to its first key; in descending order exactly down to it.
             self.last_key = start if self._reverse or reached is None else reached
             self._go_to_next(self._reader.beyond, exhausted=self._reader.exhausted)
         return entries
@@ -122,9 +122,11 @@ class RangesReader:
         return found
 
     def _go_to_next(self, beyond: bytes | None, *, exhausted: bool = False) -> None:
-        """Goes to the next range; past all that have nothing, where the next key that there is lies `beyond` them.
+        """Goes to the next range that may have entries.
 
-        Past all ranges with `exhausted`: there is no other key.
+        Args:
+            beyond: The next existing key, if it is known: ranges before it are empty.
+            exhausted: Whether no other key exists, so that all remaining ranges are empty.
         """
         self._block = 0
         self._index += -1 if self._reverse else 1
@@ -133,7 +135,7 @@ class RangesReader:
         if exhausted or beyond is None:
             index = -1 if self._reverse else len(self._starts)
         elif self._reverse:
-            # The range that has the next key, or the first one behind it in the order of reading.
+            # The range that contains the next key, or the first range after it in the order of reading.
             index = min(self._index, bisect_right(self._starts, beyond) - 1)
         else:
             index = max(self._index, bisect_right(self._starts, beyond, lo=self._index) - 1)
@@ -152,5 +154,5 @@ class RangesReader:
 
 
 def missing_rows(location: str) -> DataLoss:
-    """The error for index entries without their rows in a bucket."""
+    """The error for index entries without rows in a bucket."""
     return DataLoss(f"an index and the rows of {location} disagree; run `scankv check`")

@@ -1,4 +1,4 @@
-"""Small files that a person can read and a flipped bit cannot change unnoticed: JSON with its own checksum."""
+"""Small JSON files with a checksum: readable for people, and safe against unnoticed bit flips."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def write_checked_json(path: Path, content: dict[str, Any]) -> None:
-    """Replaces a file so that after a crash it is the old or the new one, whole, and durable when this returns.
+    """Replaces a file atomically and durably: after a crash it is the complete old or the complete new one.
 
     Raises:
-        DiskFull: The disk has no space left; the file is the old one.
+        DiskFull: The disk has no space left; the old file remains.
         OSError: Anything else.
     """
     text = json.dumps({"crc32c": _checksum(content), "content": content}, indent=2)
@@ -35,10 +35,11 @@ def write_checked_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """The content that `write_checked_json` wrote.
+    """Reads what `write_checked_json` wrote.
 
     Raises:
-        DataLoss: The file cannot be read or is not what was written; names the file.
+        DataLoss: The file cannot be read or is damaged. The message names the file.
+        ServerBusy: Too many files are open.
     """
     try:
         stored = json.loads(path.read_bytes())
@@ -56,7 +57,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
+    """Makes the names of the files in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

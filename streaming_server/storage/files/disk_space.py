@@ -1,7 +1,7 @@
-"""Out of space: the one error for it, which names the directory and says what to do.
+"""The error for a full disk, which names the directory and says what to do.
 
-Every write to the data directory must fail with `DiskFull` when the disk has no space left: RocksDB's through
-`RocksStore.failure`, those to files of our own inside `translate_disk_errors`.
+Rule: every write to the data directory fails with `DiskFull` when no space is left. `RocksStore.failure` sees to it for
+writes of RocksDB, `translate_disk_errors` for all other files.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 _ENOUGH_BYTES: Final = 1 << 20
-_ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or make the disk larger"
+_ADVICE: Final = "free some space by dropping tables or releasing snapshots, or enlarge the disk"
 
 
 @contextmanager
 def translate_disk_errors(directory: Path) -> Iterator[None]:
-    """Raises DiskFull, naming the directory, for an OSError in the block that says that there is no space left.
+    """Translates an OSError of the block that means a shortage.
 
-    And ServerBusy for one that says that too many files are open, which passes, too, and is no damage of any file.
+    Raises:
+        DiskFull: No space is left; the message names the directory.
+        ServerBusy: Too many files are open. That is temporary, and no damage of any file.
     """
     try:
         yield
     except OSError as error:
-        want = resource_error(error, directory)
-        if want is None:
+        shortage = resource_error(error, directory)
+        if shortage is None:
             raise
-        raise want from error
+        raise shortage from error
 
 
 def resource_error(error: OSError, directory: Path | str) -> DiskFull | ServerBusy | None:
-    """The error for what the system had too little of, space or files. None: it says something else."""
+    """The error to raise for an OSError that means a lack of space or of file descriptors. None: it means neither."""
     if is_out_of_space(error):
         return disk_full(directory)
     if is_out_of_files(error):
@@ -50,7 +52,7 @@ def resource_error(error: OSError, directory: Path | str) -> DiskFull | ServerBu
 
 
 def is_out_of_space(error: OSError) -> bool:
-    """Whether an error says that the disk, or the quota, has no space left."""
+    """Whether an error means that the disk or the quota has no space left."""
     return error.errno in _ERRNOS
 
 
@@ -58,14 +60,14 @@ def disk_full(directory: Path | str, advice: str = _ADVICE) -> DiskFull:
     """The error for a write that found no space.
 
     Args:
-        directory: Where it was made.
-        advice: What to do.
+        directory: Where the write was made.
+        advice: What the reader of the message can do.
     """
     return DiskFull(f"the disk of {directory} is full ({_free(directory)}): {advice}", directory=directory)
 
 
 def has_space(directory: Path) -> bool:
-    """Whether there is space enough to try again to write."""
+    """Whether enough space is free for another attempt to write."""
     return shutil.disk_usage(directory).free >= _ENOUGH_BYTES
 
 
@@ -73,4 +75,4 @@ def _free(directory: Path | str) -> str:
     try:
         return f"{shutil.disk_usage(directory).free:,} bytes free"
     except OSError:
-        return "its free bytes cannot be read"
+        return "its free space is unknown"

@@ -1,4 +1,4 @@
-"""What a data directory takes on disk, by what it is for. Reads directories, and opens nothing."""
+"""How much disk space a data directory takes, by purpose. Reads directories, and opens no bucket."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BLOCK = 512
-"""Bytes of what `st_blocks` counts, whatever the file system's blocks are."""
+"""Bytes of the unit of `st_blocks`, whatever the block size of the file system is."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyBytes:
-    """Bytes of a bucket's table files, by what they hold."""
+    """Bytes of a bucket's SST files, by what they hold."""
 
     rows: int
     changelog: int
@@ -25,7 +25,7 @@ class FamilyBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFiles:
-    """Bytes of the files of one bucket: its table files, its write-ahead logs, and all others."""
+    """Bytes of the files of one bucket: its SST files (`tables`), its write-ahead logs, and all others."""
 
     tables: int
     logs: int
@@ -33,13 +33,13 @@ class BucketFiles:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all fields."""
         return self.tables + self.logs + self.others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
-    """Bytes of the files of one table; of files with several hard links in the first of these that has one."""
+    """Bytes of the files of one table. A file with several hard links counts in the first group that has one."""
 
     buckets: Mapping[int, BucketFiles] = field(default_factory=dict)
     bases: int
@@ -49,7 +49,7 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Bytes on disk by what they are for. See `DiskUse` in `protos/scankv/v1/table.proto`."""
+    """Bytes on disk by purpose. See `DiskUse` in `protos/scankv/v1/table.proto`."""
 
     rows: int = 0
     changelog: int = 0
@@ -63,16 +63,15 @@ class DiskUse:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all fields."""
         return sum(getattr(self, each.name) for each in fields(self))
 
     def __add__(self, more: DiskUse) -> DiskUse:
-        """Both together."""
         return DiskUse(**{each.name: getattr(self, each.name) + getattr(more, each.name) for each in fields(self)})
 
     @classmethod
     def of_table(cls, files: TableFiles, known: Mapping[int, FamilyBytes]) -> Self:
-        """That of a table; of the buckets in `known` it is known what their table files hold."""
+        """The disk use of a table. For the buckets in `known`, SST files are split by what they hold."""
         use = {name: sum(getattr(each, name) for each in known.values()) for name in ("rows", "changelog", "indexes")}
         tables = sum(each.tables for number, each in files.buckets.items() if number in known)
         return cls(
@@ -81,15 +80,15 @@ class DiskUse:
             bases=files.bases,
             snapshots=files.snapshots,
             unopened=sum(each.tables for number, each in files.buckets.items() if number not in known),
-            # Table files that were written or removed in between are a difference, too.
+            # Includes the difference of SST files that were written or removed between the two measurements.
             other=max(
                 0, files.others + sum(each.others for each in files.buckets.values()) + tables - sum(use.values())
             ),
         )
 
 
-def table_files(path: Path) -> TableFiles:
-    """What the directory of a table takes. Blocks. Files that come or go meanwhile do not matter."""
+def measure_table(path: Path) -> TableFiles:
+    """Measures the directory of a table. Blocks. Tolerates files that are created or removed concurrently."""
     seen: set[int] = set()
     buckets = {}
     for directory in _directories(path / "buckets"):
@@ -97,14 +96,14 @@ def table_files(path: Path) -> TableFiles:
         for name, size in _files(directory.path, seen):
             sizes["tables" if name.endswith(".sst") else "logs" if name.endswith(".log") else "others"] += size
         buckets[int(directory.name)] = BucketFiles(**sizes)
-    # In this order: a base that a snapshot shares is the table's.
+    # In this order, so that a base that a snapshot shares counts as the table's.
     bases = directory_bytes(path / "bases", seen)
     snapshots = directory_bytes(path / "snapshots", seen)
     return TableFiles(buckets=buckets, bases=bases, snapshots=snapshots, others=directory_bytes(path, seen))
 
 
 def directory_bytes(path: Path, seen: set[int] | None = None) -> int:
-    """What a directory takes, without the files in `seen`, by inode, to which it adds its own. Blocks."""
+    """Bytes of the files below a directory whose inodes are not in `seen`; adds their inodes to it. Blocks."""
     return sum(size for _, size in _files(str(path), set() if seen is None else seen))
 
 
@@ -117,7 +116,7 @@ def _directories(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _files(path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Name and bytes of every file below a directory, but for those seen."""
+    """Name and bytes of every file below a directory whose inode is not in `seen`."""
     if os.path.isfile(path):
         yield path, _BLOCK * os.stat(path).st_blocks
     for directory, _, names in os.walk(path):

@@ -1,4 +1,4 @@
-"""Records in append-only files: each a small head that a person can read, and bytes, with a checksum of both."""
+"""Records of append-only files: a small JSON head and a binary payload, with a checksum over both."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _READ_BYTES: Final = 1 << 20
 
 
 def encode_frame(head: dict[str, Any], payload: bytes = b"") -> bytes:
-    """A record as it is stored."""
+    """Encodes a record as it is stored."""
     body = json.dumps(head, separators=(",", ":")).encode()
     checksum = google_crc32c.extend(google_crc32c.value(body), payload)
     return b"".join((_FRAME.pack(_MAGIC, len(body), len(payload), checksum), body, payload))
 
 
 def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
-    """The head and payload of each record of a file, and where it ends; up to the first that is torn or damaged.
+    """Yields the head, the payload and the end position of each record, up to the first torn or damaged one.
 
-    Memory: one record. A file that is not there has none.
+    Memory: one record. A missing file has no records.
     """
     if not path.exists():
         return
@@ -49,9 +49,9 @@ def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
 
 
 def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
-    """Writes to a file from an offset on, making it when it is not there; with `sync`, all of the file is durable then.
+    """Writes to a file at an offset, and creates the file when it does not exist.
 
-    Not its name: see `sync_directory`.
+    With `sync`, the contents of the file are durable when this returns, but not its name: see `sync_directory`.
 
     Raises:
         DiskFull: The disk has no space left.

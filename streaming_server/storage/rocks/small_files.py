@@ -1,4 +1,4 @@
-"""Which table files of a column family are so small, and so many, that they are better made one."""
+"""Chooses the runs of small SST files of a column family that are worth merging."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SMALL_BYTES: Final = 4 << 20
-"""A file below is made one with its neighbours; so each byte is rewritten a few times until it is in a larger one."""
+"""A smaller file is merged with its neighbours. So each byte is rewritten a few times until it is in a larger file."""
 FEW_FILES: Final = 8
-"""So many neighbours may stay small."""
+"""This many neighbours may stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class SstFile:
-    """A table file: its size in bytes, and its first and last key. Immutable."""
+    """An SST file: its size in bytes, and its first and last key. Immutable."""
 
     size: int
     first: bytes
@@ -25,23 +25,23 @@ class SstFile:
 
 
 def find_small_runs(files: Iterable[SstFile]) -> list[tuple[bytes, bytes]]:
-    """The key ranges, ends included, in which there are many small files and no others.
+    """The key ranges, ends included, that have many small files and no larger ones.
 
-    RocksDB makes files of different levels one where their keys overlap. Those of ascending keys, as a changelog has
-    them, it only moves from level to level, so every flush leaves one behind for good.
+    RocksDB merges files of different levels when their keys overlap. Files with ascending keys, as a changelog writes
+    them, are only moved from level to level, so every flush leaves one file behind for good.
 
     Args:
         files: All files of one column family.
     """
     groups: list[list[SstFile]] = []
-    behind = b""
+    greatest = b""
     for file in sorted(files, key=lambda file: (file.first, file.last)):
-        # Files whose keys overlap are one group: compacting one of them would rewrite all.
-        if groups and file.first <= behind:
+        # Files with overlapping keys form one group, because compacting one of them would rewrite all.
+        if groups and file.first <= greatest:
             groups[-1].append(file)
         else:
             groups.append([file])
-        behind = max(behind, file.last)
+        greatest = max(greatest, file.last)
     runs = []
     for is_small, neighbours in groupby(groups, key=lambda group: sum(file.size for file in group) < SMALL_BYTES):
         run = [file for group in neighbours for file in group]

@@ -1,4 +1,4 @@
-"""Opening one RocksDB directory the way ScanKV needs it, closing it for good, and naming its failures."""
+"""One RocksDB directory: its options, its life cycle, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _COMPRESSION = {
     "lz4": rocksdict.DBCompressionType.lz4,
     "zstd": rocksdict.DBCompressionType.zstd,
 }
-# Records of the changelog compress themselves where that is worth it to those who read them: doing so again, as LZ4
-# would, takes a third of their time. Who asks for a dense table gets it.
+# Changelog records compress themselves where that pays for their readers. Compressing them again with LZ4 would take a
+# third of a reader's time, so only the dense compression of a table applies to them.
 _DENSE = frozenset(["zstd"])
 _BLOCK_BYTES = 16 * 1024
 _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
-# Of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six keys without a row.
+# A share of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six absent keys.
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
 _ADVICE = (
-    "reads go on; to write again, free some space, by dropping tables or releasing snapshots, or make the disk larger, "
-    "and try again after some seconds"
+    "reads continue; to write again, free some space by dropping tables or releasing snapshots, or enlarge the disk, "
+    "and retry after some seconds"
 )
-# A file of which half of so many entries in a row are deletions is compacted as soon as it is written: readers pass
-# over deleted entries at five a microsecond, in steps.
+# A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
+# readers skip tombstones at five a microsecond, in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 _PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -50,15 +50,15 @@ _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksResources:
-    """What all buckets of a process share: one block cache, and one bound on the memory of unflushed writes.
+    """What all buckets of a process share: one block cache, and one limit on the memory of unflushed writes.
 
     Attributes:
-        block_cache: Blocks that were read by key.
-        write_buffers: Bounds the memory of unflushed writes.
-        filters: Lets so many buckets have a filter of their unflushed keys. It makes looking for keys that are not
-            there, as inserts do, two to three times as fast, but lies in the memory of unflushed writes from the
-            beginning: so all of them together take a quarter of it at most.
-        files_per_store: How many table files each store keeps open at most; others are opened when they are read.
+        block_cache: Caches blocks that were read by key.
+        write_buffers: Limits the memory of unflushed writes.
+        filters: A semaphore over the buckets that have a Bloom filter of their unflushed keys. The filter makes lookups
+            of absent keys, as inserts do them, two to three times as fast. It takes its memory from that of unflushed
+            writes at once, so all filters together take at most a quarter of that memory.
+        files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
     """
 
     block_cache: rocksdict.Cache
@@ -68,7 +68,7 @@ class RocksResources:
 
     @classmethod
     def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int, files_per_store: int = 256) -> RocksResources:
-        """Resources of these sizes in bytes. Writers are slowed, not refused, while flushes catch up."""
+        """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed and not refused."""
         return cls(
             block_cache=rocksdict.Cache(block_cache_bytes),
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
@@ -78,7 +78,7 @@ class RocksResources:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether RocksDB has finished making its database in a directory: it writes the file `CURRENT` last."""
+    """Whether RocksDB has finished creating its database in a directory: it writes the file `CURRENT` last."""
     return (path / "CURRENT").exists()
 
 
@@ -91,11 +91,12 @@ class RocksStore:
     `DiskFull` when no space is left, `ServerBusy` when too many files are open, `InternalError` for anything else.
 
     Attributes:
-        location: What errors call it.
+        location: What errors call the store.
         is_read_only: As above.
-        refusal: Why it takes no writes until it is opened again: one has failed, or a sync. None: it takes them.
-        sequence: RocksDB's number of the last write that it has.
-        readers: How many cursors read it: it must not be closed before they are.
+        refusal: Why the store takes no writes until it is opened again: a write or a sync has failed. None: it takes
+            writes.
+        sequence: RocksDB's number of the last write.
+        readers: How many cursors read the store. They must be closed before the store is.
     """
 
     def __init__(
@@ -110,17 +111,17 @@ class RocksStore:
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
-        of_rows = _options(compression, resources, filtered=self._has_filter)
+        row_options = _options(compression, resources, filtered=self._has_filter)
         access = rocksdict.AccessType.read_only() if read_only else rocksdict.AccessType.read_write()
         try:
-            # Checkpoints made before there were indexes lack a family, and cannot be given one.
+            # Checkpoints from before indexes existed lack a family, and RocksDB cannot add one when it only reads.
             names = rocksdict.Rdict.list_cf(str(path), options) if read_only else ()
             families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
-            families["rows"] = of_rows
+            families["rows"] = row_options
             families["log"] = _options(compression if compression in _DENSE else "none", resources)
             self._db = rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
         except Exception as error:
-            self._give_filter()
+            self._release_filter()
             raise self.failure(error) from error
         self.rows = self._db.get_column_family("rows")
         self.log = self._db.get_column_family("log")
@@ -131,7 +132,7 @@ class RocksStore:
 
     @property
     def index(self) -> rocksdict.Rdict:
-        """The entries of indexes. Not for a checkpoint in whose state no index is ready: it may have none."""
+        """The index entries. A checkpoint without a ready index may lack this column family."""
         assert self._index is not None
         return self._index
 
@@ -140,32 +141,32 @@ class RocksStore:
         return [family for family in (self.rows, self.log, self._index, self.meta) if family is not None]
 
     def failure(self, error: Exception) -> ScanKvError:
-        """The error to raise for one of RocksDB's: damage is told from trouble by the status that begins its text."""
+        """The error to raise for an error of RocksDB, whose text begins with a status."""
         if isinstance(error, ScanKvError):
             return error
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             _log.error("%s: %s", self.location, text)
-            return DataLoss(f"{self.location} is damaged; the server's log has what RocksDB reports")
+            return DataLoss(f"{self.location} is damaged; the log of the server has RocksDB's message")
         if "Too many open files" in text:
             return too_many_files(f"{self.location} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
-        # What a sync reports beside a write that has failed, and has not said so yet.
+        # What a sync reports while a concurrent write has failed but has not raised yet.
         is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
-        # After the first one, RocksDB reports others.
+        # After the first such error, RocksDB reports different ones.
         if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
             return disk_full(self._path, _ADVICE)
         _log.error("%s: %s", self.location, text)
-        return InternalError(f"{self.location} cannot be read or written; the server's log has what RocksDB reports")
+        return InternalError(f"{self.location} cannot be read or written; the log of the server has RocksDB's message")
 
     def _refuse(self, error: Exception) -> ScanKvError:
-        """The error for a write or a sync that has failed, with which all later ones are refused."""
+        """The error for a failed write or sync. All later writes are refused with the same error."""
         is_first = self.refusal is None
         failure = self.failure(error)
         if not isinstance(failure, DataLoss):
-            # A copy: the traceback of the one that is raised has whatever the callers have.
+            # A copy, because the traceback of the raised error keeps the variables of its callers alive.
             self.refusal = self.refusal or copy(failure)
             if is_first:
                 _log.error(
@@ -178,21 +179,21 @@ class RocksStore:
         return StoreBatch(self._handles)
 
     def write(self, batch: StoreBatch) -> None:
-        """Applies a batch, all of it or nothing. Durable only after a later `sync`."""
+        """Applies a batch atomically. It is durable only after a later `sync`."""
         try:
             self.check_writable()
             self._db.write(batch.writes)
             self.sequence = self._db.latest_sequence_number()
         except Exception as error:
-            # The error's traceback has it, and its handles would keep RocksDB's lock beyond `close`.
+            # The traceback of the error keeps the batch, whose handles would keep RocksDB's lock beyond `close`.
             batch.release()
             raise self._refuse(error) from error
 
     def sync(self) -> None:
         """Makes everything written before the call durable. Releases the interpreter lock while the disk works.
 
-        Rule: after a sync has failed, none is tried again on the same pages: the system takes them for written, and
-        would report success. The store is to be opened again, which writes what its logs have into new files.
+        Rule: after a failed sync, no other is tried on the same pages, because the operating system considers them
+        written and would report success. Opening the store again writes the contents of its logs into new files.
         """
         if self._sync_failed:
             self.check_writable()
@@ -203,14 +204,14 @@ class RocksStore:
             raise self._refuse(error) from error
 
     def check_writable(self) -> None:
-        """Raises why it takes no writes, if it does not."""
+        """Raises the reason if the store takes no writes."""
         if isinstance(self.refusal, DiskFull):
             raise disk_full(self._path, _ADVICE)
         if self.refusal is not None:
             raise copy(self.refusal)
 
     def get_rows(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some keys, None where there is none. Releases the interpreter lock."""
+        """The stored rows of some keys, None for a key without a row. Releases the interpreter lock."""
         try:
             found = cast("list[bytes | None]", self.rows.get(keys))  # type: ignore[arg-type]  # list is invariant
         except Exception as error:
@@ -218,11 +219,11 @@ class RocksStore:
         return found
 
     def snapshot_rows(self) -> RowsSnapshot:
-        """The rows as of now, to be read by key; let it go before the store is closed. Takes microseconds."""
+        """The rows at this instant, for lookups by key. Drop it before the store is closed. Takes microseconds."""
         return RowsSnapshot(self, self.rows.snapshot())
 
     def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the changelog in order. Raises DataLoss at damage."""
+        """Keys and values of all changelog records in order. Raises DataLoss at damage."""
         options = scan_options()
         iterator = self.log.iter(options)
         iterator.seek_to_first()
@@ -235,56 +236,56 @@ class RocksStore:
             raise self.failure(error) from error
 
     def family_bytes(self) -> FamilyBytes:
-        """Bytes of the table files, also of those that only open cursors keep. Takes microseconds."""
+        """Bytes of the SST files by column family, including files that only open cursors keep. Takes microseconds."""
         rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
         return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
     def flush(self) -> None:
-        """Moves unflushed writes into table files."""
+        """Moves unflushed writes into SST files."""
         try:
             self.check_writable()
-            # Without a name for the family: the frame of an error would keep it, and with it the lock of the store.
+            # No variable names the family: the frame of an error would keep it, and with it the lock of the store.
             deque(map(rocksdict.Rdict.flush, self._families), maxlen=0)
         except Exception as error:
             raise self.failure(error) from error
 
     def compact_small_files(self) -> int:
-        """Makes table files one where many small ones lie side by side; how many places that were. Blocks.
+        """Merges runs of many small SST files into one file each; returns how many runs. Blocks.
 
-        May run beside all but `close`.
+        May run concurrently with all but `close`.
         """
         if self.is_read_only or self.refusal is not None:
             return 0
         options = rocksdict.CompactOptions()
-        # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
+        # Without this, files of the last level that have no tombstones would stay as they are.
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
-        places = 0
+        runs = 0
         family = None
         try:
             for family, files in zip(self._families, self._files(), strict=True):
                 for first, last in find_small_runs(files):
                     family.compact_range(first, last, options)
-                    places += 1
+                    runs += 1
         except Exception as error:
             raise self.failure(error) from error
         finally:
-            del family  # As above.
-        return places
+            del family  # for the same reason as in `flush`
+        return runs
 
     def _files(self) -> list[list[SstFile]]:
-        """The table files of each family."""
+        """The SST files of each column family."""
         files = {
             int(file["name"].strip("/").removesuffix(".sst")): SstFile(file["size"], file["start_key"], file["end_key"])
             for file in self._db.live_files()
         }
-        # `live_files` does not tell families apart, whichever is asked; this text does, by the files' numbers.
+        # `live_files` does not tell column families apart, whichever is asked. This property does, by file number.
         texts = [family.property_value("rocksdb.sstables") or "" for family in self._families]
         return [[files[int(name)] for name in _FILE_NUMBER.findall(text) if int(name) in files] for text in texts]
 
     def checkpoint(self, path: Path) -> None:
-        """Makes a copy of the directory as of now in `path`, which must not exist: table files are hard links.
+        """Makes a copy of the store at this instant in `path`, which must not exist. SST files become hard links.
 
-        What is not yet in table files is flushed first. Holds the interpreter lock: about 2 ms.
+        Flushes first what is not in SST files yet. Holds the interpreter lock for about 2 ms.
         """
         try:
             self.check_writable()
@@ -293,10 +294,10 @@ class RocksStore:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        """Closes the directory and gives its lock back. Every iterator must be gone before.
+        """Closes the directory and releases its lock. Every iterator must have been dropped before.
 
-        Lets others have the interpreter lock: RocksDB is shut down by whoever lets go of it last. That must be `close`,
-        which does so without the lock, and not the handles of the families, which would hold it for as long.
+        Releases the interpreter lock while it works: whoever drops the last reference shuts RocksDB down. That must be
+        `close`, which releases the lock, and not the handles of the column families, which would hold it all the while.
         """
         del self.rows, self.log, self.meta, self._index, self._handles
         try:
@@ -305,18 +306,18 @@ class RocksStore:
             raise self.failure(error) from error
         finally:
             del self._db
-            self._give_filter()
+            self._release_filter()
 
-    def _give_filter(self) -> None:
+    def _release_filter(self) -> None:
         if self._has_filter:
             self._has_filter = False
             self._resources.filters.release()
 
 
 class RowsSnapshot:
-    """The rows of a store as of one instant. Thread-safe.
+    """The rows of a store at one instant. Thread-safe.
 
-    RocksDB's snapshots can be read by single keys alone: their iterators see later writes (rocksdict 0.3.29).
+    Only lookups of single keys honour a RocksDB snapshot; its iterators see later writes (rocksdict 0.3.29).
     """
 
     def __init__(self, store: RocksStore, snapshot: rocksdict.Snapshot) -> None:
@@ -324,7 +325,7 @@ class RowsSnapshot:
         self._snapshot = snapshot
 
     def get(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """The stored rows of some keys, None where there was none. Holds the interpreter lock: 2 microseconds a key."""
+        """The stored rows of some keys, None for a key without a row. Holds the interpreter lock for 2 µs a key."""
         return list(map(self._get, keys))
 
     def _get(self, key: bytes) -> bytes | None:
@@ -344,11 +345,11 @@ class StoreBatch:
         self.writes = rocksdict.WriteBatch(raw_mode=True)
 
     def release(self) -> None:
-        """Lets go of the store, and of all writes."""
+        """Drops the references to the store and to all writes."""
         del self._handles, self.writes
 
     def put_rows(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Puts rows; the two run side by side. `map` drained by a deque is the fastest loop Python has for this."""
+        """Puts rows with these keys and values. `map` drained by a deque is Python's fastest loop for this."""
         self.writes.set_default_column_family(self._handles["rows"])
         deque(map(self.writes.put, keys, values), maxlen=0)
 
@@ -358,7 +359,7 @@ class StoreBatch:
         deque(map(self.writes.delete, keys), maxlen=0)
 
     def put_entries(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Puts index entries; the two run side by side."""
+        """Puts index entries with these keys and values."""
         self.writes.set_default_column_family(self._handles["index"])
         deque(map(self.writes.put, keys, values), maxlen=0)
 
@@ -368,7 +369,7 @@ class StoreBatch:
         deque(map(self.writes.delete, keys), maxlen=0)
 
     def delete_entry_range(self, start: bytes, end: bytes) -> None:
-        """Deletes the index entries from `start` up to, but without, `end`: in no time, however many there are."""
+        """Deletes the index entries from `start` up to, but without, `end`, in constant time."""
         self.writes.delete_range(start, end, self._handles["index"])
 
     def put_log(self, key: bytes, record: bytes) -> None:
@@ -376,11 +377,11 @@ class StoreBatch:
         self.writes.put(key, record, self._handles["log"])
 
     def delete_log(self, start: bytes, end: bytes) -> None:
-        """Deletes the changelog records from one key up to, but without, another."""
+        """Deletes the changelog records from `start` up to, but without, `end`."""
         self.writes.delete_range(start, end, self._handles["log"])
 
     def delete_meta_range(self, start: bytes, end: bytes) -> None:
-        """Deletes what is noted about the bucket from one key up to, but without, another."""
+        """Deletes the entries about the bucket itself from `start` up to, but without, `end`."""
         self.writes.delete_range(start, end, self._handles["meta"])
 
     def put_meta(self, key: bytes, value: bytes) -> None:
@@ -397,13 +398,15 @@ def _table_bytes(family: rocksdict.Rdict | None) -> int:
 
 
 def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:
-    """Read options of one scan: it stays below the key `end`, and does not push others' blocks out of the cache.
+    """The read options of one scan, which does not evict blocks of others from the cache.
 
-    With `max_skips`, an iterator becomes invalid, and its status tells that, where more deleted entries than these, or
-    later ones, lie in a row.
+    An iterator only borrows its options, so its owner keeps them, unchanged, for as long as the iterator. A parameter
+    `start` is missing on purpose: rocksdict 0.3.29 sets the upper bound when it is asked to set the lower one.
 
-    An iterator only borrows its options, so whoever makes one keeps these, unchanged, as long as the iterator. There
-    is no `start` here: rocksdict 0.3.29 sets the upper bound, too, when it is asked for a lower one.
+    Args:
+        end: The scan stays below this key.
+        max_skips: The iterator becomes invalid, with a status that says so, after more adjacent entries than these that
+            are deleted or newer than the iterator. 0: it skips any number.
     """
     options = rocksdict.ReadOptions()
     if end is not None:
@@ -416,13 +419,13 @@ def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.R
 
 
 def make_logs_durable(path: Path) -> None:
-    """Makes what the write-ahead logs of a store have durable, which opening it only to be read does not. Blocks.
+    """Makes the write-ahead logs of a store durable, which opening it only for reading does not. Blocks.
 
-    Every byte is written once more in its place, which takes no space: a sync may have failed before, and the next one
-    writes nothing but what was written since.
+    Overwrites every byte with itself, which takes no space. After a sync that failed, a mere sync would write only what
+    was written since.
 
     Raises:
-        DiskFull: There is no space for what the system has taken without having any.
+        DiskFull: The operating system has accepted writes for which the disk has no space.
         OSError: Anything else.
     """
     for log in sorted(path.glob("*.log")):
@@ -444,11 +447,11 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_block_based_table_factory(table)
     options.set_compression_type(_COMPRESSION[compression]())
     options.set_write_buffer_manager(resources.write_buffers)
-    # The default mode opens with a silent gap after damage in mid-log; this one refuses to.
+    # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)
-    # RocksDB would divide the files among 64 shards, and let each of them have one at least.
+    # RocksDB would divide the open files among 64 shards and give each of them at least one.
     options.set_table_cache_num_shard_bits(0)
     options.add_compact_on_deletion_collector_factory(_DELETION_WINDOW, _MANY_DELETIONS, 0.0)
     options.set_keep_log_file_num(2)

@@ -1,9 +1,9 @@
-"""The entries of an index: keys in the order of its columns, and rows of what a query can ask of it alone.
+"""The encoding of index entries.
 
-An entry's key is the number of its index (4 bytes, big-endian), the index's columns and then the primary key, encoded
-as in `key_codec`. Its value is a stored row, in the format of all rows, of a schema of its own: the columns of the
-index and of the primary key. So a query that asks for no others is answered from the entries, and every other one finds
-the key of the row in them.
+The key of an entry is the id of its index (4 bytes, big-endian), then the columns of the index and the primary key,
+encoded as in `key_codec`. The value is a stored row in the usual format, with a schema of its own: the columns of the
+index and of the primary key. So a query for these columns alone is answered from the entries, and every other query
+finds the keys of the rows in them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class IndexCodec:
     """Encodes and decodes the entries of one index. Immutable, thread-safe.
 
     Attributes:
-        index: Which one.
-        columns: Encodes its columns, without the primary key.
-        covered: The columns that its entries have: those of the index, then the others of the primary key.
-        all_entries: The keys of all its entries.
-        rows: Encodes and decodes their values, as rows of a table with the columns covered.
+        index: The index.
+        columns: The codec of the columns of the index, without the primary key.
+        covered: The columns in the entries: those of the index, then the other columns of the primary key.
+        all_entries: The key range of all entries.
+        rows: The codec of the values of the entries, which are rows of the covered columns.
     """
 
     def __init__(self, definition: TableDefinition, index: Index) -> None:
-        """For an index of a table. Columns are never changed, so any later definition gives the same."""
+        """Creates the codec, which is the same for all later definitions: the columns of an index never change."""
         self.index = index
         columns = [definition.schema.column(name) for name in index.columns]
         others = [definition.schema.column(name) for name in definition.primary_key if name not in index.columns]
@@ -57,14 +57,14 @@ class IndexCodec:
         self._keys = KeyCodec(definition.key_schema.types, definition.primary_key)
 
     def entries(self, rows: pa.RecordBatch, keys: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """The keys and values of the entries of some rows, in the same order.
+        """Encodes the entries of some rows: keys and values, in the same order.
 
         Args:
-            rows: At least the columns of the index and of the primary key.
-            keys: Their encoded primary keys.
+            rows: The rows, with at least the columns of the index and of the primary key.
+            keys: The encoded primary keys of the rows.
 
         Raises:
-            RequestTooLarge: The columns of the index take over 16 KiB in a row when encoded; names the row.
+            RequestTooLarge: The encoded columns of the index take more than 16 KiB in a row. The message names the row.
         """
         encoded = self._encoded_columns(rows)
         entry_keys = pc.binary_join_element_wise(pa.scalar(self._prefix), encoded, keys, b"")
@@ -73,9 +73,7 @@ class IndexCodec:
     def _encoded_columns(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         try:
             return self.columns.encode([rows.column(name) for name in self.index.columns])
-        except (
-            InvalidKey
-        ) as error:  # of all that it can be, only its length is left to be wrong in rows that were checked
+        except InvalidKey as error:  # in validated rows, only the length can be wrong
             row = error.details.get("row", "?")
             raise RequestTooLarge(
                 f"row {row}: the columns of index ({', '.join(self.index.columns)}) take over {MAX_KEY_BYTES:,} bytes",
@@ -83,18 +81,18 @@ class IndexCodec:
             ) from error
 
     def within(self, columns: KeyRange) -> KeyRange:
-        """The keys of the entries whose encoded columns (see `columns`) are in a range."""
+        """The key range of the entries whose columns, encoded by `columns`, are in a range."""
         start = self._prefix + (columns.start or b"")
         end = self.all_entries.end if columns.end is None else self._prefix + columns.end
         return KeyRange(start, end)
 
     def decoder(self, columns: Sequence[str] | None = None) -> RowDecoder:
-        """A decoder of entries' values, for some of the columns covered. Raises SchemaMismatch for others."""
+        """Creates a decoder of the values of entries, for some covered columns. Raises SchemaMismatch for others."""
         return self.rows.decoder(columns)
 
     def row_keys(self, values: pa.BinaryArray) -> pa.BinaryArray:
-        """The encoded primary keys of the rows behind some entries, by their values. Raises DataLoss."""
+        """The encoded primary keys of the rows of some entries, from the values of the entries. Raises DataLoss."""
         try:
             return self._keys.encode(self.decoder(self._primary_key).decode(values).columns)
         except InvalidKey as error:
-            raise DataLoss("an index entry is damaged: its key is none that can be stored") from error
+            raise DataLoss("an index entry is damaged: its key is invalid") from error

@@ -1,7 +1,7 @@
-"""Record batches to stored rows and back, a chunk at a time: the one place that reads and writes the row format.
+"""Converts record batches to stored rows and back, a chunk at a time.
 
-The format itself is described in `row_layout`. No step here loops over rows: the fixed part of all rows is one matrix
-of bytes, and each segment of all rows is one `take` (`arrow_buffers.slice_values`).
+Only this module reads and writes the row format, which `row_layout` describes. No step loops over rows: the fixed parts
+of all rows are one matrix of bytes, and each segment of all rows is one `take` (`arrow_buffers.slice_values`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import Column, TableDefinition
+    from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
@@ -42,14 +42,14 @@ _COPY_AS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 class RowCodec:
-    """Encodes rows of a table's current schema and makes decoders for rows of any of its schemas.
+    """Encodes rows of a table's current schema, and creates decoders for rows of all its schemas.
 
-    Immutable, so a scan keeps the codec of its open while the table is altered.
+    Immutable, so a scan keeps the codec with which it was opened while the table is altered.
 
     Attributes:
-        definition: The table.
-        schema: Its columns.
-        hidden: What is stored beside them for the table's merge engine.
+        definition: The definition of the table.
+        schema: The columns of the table.
+        hidden: The hidden columns of the table's merge engine.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -62,19 +62,19 @@ class RowCodec:
         self._layout = self._layouts[definition.schema.id]
 
     def encode(self, batch: pa.RecordBatch, hidden: Sequence[pa.Array] = ()) -> pa.Array:
-        """The stored rows of a batch of the current schema: binary, `batch.num_rows` values, same order.
+        """Encodes a batch of the current schema as a binary array with one stored row per value, in the same order.
 
-        Equal rows give equal bytes.
+        Equal rows have equal bytes.
 
         Args:
             batch: The rows.
-            hidden: The hidden columns. None given: null.
+            hidden: The hidden columns. Empty: all are null.
         """
         layout, count = self._layout, batch.num_rows
         fixed = np.zeros((count, layout.fixed_bytes), np.uint8)
         fixed[:, : HEADER.size] = np.frombuffer(layout.header, np.uint8)
         segments: list[pa.Array] = []
-        # A hidden column is of fixed width, so one that is not given leaves zeros, as a null does.
+        # Hidden columns have fixed width. One that is not given leaves zeros, like a null.
         for slot, array in zip(layout.slots, (*batch.columns, *hidden), strict=False):
             _set_valid(fixed, layout, slot, valid_mask(array))
             if slot.width is not None:
@@ -92,7 +92,7 @@ class RowCodec:
         return pc.binary_join_element_wise(head, *segments, pa.scalar(b"", pa.binary())) if segments else head
 
     def decoder(self, columns: Sequence[str] | None = None) -> RowDecoder:
-        """A decoder for the named columns, in that order; None: all columns in table order.
+        """Creates a decoder for the named columns, in that order. None: all columns in table order.
 
         Raises:
             SchemaMismatch: A column does not exist.
@@ -102,38 +102,38 @@ class RowCodec:
         return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
 
     def merge_decoder(self) -> RowDecoder:
-        """A decoder for all columns in table order and the hidden ones behind them, which may all be null."""
+        """Creates a decoder for all columns in table order, then the hidden ones. All of them may be null."""
         columns = [*self.definition.schema.columns, *self.hidden]
         schema = pa.schema([pa.field(column.name, column.type) for column in columns])
         return RowDecoder(self._layouts, self._layout, columns, schema)
 
     def row_keys(self, keys: KeyCodec) -> RowKeys:
-        """A reader of the encoded keys of single stored rows; `keys` is the codec of the table's primary key."""
+        """Creates a reader of the encoded keys of stored rows; `keys` is the codec of the table's primary key."""
         definition = self.definition
         columns = [definition.schema.column(name) for name in definition.primary_key]
         return RowKeys(self._layouts.values(), columns, keys)
 
 
 class Decoder(Protocol):
-    """Makes batches of stored rows."""
+    """Decodes stored rows into batches."""
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of the batches."""
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
-        """The rows, or some of them, of a binary array of stored rows, in the same order. Raises DataLoss."""
+        """Decodes a binary array of stored rows, in the same order; may drop rows. Raises DataLoss."""
 
 
 class RowDecoder:
-    """Decodes stored rows into batches of chosen columns. Immutable; use it from any thread.
+    """Decodes stored rows into batches of chosen columns. Immutable and thread-safe.
 
     Attributes:
-        schema: The Arrow schema of the batches it makes.
+        schema: The Arrow schema of the batches.
     """
 
     def __init__(
-        self, layouts: dict[int, RowLayout], current: RowLayout, columns: list[Column], schema: pa.Schema
+        self, layouts: dict[int, RowLayout], current: RowLayout, columns: list[ColumnDefinition], schema: pa.Schema
     ) -> None:
         self.schema = schema
         self._layouts = layouts
@@ -141,10 +141,10 @@ class RowDecoder:
         self._columns = columns
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
-        """The rows of a binary array of stored rows, in the same order.
+        """Decodes a binary array of stored rows into a batch with one row for each, in the same order.
 
         Raises:
-            DataLoss: A row is not what this table writes.
+            DataLoss: A row is damaged.
         """
         layout, lengths = self._current, np.diff(var_offsets(values))
         if len(lengths) == 0 or lengths.min() >= layout.fixed_bytes:
@@ -154,7 +154,7 @@ class RowDecoder:
         return self._decode_mixed(values, lengths)
 
     def _decode_mixed(self, values: pa.Array, lengths: Offsets) -> pa.RecordBatch:
-        """Rows of several schemas: each schema's rows at once, then put back into their order."""
+        """Decodes rows of several schemas: the rows of each schema at once, then all of them in their order."""
         if lengths.min() < HEADER.size:
             raise DataLoss(f"a stored row is damaged: {lengths.min()} bytes long")
         headers = np.ascontiguousarray(_fixed_part(values, HEADER.size))
@@ -166,7 +166,7 @@ class RowDecoder:
         for schema_id in np.unique(schema_ids):
             layout = self._layouts.get(int(schema_id))
             if layout is None:
-                raise DataLoss(f"a stored row is damaged: it names schema {schema_id}, which the table never had")
+                raise DataLoss(f"a stored row is damaged: it names schema {schema_id}, which the table has never had")
             index = np.flatnonzero(schema_ids == schema_id)
             rows, row_lengths = values.take(pa.array(index)), lengths[index]
             if row_lengths.min() < layout.fixed_bytes:
@@ -191,7 +191,7 @@ class RowDecoder:
     @staticmethod
     def _column(
         layout: RowLayout,
-        column: Column,
+        column: ColumnDefinition,
         values: pa.Array,
         fixed: Bytes,
         without_nulls: int,
@@ -223,10 +223,10 @@ def _fixed_part(values: pa.Array, width: int) -> Bytes:
 
 
 def _all_have(fixed: Bytes, header: bytes) -> bool:
-    """Whether all rows begin with this header: the bits that all of them have, and those that any has, are the same."""
+    """Whether all rows begin with this header: the AND and the OR over all rows both equal it."""
     if len(fixed) == 0:
         return True
-    begins = _numbers(fixed, 0, 8).copy()  # no row is shorter: behind the header are bitmap and a column
+    begins = _numbers(fixed, 0, 8).copy()  # no row is shorter: bitmap and a column follow the header
     in_all, in_any = (int(each.reduce(begins)) & _HEADER_BITS for each in (np.bitwise_and, np.bitwise_or))
     return in_all == in_any == int.from_bytes(header, "little")
 
@@ -249,7 +249,7 @@ def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
 
 
 def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> list[Offsets]:
-    """Where the segments lie in each row: segment k from `[k]` to `[k + 1]`; checked to be within the row."""
+    """The bounds of the segments in each row: segment k is from `[k]` to `[k + 1]`; verified to be within the row."""
     ends: list[Offsets] = [np.full(len(fixed), layout.fixed_bytes, np.int32)]
     for number in range(layout.segments):
         end = _slot_bytes(fixed, layout.ends_start + 4 * number, 4).view("<i4")
@@ -277,9 +277,9 @@ def _get_valid(fixed: Bytes, layout: RowLayout, slot: Slot) -> Mask:
 
 
 def _without_nulls(layout: RowLayout, fixed: Bytes) -> int:
-    """The columns that are null in no row, as the bits of a number."""
+    """The columns that are null in no row, as a bit mask."""
     bits, done = 0, 0
-    for width in (8, 4, 2, 1):  # as wide numbers as fit: byte by byte takes ten times as long
+    for width in (8, 4, 2, 1):  # numbers as wide as possible: single bytes would take ten times as long
         while done + width <= layout.bitmap_bytes:
             numbers = _numbers(fixed, layout.bitmap_start + done, width)
             bits |= int(np.bitwise_and.reduce(numbers)) << 8 * done

@@ -1,6 +1,6 @@
-"""The encoded key of one stored row, read straight from its bytes.
+"""Reads the encoded key of one stored row directly from its bytes.
 
-`RowDecoder` and `KeyCodec.encode` do this for a whole chunk; for a single row their fixed costs are most of the time.
+For a single row, most of the time of `RowDecoder` and `KeyCodec.encode`, which work on chunks, would be fixed costs.
 """
 
 from __future__ import annotations
@@ -15,46 +15,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import Column
+    from scankv.model.tables.schema import ColumnDefinition
     from streaming_server.storage.rows.row_layout import RowLayout, Slot
 
 _END = struct.Struct("<I")
 
 
 class RowKeys:
-    """Reads the keys of stored rows of any schema of a table. Immutable but for a cache; use it from any thread."""
+    """Reads the encoded keys of stored rows of any schema of a table. Thread-safe."""
 
-    def __init__(self, layouts: Iterable[RowLayout], columns: Sequence[Column], keys: KeyCodec) -> None:
-        """Prepares the reading.
+    def __init__(self, layouts: Iterable[RowLayout], columns: Sequence[ColumnDefinition], keys: KeyCodec) -> None:
+        """Creates a reader.
 
         Args:
             layouts: The layouts of all schemas that the rows may have.
             columns: The key columns, in key order.
-            keys: Their encoding.
+            keys: The codec of these columns.
         """
         self._layouts = {layout.header: layout for layout in layouts}
         self._columns = columns
         self._keys = keys
-        self._places: dict[bytes, _KeyPlaces] = {}
+        self._locations: dict[bytes, _KeyLocations] = {}
 
     def key_of(self, row: bytes) -> bytes:
-        """The encoded key of a stored row: what `KeyCodec.encode` gives for its decoded columns.
+        """The encoded key of a stored row, equal to what `KeyCodec.encode` returns for its decoded columns.
 
         Raises:
-            DataLoss: The row is not what this table writes.
+            DataLoss: The row is damaged.
         """
         header = row[: HEADER.size]
-        places = self._places.get(header)
-        if places is None:
+        locations = self._locations.get(header)
+        if locations is None:
             layout = self._layouts.get(header)
             if layout is None:
-                raise DataLoss("a stored row is damaged: it begins as no row of this table does")
-            places = self._places[header] = _KeyPlaces(layout, [layout.by_id[column.id] for column in self._columns])
-        return self._keys.encode_stored(places.values(row))
+                raise DataLoss("a stored row is damaged: it has no header of this table")
+            locations = self._locations[header] = _KeyLocations(
+                layout, [layout.by_id[column.id] for column in self._columns]
+            )
+        return self._keys.encode_stored(locations.values(row))
 
 
-class _KeyPlaces:
-    """Where the key columns lie in rows of one schema."""
+class _KeyLocations:
+    """The locations of the key columns in rows of one schema."""
 
     def __init__(self, layout: RowLayout, slots: Sequence[Slot]) -> None:
         self._layout = layout
@@ -80,7 +82,7 @@ class _KeyPlaces:
         return row[start:stop]
 
     def _end(self, row: bytes, segments: int) -> int:
-        """Where the first `segments` segments end."""
+        """The end of the first `segments` segments."""
         layout = self._layout
         if segments == 0:
             return layout.fixed_bytes

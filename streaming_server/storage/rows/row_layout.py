@@ -1,13 +1,13 @@
-"""Where each column of a schema lies in a stored row.
+"""The layout of stored rows: the location of each column of a schema.
 
     format u8 · flags u8 · schema id u32 · null bitmap · fixed-width slots · ends u32 ... · bytes of the segments
 
-All integers are little-endian. The null bitmap has one bit a column (1 = not null), in column order, least significant
-bit first. Fixed-width columns have a slot each (zeros when null, a bool takes a byte). Every other column has one or
-more segments (`shredding`): `ends` has, for each segment, where it ends, counted from the start of the row. The part
-before the segments is equally long in all rows of one schema, which is what lets a chunk be decoded by column.
+All integers are little-endian. The null bitmap has one bit per column (1 = not null), in column order, least
+significant bit first. Each fixed-width column has a slot (zeros when null; a bool takes one byte). Every other column
+has one or more segments (`shredding`); `ends` holds the end of each segment, counted from the start of the row. The
+part before the segments has the same length in all rows of one schema, so that a chunk can be decoded by column.
 
-Behind the table's columns come hidden ones, of fixed width, with what a merge keeps beside them.
+Hidden columns of fixed width follow the columns of the table. They hold the state of the merge engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streaming_server.storage.rows.shredding import segment_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 ROW_FORMAT = 1
 HEADER = struct.Struct("<BBI")
@@ -31,9 +31,9 @@ HEADER = struct.Struct("<BBI")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one column lies: a fixed-width slot at byte `start`, or `segments` segments from number `segment` on."""
+    """The location of one column: a slot of `width` bytes at `start`, or `segments` segments from `segment` on."""
 
-    column: Column
+    column: ColumnDefinition
     index: int
     width: int | None
     start: int
@@ -45,11 +45,11 @@ class RowLayout:
     """The layout of the rows of one schema. Immutable.
 
     Args:
-        schema: The table's columns.
-        hidden: Columns behind them that no reader of the table sees.
+        schema: The columns of the table.
+        hidden: Columns after them that no reader of the table sees.
     """
 
-    def __init__(self, schema: Schema, hidden: Sequence[Column] = ()) -> None:
+    def __init__(self, schema: Schema, hidden: Sequence[ColumnDefinition] = ()) -> None:
         self.schema = schema
         self.header = HEADER.pack(ROW_FORMAT, 0, schema.id)
         self.bitmap_start = HEADER.size
@@ -69,5 +69,5 @@ class RowLayout:
 
     @cached_property
     def by_id(self) -> dict[int, Slot]:
-        """The slots by permanent column id."""
+        """The slots by column id."""
         return {slot.column.id: slot for slot in self.slots}

@@ -1,7 +1,7 @@
-"""How a list, struct or map column is stored in rows: every Arrow child buffer's slice for a row is one segment.
+"""Stores list, struct and map columns in rows: each Arrow child buffer's slice for a row is one segment.
 
-A *segment* is one binary value a row. Joined over the rows of a chunk, the values of a segment are exactly the bytes of
-one Arrow child buffer, so that neither direction looks at single values. The segments of a type, in this order:
+A *segment* is one binary value per row. The values of a segment, joined over the rows of a chunk, are exactly the bytes
+of one Arrow child buffer, so neither direction looks at single values. The segments of a type are, in this order:
 
     fixed width      values
     string, binary   lengths (u32 each), bytes
@@ -9,7 +9,7 @@ one Arrow child buffer, so that neither direction looks at single values. The se
     struct           for each field: validity (one byte each), then the segments of the field's type
     map              as list of struct of key and value
 
-The validity of the column itself is not here but in the row's null bitmap; below it, every level has its own.
+The row's null bitmap has the validity of the column itself; every level below has a segment for its validity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def segment_count(type_: pa.DataType) -> int:
-    """How many segments a column of this type has when it is not of fixed width."""
+    """How many segments a column of this type has. Not for fixed-width types."""
     if pa.types.is_struct(type_):
         return sum(1 + _nested_count(field.type) for field in type_)
     if pa.types.is_map(type_):
@@ -52,15 +52,15 @@ def segment_count(type_: pa.DataType) -> int:
 
 
 def shred(array: pa.Array) -> Iterator[pa.Array]:
-    """The segments of a nested column: binary arrays of `len(array)` values, without nulls."""
+    """Yields the segments of a nested column: binary arrays of `len(array)` values, without nulls."""
     yield from _shred(array, np.arange(len(array) + 1, dtype=np.int64))
 
 
 def assemble(type_: pa.DataType, rows: int, mask: Mask | None, segments: Iterator[pa.Array]) -> pa.Array:
-    """The nested column of `rows` rows that `shred` gave these segments for.
+    """Reassembles the nested column of `rows` rows from the segments that `shred` made.
 
     Raises:
-        DataLoss: The segments do not fit together.
+        DataLoss: The segments contradict each other.
     """
     return _assemble(type_, rows, mask, segments)
 
@@ -74,7 +74,7 @@ def _map_storage(type_: pa.DataType) -> pa.DataType:
 
 
 def _shred(array: pa.Array, row_ends: Offsets) -> Iterator[pa.Array]:
-    """The segments of elements: those of row i are `array[row_ends[i]:row_ends[i + 1]]`."""
+    """The segments of elements; row i has the elements `array[row_ends[i]:row_ends[i + 1]]`."""
     type_ = array.type
     width = fixed_width(type_)
     if width is not None:
@@ -130,7 +130,7 @@ def _assemble(type_: pa.DataType, count: int, mask: Mask | None, segments: Itera
         storage = _assemble(_map_storage(type_), count, mask, segments)
         entries = storage.values
         if entries.null_count or entries.field(0).null_count:
-            # Arrow does not raise for such a map: it ends the process.
+            # Arrow does not raise for such a map: it crashes the process.
             raise DataLoss("a map is damaged: it has a null key")
         return pa.Array.from_buffers(type_, count, storage.buffers()[:2], children=[entries])
     lengths = _expect(next(segments), count, 4).view("<u4")
@@ -151,5 +151,5 @@ def _assemble_child(type_: pa.DataType, count: int, segments: Iterator[pa.Array]
 def _expect(segment: pa.Array, count: int, width: int) -> Bytes:
     data = data_bytes(segment)
     if data.size != count * width:
-        raise DataLoss(f"a nested value is damaged: {data.size} bytes stored where {count * width} belong")
+        raise DataLoss(f"a nested value is damaged: it has {data.size:,} bytes instead of {count * width:,}")
     return data

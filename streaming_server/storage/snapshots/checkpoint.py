@@ -1,11 +1,11 @@
-"""One bucket of a pinned view: a RocksDB checkpoint, opened to be read and checked against the view's manifest."""
+"""One bucket of a pinned view: a RocksDB checkpoint, opened for reading and checked against the manifest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.bucket.bucket import load_state
+from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """A bucket as of a pin, open to be read; it never changes. Make cursors from one thread at a time.
+    """A bucket at the instant of a pin, open for reading. It never changes. Create cursors from one thread at a time.
 
     Args:
         path: RocksDB's directory.
-        location: What errors call it, as `bucket 3 of game.scores in snapshot view 5f0c`.
-        pinned: What the manifest says of the bucket.
-        compression: That of its table.
+        location: What errors call the checkpoint, such as `bucket 3 of game.scores in snapshot view 5f0c`.
+        pinned: The entry of the bucket in the manifest.
+        compression: The compression of the table.
         resources: Shared by all buckets of the process.
 
     Raises:
-        DataLoss: It is damaged: RocksDB cannot open it, or it is not what the manifest says.
+        DataLoss: The checkpoint is damaged: RocksDB cannot open it, or it contradicts the manifest.
 
     Attributes:
         location: As above.
-        longest_row: Bytes of the longest row that the bucket had held.
-        ready_indexes: The ids of the indexes that have the entries of all its rows.
+        longest_row: Bytes of the longest row ever written to the bucket.
+        ready_indexes: The ids of the indexes that have an entry for every row.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Checkpoint:
         self._store = RocksStore(path, location, compression=compression, resources=resources, read_only=True)
         try:
             state = load_state(self._store)
-            # The epoch may differ: a bucket that came up after an unclean stop is in a new one before it is stored.
+            # The epoch may differ: after an unclean stop, a bucket is in a new epoch before it stores that epoch.
             if (state.count, state.rows) != (count_of(pinned.log_offset), pinned.rows):
                 raise DataLoss(
                     f"{location} is damaged: it has {state.count:,} changes and {_text(state.rows)} rows, but its "
@@ -65,29 +65,29 @@ class Checkpoint:
     def cursor(
         self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
     ) -> BucketCursor:
-        """A cursor over the rows of a key range, against key order with `reverse`."""
+        """A cursor over the rows of a key range; in descending key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
 
     def ranges_cursor(
         self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
     ) -> RangesCursor:
-        """A cursor over the rows of some key ranges; otherwise as that of a `Bucket`."""
+        """A cursor over the rows of some key ranges, like `Bucket.ranges_cursor`."""
         return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
 
     def probe(self) -> KeyProbe:
-        """Looks at keys here and there."""
+        """A probe that samples the keys."""
         return KeyProbe(self._store)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the entries of a ready index in some ranges, against their order with `reverse`."""
+        """A cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""
         return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys, None where there is none."""
+        """The stored rows of some encoded keys, None for a key without a row."""
         return self._store.get_rows(keys)
 
     def close(self) -> None:
-        """Closes the files. All cursors must be closed before."""
+        """Closes the files. All cursors must have been closed."""
         self._store.close()
 
 

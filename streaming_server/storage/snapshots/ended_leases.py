@@ -1,4 +1,4 @@
-"""The ids of shared leases of a table that have ended, which are not taken again."""
+"""The ids of ended shared leases of a table. They are never used again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_IDS: Final = 10_000
-"""Ids that are remembered, those that ended last."""
+"""The most ids that are remembered: those that ended last."""
 
 _LONGEST_FILE_BYTES: Final = 4 * MOST_IDS * 65
 
@@ -19,12 +19,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 class EndedLeases:
-    """Remembers, on disk too, which shared leases of a table have ended. Goes with its table.
+    """Remembers, in memory and on disk, which shared leases of a table have ended. Dropped with the table.
 
-    `write` blocks, and may be called in any thread; everything else belongs to the event loop.
+    `write` blocks and may be called from any thread; all other methods belong to the event loop.
 
     Args:
-        table: The table's directory.
+        table: The directory of the table.
     """
 
     def __init__(self, table: Path) -> None:
@@ -37,40 +37,40 @@ class EndedLeases:
         return lease_id in self._ids
 
     def load(self) -> None:
-        """Reads what is on disk.
+        """Reads the ids from disk.
 
-        No damage of this file may keep the table from being served, so ids that cannot be read are forgotten.
+        Damage of this file must not keep the table from being served, so ids that cannot be read are forgotten.
         """
         try:
             text = self._path.read_text(encoding="ascii", errors="replace")
         except FileNotFoundError:
             return
         except OSError as error:
-            _log.error("the snapshots that have ended cannot be read, and may be taken again: %s", error)
+            _log.error("the ids of ended snapshots cannot be read and may be used again: %s", error)
             return
         for lease_id in text.splitlines():
             self._remember(lease_id)
 
     def add(self, lease_id: str) -> None:
-        """Remembers an id from now on."""
+        """Remembers an id."""
         self._remember(lease_id)
 
     def write(self, lease_id: str) -> None:
         """Makes an id that was added durable. Blocks.
 
-        A full disk must not keep a lease from ending: then the id is remembered until the server stops.
+        A full disk must not keep a lease from ending. Then the id is only remembered until the server stops.
         """
         try:
             with self._writing:
                 self._append(lease_id)
         except OSError as error:
-            _log.error("that the snapshot %s has ended cannot be written down: %s", lease_id, error)
+            _log.error("the end of the snapshot %s cannot be recorded: %s", lease_id, error)
 
     def _append(self, lease_id: str) -> None:
         if self._path.exists() and self._path.stat().st_size > _LONGEST_FILE_BYTES:
             self._rewrite()
             return
-        # The line break comes first, so that an id that a crash has cut short spoils no other.
+        # The line break comes first, so that an id that a crash has cut short does not spoil the next one.
         with self._path.open("a", encoding="ascii") as file:
             file.write(f"\n{lease_id}")
             file.flush()

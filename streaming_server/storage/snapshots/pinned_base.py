@@ -1,9 +1,9 @@
-"""What a pinned view keeps of a bucket beside its checkpoint: a columnar base, and what was written since to the pin.
+"""The columnar base of a bucket in a pinned view, with its merged delta up to the pin.
 
-<view>/bases/0003/<name>      the base: hard links to its files
-<view>/bases/0003/delta.arrow   encoded keys, ascending, and rows as they are stored, null for deleted ones
+<view>/bases/0003/<name>        the base: hard links to its files
+<view>/bases/0003/delta.arrow   the merged delta: encoded keys, ascending, and stored rows, null for deleted ones
 
-The checkpoint has the same rows. What is lost or damaged here makes scans of the view slower, nothing else.
+The checkpoint of the bucket has the same rows, so a loss or damage of these files only makes scans of the view slower.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DELTA_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedBase:
-    """What the manifest of a view says of a bucket's base.
+    """The base of a bucket, as the manifest of a view describes it.
 
     Attributes:
         name: The name of the base.
-        delta_crc32c: The CRC32C of the file of what was written since.
+        delta_crc32c: The CRC32C of the file of the merged delta.
     """
 
     name: str
@@ -40,16 +40,16 @@ class PinnedBase:
 
 
 def link_base(base: Path, directory: Path) -> None:
-    """Makes a base a part of a view, so that it stays when the table's goes. Takes a fraction of a millisecond.
+    """Links the files of a base into a view, so that they outlive the base. Takes a fraction of a millisecond.
 
-    Not durable: after a power failure the view may be without it.
+    Not durable: after a power failure, the view may lack the base.
 
     Args:
-        base: The directory of the base, which is not removed meanwhile.
-        directory: Where the view keeps what it has of the bucket; there is none.
+        base: The directory of the base, which must not be removed concurrently.
+        directory: The view's directory for the base of this bucket, which must not exist.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The links cannot be created.
     """
     linked = directory / base.name
     linked.mkdir(parents=True)
@@ -58,16 +58,16 @@ def link_base(base: Path, directory: Path) -> None:
 
 
 def write_delta(directory: Path, name: str, keys: pa.BinaryArray, rows: pa.BinaryArray) -> PinnedBase:
-    """Writes what was written between base and pin beside the linked base. Blocks.
+    """Writes the merged delta between base and pin into the directory of the linked base. Blocks.
 
     Args:
         directory: As for `link_base`.
         name: The name of the base.
         keys: Encoded keys, ascending.
-        rows: The rows as they are stored, null for those that were deleted.
+        rows: The rows as they are stored, null for deleted ones.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _DELTA_SCHEMA) as writer:
@@ -80,22 +80,22 @@ def write_delta(directory: Path, name: str, keys: pa.BinaryArray, rows: pa.Binar
 def open_pinned_base(
     directory: Path, pinned: PinnedBase, location: str
 ) -> tuple[ColumnarBase, pa.BinaryArray, pa.BinaryArray]:
-    """Opens a base of a view: the base, and keys and rows of what was written since, mapped into memory. Blocks.
+    """Opens a base of a view: the base, and the keys and rows of its merged delta, mapped into memory. Blocks.
 
     Args:
         directory: As for `link_base`.
-        pinned: What the view's manifest says.
+        pinned: The entry in the manifest of the view.
         location: What errors call the bucket.
 
     Raises:
-        DataLoss: It is damaged, or not there.
+        DataLoss: The files are damaged or missing.
     """
     base = ColumnarBase.open(directory / pinned.name, location)
     file = directory / _DELTA_FILE
     try:
         with pa.memory_map(str(file)) as mapped:
             data = mapped.read_buffer()
-        # Before Arrow sees it, which would read out of bounds.
+        # Before Arrow sees the file, because damage could make Arrow read out of bounds.
         if google_crc32c.value(data) != pinned.delta_crc32c:
             raise DataLoss(f"{location}: the file {file} of a pinned view is damaged: it has another checksum")
         delta = pa.ipc.open_file(data).read_all().combine_chunks()
@@ -106,7 +106,7 @@ def open_pinned_base(
 
 
 def remove_base(directory: Path) -> None:
-    """Removes what a view has of a base, or some of it. Blocks."""
+    """Removes the base of a view, or its remains. Blocks."""
     shutil.rmtree(directory, ignore_errors=True)
 
 

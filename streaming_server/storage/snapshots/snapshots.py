@@ -1,11 +1,11 @@
-"""Pinned snapshots on disk: checkpoints of all buckets of a table, what they are of, and the leases that keep them.
+"""Pinned snapshots on disk: checkpoints of all buckets of a table, their manifest, and the leases that keep them.
 
-<table>/snapshots/<view>/manifest.json        what the view is of; written last, so that a view is whole or absent
-<table>/snapshots/<view>/buckets/0003         RocksDB checkpoint of bucket 3; its table files are hard links
-<table>/snapshots/<view>/bases/0003           what there is of a columnar base of bucket 3, see `pinned_base`
-<table>/snapshots/<view>/leases/<lease>.json  one for each lease
+<table>/snapshots/<view>/manifest.json        what the view contains; written last, so a view is complete or absent
+<table>/snapshots/<view>/buckets/0003         the RocksDB checkpoint of bucket 3; its SST files are hard links
+<table>/snapshots/<view>/bases/0003           the columnar base of bucket 3, see `pinned_base`
+<table>/snapshots/<view>/leases/<lease>.json  one file for each lease
 <table>/snapshots/<view>/splits.json          a sample of the keys, once the view was split
-<table>/ended_snapshots                       the ids of shared leases that have ended, one a line
+<table>/ended_snapshots                       the ids of ended shared leases, one per line
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from streaming_server.storage.bucket.bucket import BucketState
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedBucket:
-    """What the manifest says of one bucket.
+    """One bucket, as the manifest of a view describes it.
 
     Attributes:
         log_offset: The offset of the first change that is not in the view.
-        rows: Rows in the view, exact. None: not known, see `BucketState`.
-        longest_row: Bytes of the longest row that the bucket ever had.
-        base: The columnar base of it that the view has. None: it has none.
+        rows: Rows in the view, exact. None: unknown, see `BucketState`.
+        longest_row: Bytes of the longest row ever written to the bucket.
+        base: The columnar base of the bucket in the view. None: the view has none.
     """
 
     log_offset: int
@@ -52,7 +52,7 @@ class PinnedBucket:
 
     @classmethod
     def of(cls, state: BucketState, base: PinnedBase | None = None) -> PinnedBucket:
-        """What there is to say of a bucket in this state."""
+        """Describes a bucket in a state."""
         return cls(log_offset=state.log_offset, rows=state.rows, longest_row=state.longest_row, base=base)
 
     @classmethod
@@ -64,13 +64,13 @@ class PinnedBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewManifest:
-    """What a view is of.
+    """What a view contains.
 
     Attributes:
-        view_id: Its name, which no other view has.
-        definition: The table as of the view.
-        view_micros: When the view was taken, in microseconds since 1970 by the server's clock.
-        buckets: Its buckets by number.
+        view_id: The unique name of the view.
+        definition: The definition of the table at the instant of the view.
+        view_micros: The instant of the view by the server's clock, in microseconds since 1970.
+        buckets: The buckets by number.
     """
 
     view_id: str
@@ -100,11 +100,11 @@ class ViewManifest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What the file of a lease says.
+    """One lease, as it is stored.
 
     Attributes:
-        ttl: The time to live in seconds; None where the file cannot be read.
-        shared: Whether its id is never taken again.
+        ttl: The time to live in seconds. None: the file cannot be read.
+        shared: Whether the lease is shared, so that its id is never used again.
     """
 
     ttl: float | None
@@ -125,7 +125,7 @@ class ViewDirectory:
         self._leases = self.path / "leases"
 
     def prepare(self) -> None:
-        """Makes room for the checkpoints. Without a manifest it is debris, which the next start removes."""
+        """Creates the directories. The next start removes a view without a manifest."""
         with translate_disk_errors(self.path.parent.parent):
             self.path.parent.mkdir(exist_ok=True)
             sync_directory(self.path.parent.parent)
@@ -133,21 +133,21 @@ class ViewDirectory:
             self._leases.mkdir()
 
     def bucket(self, number: int) -> Path:
-        """Where the checkpoint of a bucket lies."""
+        """The directory of the checkpoint of a bucket."""
         return self.path / "buckets" / f"{number:04}"
 
     def base(self, number: int) -> Path:
-        """Where what there is of a columnar base of a bucket lies."""
+        """The directory of the columnar base of a bucket."""
         return self.path / "bases" / f"{number:04}"
 
     def complete(self, manifest: ViewManifest) -> None:
-        """Makes the view one that is there: all its checkpoints have been made."""
+        """Completes the view, after all its checkpoints have been made."""
         sync_directory(self.path / "buckets")
         write_checked_json(self.path / "manifest.json", manifest.to_json())
         sync_directory(self.path.parent)
 
     def manifest(self) -> ViewManifest:
-        """Reads what the view is of. Raises DataLoss, naming the file."""
+        """Reads the manifest. Raises DataLoss, which names the file."""
         file = self.path / "manifest.json"
         content = read_checked_json(file)
         try:
@@ -159,30 +159,30 @@ class ViewDirectory:
         return manifest
 
     def leases(self) -> dict[str, LeaseRecord]:
-        """Each lease, by id."""
+        """Reads all leases, by id."""
         return {file.stem: _stored_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
     def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
-        """Adds a lease, or changes its time to live, in seconds."""
+        """Adds a lease, or changes its time to live (in seconds)."""
         write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "shared": shared})
 
     def remove_lease(self, lease_id: str) -> None:
-        """Removes a lease. There may be none, nor the view."""
+        """Removes a lease. A missing lease or view is no error."""
         with suppress(FileNotFoundError):
             (self._leases / f"{lease_id}.json").unlink()
             sync_directory(self._leases)
 
     def read_splits(self) -> dict[str, Any] | None:
-        """What `write_splits` wrote, None when the view was not split yet. Raises DataLoss, naming the file."""
+        """Reads what `write_splits` wrote. None: the view was not split yet. Raises DataLoss, which names the file."""
         file = self.path / "splits.json"
         return read_checked_json(file) if file.exists() else None
 
     def write_splits(self, content: dict[str, Any]) -> None:
-        """Keeps a sample of the view's keys."""
+        """Stores a sample of the keys of the view."""
         write_checked_json(self.path / "splits.json", content)
 
     def remove(self, trash: Path) -> None:
-        """Removes the view at one stroke: it is moved into `trash` and deleted there. There may be none."""
+        """Removes the view atomically: moves it into `trash` and deletes it there. A missing view is no error."""
         gone = trash / f"view-{self.view_id}"
         with suppress(FileNotFoundError):
             self.path.rename(gone)
@@ -191,14 +191,14 @@ class ViewDirectory:
 
 
 def load_views(table: Path, trash: Path) -> Iterator[ViewDirectory]:
-    """The views of a table that have a manifest and leases. What a crash left of others is removed."""
+    """Yields the views of a table that have a manifest and a lease. Removes all others, which a crash has left."""
     root = table / "snapshots"
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         view = ViewDirectory(table, path.name)
         if (path / "manifest.json").exists() and any((path / "leases").glob("*.json")):
             yield view
         else:
-            _log.info("removing %s, which was not made to its end or has no lease", path)
+            _log.info("removing %s, which is incomplete or has no lease", path)
             try:
                 view.remove(trash)
             except OSError as error:
@@ -206,7 +206,7 @@ def load_views(table: Path, trash: Path) -> Iterator[ViewDirectory]:
 
 
 def unshared_snapshot_bytes(tables: Iterable[Path]) -> int:
-    """Bytes on disk that only the snapshots of these tables keep: of files that no live bucket or base has."""
+    """Bytes on disk that only the snapshots of these tables keep: of files without a live bucket or base."""
     held: dict[int, int] = {}
     for table in tables:
         files: dict[int, int] = {}
@@ -221,7 +221,7 @@ def unshared_snapshot_bytes(tables: Iterable[Path]) -> int:
 
 
 def _bases(path: Path | str) -> list[str]:
-    """The directories of the buckets' bases, and of the bases in them."""
+    """The directories of the buckets' bases, and of the bases themselves."""
     buckets = _directories(path)
     return [*buckets, *(base for bucket in buckets for base in _directories(bucket))]
 
@@ -235,7 +235,7 @@ def _directories(path: Path | str) -> list[str]:
 
 
 def _files(path: str) -> dict[int, int]:
-    """Bytes of the files in a directory, by inode. Files that go meanwhile, and others' work, do not matter."""
+    """Bytes of the files in a directory, by inode. Tolerates concurrent changes."""
     found = {}
     try:
         with os.scandir(path) as entries:
@@ -255,6 +255,6 @@ def _stored_lease(file: Path) -> LeaseRecord:
         content = read_checked_json(file)
         return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True)
     except (DataLoss, LookupError, ValueError, TypeError) as error:
-        _log.error("the lease %s cannot be read, and gets the default time to live: %s", file, error)
-        # An id that may have been shared must not be taken again.
+        _log.error("the lease %s cannot be read and gets the default time to live: %s", file, error)
+        # The lease may have been shared, so its id must not be used again.
         return LeaseRecord(None, shared=True)

@@ -1,4 +1,4 @@
-"""The table definitions on disk: made, changed and dropped so that a crash leaves a table whole or absent."""
+"""The table definitions on disk. After a crash, a table is either complete or absent."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Catalog:
-    """The definitions of all tables, in memory and on disk. Use it from one thread.
+    """The definitions of all tables, in memory and on disk. For one thread.
 
     Every change is durable when its method returns.
 
-    Rule: a table that cannot be used keeps none of the others from being served. Whoever asks for it gets the reason,
-    and it can be dropped.
+    Rule: a damaged table never keeps the server from serving the others. Its users get the reason, and it can be
+    dropped.
     """
 
     def __init__(self, directory: DataDirectory) -> None:
-        """Reads the definitions; one that cannot be read is logged, and its table cannot be used."""
+        """Reads all definitions. Logs the ones that cannot be read, and marks their tables as unusable."""
         self._directory = directory
         self._tables: dict[str, TableDefinition] = {}
         self._unusable: dict[str, DataLoss] = {}
@@ -48,21 +48,21 @@ class Catalog:
                 self.mark_unusable(name, error.message)
 
     def mark_unusable(self, name: str, why: str) -> None:
-        """Lets nobody use a table, of which something is damaged, until the server is started again."""
+        """Makes a damaged table unusable until the server is started again."""
         self._tables.pop(name, None)
         _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
         self._unusable[name] = DataLoss(
-            f"table {name} cannot be used: {why}; restore that from a copy and start the server again, or drop it",
+            f"table {name} cannot be used: {why}; restore it from a copy and restart the server, or drop the table",
             table=name,
         )
 
     def is_usable(self, name: str) -> bool:
-        """Whether a table can be used, or is none. False: it can only be dropped."""
+        """Whether a table can be used, or does not exist. False: it can only be dropped."""
         return name not in self._unusable
 
     @property
     def unusable(self) -> dict[str, str]:
-        """Why tables cannot be used, and what to do, by name."""
+        """Why tables cannot be used and what to do, by name."""
         return {name: error.message for name, error in self._unusable.items()}
 
     def __len__(self) -> int:
@@ -76,9 +76,9 @@ class Catalog:
         """The definition of a table.
 
         Raises:
-            TableNotFound: There is none; names the near ones.
-            DataLoss: It cannot be used.
-            InvalidRequest: The name can be no table's.
+            TableNotFound: No table has this name. The message suggests similar names.
+            DataLoss: The table cannot be used.
+            InvalidRequest: No table can have this name.
         """
         definition = self._tables.get(name)
         if name in self._unusable:
@@ -94,7 +94,7 @@ class Catalog:
         return self._directory.tables / parsed.database / parsed.table
 
     def create(self, definition: TableDefinition) -> None:
-        """Adds a table. Raises TableExists; DataLoss where there is one that cannot be used; DiskFull."""
+        """Adds a table. Raises TableExists, DataLoss when an unusable table has the name, or DiskFull."""
         if definition.name in self._unusable:
             raise copy(self._unusable[definition.name])
         if definition.name in self._tables:
@@ -108,7 +108,7 @@ class Catalog:
                 path.parent.mkdir(exist_ok=True)
                 sync_directory(self._directory.tables)
                 if path.exists():
-                    # No definition, so no table.
+                    # A directory without a definition is no table.
                     path.rename(self._directory.trash / f"left-{definition.incarnation}")
                 draft.rename(path)
                 sync_directory(path.parent)
@@ -118,12 +118,12 @@ class Catalog:
         self._tables[definition.name] = definition
 
     def replace(self, definition: TableDefinition) -> None:
-        """Changes the definition of a table that exists."""
+        """Changes the definition of an existing table."""
         write_checked_json(self.path(definition.name) / _FILE, definition.to_json())
         self._tables[definition.name] = definition
 
     def drop(self, name: str) -> Path:
-        """Removes a table; returns its directory, moved away, for `discard` once nothing uses it any more."""
+        """Removes a table and moves its directory to the trash. Pass the result to `discard` once nothing uses it."""
         if self.is_usable(name):
             self.get(name)
         path = self.path(name)
@@ -137,7 +137,7 @@ class Catalog:
 
     @staticmethod
     def discard(dropped: Path) -> None:
-        """Deletes the directory of a dropped table. What a crash leaves of it goes at the next start."""
+        """Deletes the directory of a dropped table. After a crash, the next start deletes the rest."""
         shutil.rmtree(dropped, ignore_errors=True)
 
 
@@ -148,5 +148,5 @@ def _read(file: Path) -> TableDefinition:
     except (ValueError, LookupError, TypeError, pa.ArrowException, ScanKvError) as error:
         raise DataLoss(f"the table definition {file} cannot be read: {error}") from error
     if definition.name != f"{file.parent.parent.name}.{file.parent.name}":
-        raise DataLoss(f"the table definition {file} is of {definition.name}, which belongs elsewhere")
+        raise DataLoss(f"the table definition {file} defines the table {definition.name}, whose file lies elsewhere")
     return definition

@@ -1,4 +1,4 @@
-"""What a data directory keeps of the clocks of its servers, in `<data>/clock.json`."""
+"""The stored clocks of a data directory, in `<data>/clock.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ClockFile:
-    """The file of one data directory. Its methods block.
+    """The clock file of one data directory. Its methods block.
 
     Args:
         data: The data directory.
@@ -27,12 +27,12 @@ class ClockFile:
         self._path = data / "clock.json"
 
     def read(self, *, is_new: bool) -> StoredTimes | None:
-        """What was kept last. None where nothing was, or it cannot be read.
+        """The times stored last. None: none were stored, or they cannot be read.
 
-        Without the file, service time begins at zero: nothing expires early, and what is on disk may be kept longer.
+        Without the file, service time begins at zero. Then nothing expires early, and data on disk may be kept longer.
 
         Args:
-            is_new: Whether the data directory has nothing yet, so that there need be no file.
+            is_new: Whether the data directory is empty, so that the file may be missing.
         """
         if is_new and not self._path.exists():
             return None
@@ -40,9 +40,9 @@ class ClockFile:
             content = read_checked_json(self._path)
             return StoredTimes(**{**content, "doubtful": tuple((start, end) for start, end in content["doubtful"])})
         except (DataLoss, LookupError, TypeError, ValueError) as error:
-            _log.error("DATA_LOSS: %s cannot be read, so its times begin again: %s", self._path, error)
+            _log.error("DATA_LOSS: %s cannot be read, so service time begins at zero: %s", self._path, error)
             return None
 
     def write(self, times: StoredTimes) -> None:
-        """Replaces what was kept, durably. Raises OSError."""
+        """Replaces the stored times durably. Raises DiskFull or OSError."""
         write_checked_json(self._path, asdict(times))

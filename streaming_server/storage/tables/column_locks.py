@@ -1,4 +1,4 @@
-"""The column locks of a table on disk: all of them in `<table>/column-locks.json`, which goes with the table."""
+"""The column locks of a table on disk, in `<table>/column-locks.json`. The file is dropped with its table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRecord:
-    """What is kept of one lock: not when it expires, as a restart begins its time to live anew.
+    """One column lock, as it is stored. Its expiry is not stored, because a restart restarts its time to live.
 
     Attributes:
-        lock_id: Its id.
-        columns: The names of the columns.
-        owner: Who has it.
-        ttl: Its time to live, in seconds.
+        lock_id: The id of the lock.
+        columns: The names of the locked columns.
+        owner: The writer that has the lock.
+        ttl: The time to live of the lock, in seconds.
     """
 
     lock_id: str
@@ -34,7 +34,7 @@ class LockRecord:
 
 
 class LockFile:
-    """The file of one table. Not thread-safe.
+    """The file of the column locks of one table. Not thread-safe.
 
     Args:
         table: The directory of the table.
@@ -44,7 +44,7 @@ class LockFile:
         self._path = table / "column-locks.json"
 
     def read(self) -> list[LockRecord]:
-        """The locks that there are. A file that cannot be read is logged, and has none: they would end soon anyway."""
+        """The stored locks. An unreadable file is logged and counts as empty: its locks would end soon anyway."""
         if not self._path.exists():
             return []
         try:
@@ -55,5 +55,5 @@ class LockFile:
             return []
 
     def write(self, locks: Iterable[LockRecord]) -> None:
-        """Keeps these locks and no others, durably."""
+        """Replaces the stored locks by these, durably."""
         write_checked_json(self._path, {"locks": [asdict(each) for each in locks]})

@@ -1,6 +1,6 @@
-"""Consumers on disk: how far each of a table has come.
+"""The consumers of a table on disk: how far each of them has come.
 
-<table>/consumers/<id>.json    one for each consumer; goes with its table
+<table>/consumers/<id>.json    one file for each consumer; dropped with its table
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerRecord:
-    """What is kept of one consumer.
+    """One consumer, as it is stored.
 
     Attributes:
-        consumer_id: Its id, which the table has once.
-        fence: Which stream had it last; each that takes it over has a greater one.
-        token: How far it has come, as a resume token of its table.
-        committed_micros: When it committed last, in microseconds since 1970. 0: never.
+        consumer_id: The id of the consumer, unique within its table.
+        fence: The number of its last stream. Each stream that takes the consumer over has a greater one.
+        token: The consumer's position, as a resume token of its table.
+        committed_micros: The time of its last commit, in microseconds since 1970. 0: it has never committed.
     """
 
     consumer_id: str
@@ -42,7 +42,7 @@ class ConsumerRecord:
 
 
 class ConsumerDirectory:
-    """The files of the consumers of one table. One file is used by one thread at a time; different ones by many.
+    """The files of the consumers of one table. Threads may use different files concurrently, but not the same one.
 
     Args:
         table: The directory of the table.
@@ -52,7 +52,7 @@ class ConsumerDirectory:
         self._path = table / "consumers"
 
     def read(self) -> Iterator[tuple[str, ConsumerRecord | DataLoss]]:
-        """The ids of the consumers that there are, each with what is kept of it, or why that cannot be read."""
+        """Yields the id of each stored consumer with its record, or with the reason why that cannot be read."""
         for file in sorted(self._path.glob(f"*{_SUFFIX}")):
             try:
                 yield file.name.removesuffix(_SUFFIX), _record(file)
@@ -61,10 +61,10 @@ class ConsumerDirectory:
                 yield file.name.removesuffix(_SUFFIX), error
 
     def write(self, record: ConsumerRecord) -> None:
-        """Keeps a consumer, in place of what there was of it; durable when this returns.
+        """Stores a consumer durably, in place of its earlier record.
 
         Raises:
-            DiskFull, OSError: It could not be written, and may be the old or the new one.
+            DiskFull, OSError: The write failed; the file has the old or the new record.
         """
         if not self._path.exists():
             with translate_disk_errors(self._path.parent):
@@ -78,7 +78,7 @@ class ConsumerDirectory:
         write_checked_json(self._file(record.consumer_id), content)
 
     def remove(self, consumer_id: str) -> None:
-        """Forgets a consumer, durably; one that is not there, too."""
+        """Removes a consumer durably. An unknown consumer is no error."""
         if self._path.exists():
             self._file(consumer_id).unlink(missing_ok=True)
             sync_directory(self._path)

@@ -1,16 +1,16 @@
-"""The data directory as a whole: who may use it, its format, and where things lie in it.
+"""The data directory as a whole: its lock, its format and its layout.
 
-scankv.json                              format of the directory
-clock.json                               the service time and commit time that servers have come to
-LOCK                                     held by the server that uses it, with its process id
-tables/<database>/<table>/table.json     the table's definition
-tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable watermark beside it
+scankv.json                              the format of the directory
+clock.json                               the service time and commit time of its servers
+LOCK                                     locked by the server that uses the directory; has its process id
+tables/<database>/<table>/table.json     the definition of a table
+tables/<database>/<table>/buckets/0003   the RocksDB directory of bucket 3, with its durable watermark beside it
 tables/.../<table>/bases/0003/<name>     the columnar base of bucket 3
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases
-tables/.../<table>/consumers/<id>.json   how far a consumer of the table's changes has come
-transactions/log-7                       which transactions were committed
-transactions/<token>/                    what one has staged
-trash/                                   tables being made or dropped; emptied at start
+tables/.../<table>/consumers/<id>.json   the position of a consumer of the changelog
+transactions/log-7                       the transaction log
+transactions/<token>/                    the staged requests of a transaction
+trash/                                   tables that are being created or dropped; emptied at every start
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _FORMAT_FILE = "scankv.json"
 _PRIVATE = 0o700
-# The root of a file system has the first; a crash during the very first start leaves the others.
+# The root of a file system has the first; a crash during the very first start may leave the others.
 _IN_ANY_DIRECTORY = {"lost+found", "LOCK", f"{_FORMAT_FILE}.partial"}
 _MOST_NAMED = 3
 
@@ -45,7 +45,7 @@ class DirectoryLocked(ScanKvError):
 
 
 class ForeignDirectory(ScanKvError):
-    """The directory holds something, and it is not ScanKV's."""
+    """The directory is not empty, and it is not a ScanKV data directory."""
 
     code = "FAILED_PRECONDITION"
     reason = "FOREIGN_DIRECTORY"
@@ -54,14 +54,14 @@ class ForeignDirectory(ScanKvError):
 class DataDirectory:
     """A data directory, locked for this process until `close`.
 
-    A directory that is not ScanKV's is never changed. What is made in it is for its owner alone.
+    A directory that does not belong to ScanKV is never changed. Everything created in it is private to its owner.
 
     Raises:
-        DirectoryLocked: Another process holds it; the message names its process id.
-        ForeignDirectory: It is neither empty nor ScanKV's; the message names what is in it.
+        DirectoryLocked: Another process has locked the directory; the message names its process id.
+        ForeignDirectory: The directory is neither empty nor a ScanKV data directory; the message names its contents.
         UsageError: The path is no directory, cannot be written, or has the format of a newer version.
-        DataLoss: Its format file is damaged.
-        DiskFull: It is new, and there is no space to make it.
+        DataLoss: The format file is damaged.
+        DiskFull: The directory is new, and no space is left to set it up.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,9 +86,10 @@ class DataDirectory:
             raise
 
     def _make_directories(self) -> None:
-        """Makes what is not there, and empties the trash.
+        """Creates missing directories and empties the trash.
 
-        Rule: on a full disk, a directory that was used before can be used again. Making nothing anew needs no space.
+        Rule: on a full disk, a data directory that was used before can be used again. Nothing that exists is created
+        again, so no space is needed.
         """
         with translate_disk_errors(self.path):
             for directory in (self.tables, self.trash, self.transactions):
@@ -108,18 +109,18 @@ class DataDirectory:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
             raise DirectoryLocked(
                 f"the data directory {self.path} is in use by the server with process id {owner}; "
-                "stop it, or give this one another directory",
+                "stop that server, or give this one another directory",
                 pid=owner,
             ) from error
-        # Who has it is only told to people: a disk without space for it does not matter.
+        # The process id is only for people, so a full disk does not matter.
         with suppress(OSError):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _refuse_foreign(self) -> None:
-        """Nothing may be created, locked or removed in a directory before this has looked at it."""
+        """Checks the contents of the directory. Nothing in it may be created, locked or removed before this check."""
         others = sorted(set(os.listdir(self.path)) - _IN_ANY_DIRECTORY)
-        # Looked for after the listing: a server that starts at the same time writes it before anything else.
+        # After the listing, because a server that starts concurrently writes the format file before anything else.
         if not others or (self.path / _FORMAT_FILE).is_file():
             return
         shown = ", ".join(json.dumps(name) for name in others[:_MOST_NAMED])
@@ -137,8 +138,11 @@ class DataDirectory:
             return
         found = read_checked_json(file).get("format")
         if found != _FORMAT:
-            raise UsageError(f"the data directory {self.path} has format {found}; this server reads format {_FORMAT}")
+            raise UsageError(
+                f"the data directory {self.path} has format {found}: this server reads format {_FORMAT}; use a server "
+                "of the version that wrote it"
+            )
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         os.close(self._lock)

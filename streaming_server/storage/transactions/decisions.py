@@ -1,6 +1,7 @@
-"""What the transaction log says: which transactions were decided, which of these are done, and what they answered.
+"""The decisions in the transaction log: which transactions are committed, which are applied, and what they answered.
 
-A transaction is committed by the record that decides it. Then it is applied; the record that it is done has the answer.
+The record of its decision commits a transaction. Then the transaction is applied, and a second record stores the answer
+of its commit.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ _REWRITE_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A transaction that is committed. Immutable.
+    """The decision that a transaction is committed. Immutable.
 
     Attributes:
-        number: Greater than those of all before.
-        token: The transaction's token.
-        id: Its id, empty when it has none.
-        micros: When it was decided, in microseconds since 1970: data.
-        served_micros: The same in service time: from then on it is remembered.
-        rows: How many rows and keys are in it.
-        tables: The incarnations of its tables, by name.
-        files: Its parts, in their order: the number of each, and how many of its requests count.
-        buckets: The buckets of each table that it writes to, ascending.
-        writer: The id of the writer whose changes those of it are; empty when nobody's.
-        applied: By table and bucket, where all of it is applied: the offset behind it.
+        number: The number of the decision, greater than those of all earlier ones.
+        token: The token of the transaction.
+        id: The id of the transaction, empty when it has none.
+        micros: When the transaction was decided, in microseconds since 1970: data only.
+        served_micros: The same instant in service time, from which the time to remember the transaction counts.
+        rows: The number of rows and keys.
+        tables: The incarnations of the tables, by name.
+        files: The parts in their order: the number of each, and how many of its requests count.
+        buckets: The buckets of each table that the transaction writes to, ascending.
+        writer: The id of the writer that the changelog names for the changes; empty for none.
+        applied: By table and bucket, where all of the transaction is applied: the offset after it.
     """
 
     number: int
@@ -67,12 +68,12 @@ class Decision:
         )
 
     def is_pending(self, table: str, incarnation: str, bucket: int) -> bool:
-        """Whether a bucket of a table lacks it, or a part of it, as far as the log knows."""
+        """Whether a bucket of a table lacks some of the transaction, as far as the log knows."""
         same = self.tables.get(table) == incarnation
         return same and bucket in self.buckets.get(table, ()) and bucket not in self.applied.get(table, {})
 
     def to_committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> CommittedTransaction:
-        """Its end."""
+        """The record of the applied transaction, with the answer of its commit."""
         return CommittedTransaction(
             number=self.number,
             token=self.token,
@@ -87,17 +88,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedTransaction:
-    """One commit, and what it answered. Immutable.
+    """A committed and applied transaction, with the answer of its commit. Immutable.
 
     Attributes:
-        number: That of its decision.
-        token: The transaction's token.
-        id: Its id, empty when it had none.
-        micros: When it was decided, in microseconds since 1970: data.
-        served_micros: The same in service time: from then on it is remembered.
-        rows: How many rows and keys were in it.
-        tables: The incarnations of its tables, by name.
-        log_offsets: By table and bucket, the offset of the first change behind it.
+        number: The number of the decision.
+        token: The token of the transaction.
+        id: The id of the transaction, empty when it had none.
+        micros: When the transaction was decided, in microseconds since 1970: data only.
+        served_micros: The same instant in service time, from which the time to remember the transaction counts.
+        rows: The number of rows and keys.
+        tables: The incarnations of the tables, by name.
+        log_offsets: By table and bucket, the offset of the first change after the transaction.
     """
 
     number: int
@@ -120,40 +121,41 @@ class CommittedTransaction:
 
     @property
     def family(self) -> str:
-        """What its id has in common with those of the same job: all before the last `:`. Empty when it is of none."""
+        """The part of the id that all transactions of a job share: all before the last `:`; empty without one."""
         return self.id.rpartition(":")[0]
 
 
 def _offsets(stored: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:
-    """Offsets by table and bucket, back from JSON."""
+    """Offsets by table and bucket, from JSON."""
     return {table: {int(bucket): at for bucket, at in buckets.items()} for table, buckets in stored.items()}
 
 
 class Decisions:
     """The decisions of a server, in its transaction log.
 
-    Rule: nothing is decided before the log says, durably, which earlier decisions were carried out, and where. So there
-    is one decision at most of which a bucket alone knows how far it is applied, and the bucket may forget the others.
+    Rule: no transaction is decided before the log durably says which earlier decisions were applied, and where. So a
+    bucket needs to remember its progress for at most one decision, and may forget it for all others.
 
-    Not thread-safe, but for `record_done` and `record_applied`, which the event loop may call beside the other methods.
+    Not thread-safe, except that the event loop may call `record_done` and `record_applied` concurrently with the other
+    methods.
 
     Attributes:
-        epoch: Names the log: greater than that of any log that there was before in its place.
-        unfinished: The decisions that are not carried out, by token, in their order.
+        epoch: Identifies the log: greater than the epoch of any earlier log in the same data directory.
+        unfinished: The decisions that are not applied yet, by token, in their order.
 
     Args:
-        root: Where the transactions of the server lie; made when it is not there.
-        clock: The server's.
-        log: Their log. None: that in `root`.
+        root: The directory of the transactions of the server, which is created when it is missing.
+        clock: The clock of the server.
+        log: The transaction log. None: the log in `root`.
 
     Raises:
         DataLoss: The log is damaged.
-        DiskFull, OSError: It cannot be made.
+        DiskFull, OSError: The log cannot be created.
     """
 
     def __init__(self, root: Path, clock: ServerClock, log: UnreadableLog | None = None) -> None:
         self._log = TransactionLog(root) if log is None else log
-        # Records that are to be in the log before another decision is.
+        # Records that must be in the log before the next decision.
         self._unwritten: list[dict[str, Any]] = []
         self._kept_bytes = 0
         self.epoch = 0
@@ -168,7 +170,7 @@ class Decisions:
             raise DataLoss(f"the transaction log in {root} cannot be read: {error!r}") from error
         self._log.records.clear()
         if not self.epoch:
-            # Of 32 bits, as epochs of writers are. Commit time does not go back.
+            # An epoch of a writer has 32 bits. Commit time never goes back.
             self.epoch = clock.commit_micros() // 1_000_000
 
     def _read(self, record: dict[str, Any]) -> None:
@@ -184,7 +186,7 @@ class Decisions:
             self._finished.append(committed)
 
     def take_finished(self) -> list[CommittedTransaction]:
-        """The commits that were done when the log was opened, in their order; once."""
+        """The transactions that were applied when the log was opened, in their order. Only the first call has them."""
         done, self._finished = self._finished, []
         return done
 
@@ -195,11 +197,11 @@ class Decisions:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a sync has failed, so that it cannot be told whether the last `decide` has decided: see `rewrite`."""
+        """Whether a sync has failed, so that the outcome of the last `decide` is unknown until `rewrite`."""
         return self._log.is_uncertain
 
     def pending_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
-        """A decision, older than this one, that a bucket lacks; None where it lacks none."""
+        """An older decision that has yet to be applied to a bucket. None: no such decision exists."""
         for each in list(self.unfinished.values()):
             if each.number < decision.number and each.is_pending(table, decision.tables[table], bucket):
                 return each
@@ -209,7 +211,7 @@ class Decisions:
         """Commits a transaction: durable when this returns. Blocks.
 
         Raises:
-            DiskFull, OSError, Unavailable: It is not committed; but see `is_uncertain`.
+            DiskFull, OSError, Unavailable: The transaction is not committed; but see `is_uncertain`.
         """
         if not self._log.size:
             self._log.append({"log": {"epoch": self.epoch, "next": decision.number}}, sync=False)
@@ -218,30 +220,30 @@ class Decisions:
         self.unfinished[decision.token] = decision
 
     def record_done(self, committed: CommittedTransaction) -> None:
-        """Takes notice that a decision was carried out; `flush`, or the next decision, makes that durable."""
+        """Records that a transaction was applied. `flush` or the next decision makes the record durable."""
         self._unwritten.append({"done": committed.to_json()})
         self.unfinished.pop(committed.token, None)
 
     def record_applied(self, decision: Decision) -> None:
-        """Takes notice of where a decision was applied, which cannot be carried out; durable as `record_done`."""
+        """Records where a transaction was applied that cannot be applied everywhere; durable as `record_done`."""
         self._unwritten.append({"decided": decision.to_json()})
         self.unfinished[decision.token] = decision
 
     def end(self, committed: CommittedTransaction) -> None:
-        """Ends a decision that will not be carried out where it is not: durable when this returns. Blocks.
+        """Gives up applying a transaction where it is not applied yet: durable when this returns. Blocks.
 
         Raises:
-            DiskFull, OSError, Unavailable: It has not ended; but see `is_uncertain`.
+            DiskFull, OSError, Unavailable: Nothing was recorded; but see `is_uncertain`.
         """
         self._append_unwritten()
         self._log.append({"done": committed.to_json()}, sync=True)
         self.unfinished.pop(committed.token, None)
 
     def flush(self) -> None:
-        """Makes durable what was noted. Blocks.
+        """Makes the recorded progress durable. Blocks.
 
         Raises:
-            DiskFull, OSError, Unavailable: It is tried again before the next decision.
+            DiskFull, OSError, Unavailable: The write failed. It is retried before the next decision.
         """
         self._append_unwritten()
         if not self._log.is_synced:
@@ -254,16 +256,16 @@ class Decisions:
 
     @property
     def is_rewrite_due(self) -> bool:
-        """Whether it is time for `rewrite`."""
+        """Whether the log has grown enough for `rewrite`."""
         return self._log.size > max(_REWRITE_BYTES, 2 * self._kept_bytes)
 
     def rewrite(self, remembered: Iterable[CommittedTransaction]) -> None:
-        """Keeps only what is unfinished, and these commits. Blocks.
+        """Reduces the log to the unfinished decisions and to these transactions. Blocks.
 
-        Where it was uncertain, it is certain then that what the last `decide` was to decide is not decided.
+        If the log was uncertain, the transaction of the last `decide` is certainly not committed afterwards.
 
         Raises:
-            DiskFull, OSError: The log is as before.
+            DiskFull, OSError: The log is unchanged.
         """
         head = {"log": {"epoch": self.epoch, "next": self._next}}
         decided = [{"decided": decision.to_json()} for decision in self.unfinished.values()]

@@ -1,11 +1,11 @@
-"""What transactions have staged: a directory for each, with a file of requests for each part.
+"""The staged rows of transactions: a directory for each transaction, with a file of requests for each part.
 
-transactions/<token>/transaction.json   what it is
-transactions/<token>/<number>.part      the requests of one part, in their order, each a record with a checksum
-transactions/<token>/<number>-<n>.keys  the pieces of request n of that part, where the server has made it of many
+transactions/<token>/transaction.json   the metadata of the transaction
+transactions/<token>/<number>.part      the requests of one part in their order, each a record with a checksum
+transactions/<token>/<number>-<n>.keys  the pieces of request n of that part, if the server has built it from pieces
 
-Nothing of it is promised until the commit, which makes the parts durable before it is decided. Large ones are made so
-piece by piece as they grow, so that the commit need not wait for all of it.
+Staged rows need not be durable before the commit, which syncs all parts before the decision. A large part is also
+synced from time to time as it grows, so that the commit need not wait for all of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 READ: Final = "read"
-"""What a request does; one that reads has the commit depend on its keys."""
+"""What a request does. The commit depends on the keys of a request that reads."""
 
 _FILE: Final = "transaction.json"
 _SYNC_BYTES: Final = 8 << 20
@@ -38,23 +38,23 @@ _SYNC_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRequest:
-    """One request as it is staged, but for its rows or keys.
+    """The head of a staged request: everything but its rows or keys.
 
     Attributes:
-        part: The id of its part.
+        part: The id of the part.
         table: The table, as `database.table`.
-        incarnation: That of the table.
+        incarnation: The incarnation of the table.
         action: UPSERT, DELETE or READ.
-        rows: How many rows or keys it has.
-        buckets: Those that they are in, and how many pieces of it write there, mostly 1; with READ, the offsets that it
-            is as of.
-        schema_id: The version of the table's schema that the rows were made for.
-        indexes: The indexes that the table had when the rows were checked.
-        columns: The columns that it names. Empty: all.
-        overwrite: Whether the rows replace what stands.
-        merges: Whether they are merged with what stands, which may be refused.
-        column_locks: The ids of the column locks that the writer has.
-        pieces: How many requests, in a file of their own, it stands for; None: it has its rows or keys itself.
+        rows: The number of rows or keys.
+        buckets: The buckets of the rows or keys. The value is the number of pieces that write to the bucket, usually 1;
+            with READ, it is the log offset at which the keys were read.
+        schema_id: The version of the table's schema that the rows have.
+        indexes: The ids of the table's indexes when the rows were validated.
+        columns: The columns that the request names. Empty: all.
+        overwrite: Whether the rows replace the stored rows.
+        merges: Whether the rows are merged with the stored rows, which may fail.
+        column_locks: The ids of the column locks of the writer.
+        pieces: The number of pieces, in a file of their own. None: the request has its rows or keys itself.
         piece_bytes: Bytes of that file.
     """
 
@@ -75,7 +75,7 @@ class StagedRequest:
 
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
-        """What `asdict` gave, back from JSON."""
+        """Reads what `asdict` made, from JSON."""
         tuples = {name: tuple(value) for name, value in head.items() if isinstance(value, list)}
         buckets = {int(bucket): offset for bucket, offset in head["buckets"].items()}
         return cls(**{**head, **tuples, "buckets": buckets})
@@ -83,15 +83,15 @@ class StagedRequest:
 
 @dataclass(slots=True, eq=False)
 class TableFootprint:
-    """What requests do to one table, all of them together.
+    """What the requests of a transaction read and write in one table.
 
     Attributes:
-        incarnation: That of the table.
-        buckets: Where they write, and how many of them in each.
-        indexes: The indexes that the table had when they were checked: all that it ever had then.
-        access: The columns that they write (empty: all), with the ids of the column locks that their writers have.
-        read_from: Where keys were read that the commit depends on, by bucket: the oldest offset that one is as of.
-        merges: Whether rows are merged with what stands.
+        incarnation: The incarnation of the table.
+        buckets: The buckets that the requests write to, and how many requests write to each.
+        indexes: All sets of indexes that the table had when the requests were validated.
+        access: The columns that the requests write (empty: all), with the ids of the column locks of their writers.
+        read_from: The oldest log offset at which keys were read that the commit depends on, by bucket.
+        merges: Whether rows are merged with the stored rows.
     """
 
     incarnation: str
@@ -112,7 +112,7 @@ class TableFootprint:
         self.merges |= request.merges
 
     def merge(self, other: TableFootprint) -> None:
-        """Adds what others do."""
+        """Adds another footprint of the same table."""
         self.buckets += other.buckets
         self.indexes |= other.indexes
         self.access |= other.access
@@ -121,23 +121,23 @@ class TableFootprint:
 
 
 def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
-    """Of two offsets of a bucket the older one."""
+    """The older of two offsets, by bucket."""
     both = {**offsets, **others}
     return {bucket: min(offsets.get(bucket, at), at, key=count_of) for bucket, at in both.items()}
 
 
 @dataclass(slots=True, eq=False)
 class PartFile:
-    """The requests of one part.
+    """The file of the staged requests of one part.
 
     Attributes:
-        path: Their file.
+        path: The path of the file.
         part: The id of the part.
-        requests: How many they are.
-        rows: How many rows and keys they write.
-        size: Bytes of the file that they take.
-        piece_bytes: Bytes of the files beside it.
-        tables: What they do to each table.
+        requests: The number of requests.
+        rows: The number of rows and keys that the requests write.
+        size: Bytes of the requests in the file.
+        piece_bytes: Bytes of the files with pieces of requests.
+        tables: The footprint in each table.
     """
 
     path: Path
@@ -151,11 +151,11 @@ class PartFile:
 
     @property
     def number(self) -> int:
-        """Its number, which its file has as its name."""
+        """The number of the part, which is the name of the file."""
         return int(self.path.stem)
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
-        """Adds a request. Blocks. When it fails, the part is as before."""
+        """Appends a request. Blocks. When it fails, the part is unchanged."""
         data = encode_frame(asdict(request), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self.path, data, self.size, sync=sync)
@@ -177,7 +177,7 @@ class PartFile:
 
     @classmethod
     def load(cls, path: Path) -> PartFile | None:
-        """The part in a file, up to where a crash has torn it; None where nothing is left of it. Blocks."""
+        """Reads a part up to the first torn record. None: no request is left. Blocks."""
         part: PartFile | None = None
         for head, _, end in read_frames(path):
             request = StagedRequest.from_head(head)
@@ -188,14 +188,14 @@ class PartFile:
 
 
 class PieceFile:
-    """The pieces of a request that the server makes itself, of more keys than one request has. Its methods block.
+    """The pieces of a request that the server builds itself, with more keys than one request has. Its methods block.
 
-    Rule: a part has all of a request or nothing. The pieces are durable, by name too, before their request is appended;
-    until then they are nothing, and those of a try that a crash or an error has ended are written over.
+    Rule: a part has a complete request or nothing of it. The pieces, and the name of their file, are durable before
+    their request is appended to the part. Until then they do not count, and the next attempt overwrites them.
 
     Args:
         part: The part.
-        number: Which request of it they are.
+        number: The number of the request within the part.
     """
 
     def __init__(self, part: PartFile, number: int) -> None:
@@ -209,11 +209,11 @@ class PieceFile:
 
     @property
     def size(self) -> int:
-        """Bytes of them so far."""
+        """Bytes of the pieces so far."""
         return self._size
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
-        """Adds a piece, a request itself."""
+        """Appends a piece, which is a request itself."""
         data = encode_frame(asdict(request), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self._path, data, self._size, sync=sync)
@@ -225,7 +225,7 @@ class PieceFile:
         self._buckets.update(request.buckets)
 
     def finish(self, request: StagedRequest) -> StagedRequest:
-        """Makes them durable; gives the request, which has nothing yet, with all that they have together."""
+        """Makes the pieces durable; returns `request` with their totals."""
         if self._count:
             write_at(self._path, b"", 0, sync=True)
             sync_directory(self._path.parent)
@@ -239,20 +239,20 @@ class PieceFile:
         )
 
     def discard(self) -> None:
-        """Removes them."""
+        """Removes the file."""
         self._path.unlink(missing_ok=True)
 
 
 def _pieces_of(path: Path, number: int) -> Path:
-    """The file of the pieces of a request of the part in a file."""
+    """The path of the pieces of a request, from that of its part."""
     return path.with_name(f"{path.stem}-{number}.keys")
 
 
 def load_parts(files: Iterable[tuple[Path, int]]) -> list[PartFile]:
-    """The parts in some files, of each so many requests, which are read in full. Blocks. Memory: one request.
+    """Reads the given number of requests of some parts. Blocks. Memory: one request.
 
     Raises:
-        DataLoss: They are not all there.
+        DataLoss: Requests are missing or damaged.
     """
     parts = []
     for path, requests in files:
@@ -264,12 +264,12 @@ def load_parts(files: Iterable[tuple[Path, int]]) -> list[PartFile]:
 
 
 def read_staged_requests(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
-    """So many requests of a part, with their rows or keys. Blocks. Memory: one request.
+    """Yields the first `requests` requests of a part, with their rows or keys. Blocks. Memory: one request.
 
-    Of one that has pieces, these are given in its place.
+    A request with pieces is replaced by its pieces.
 
     Raises:
-        DataLoss: They are not all there.
+        DataLoss: Requests are missing or damaged.
     """
     found = 0
     try:
@@ -287,63 +287,63 @@ def read_staged_requests(path: Path, requests: int) -> Iterator[tuple[StagedRequ
             raise too_many_files(f"{path} cannot be read") from error
         raise DataLoss(f"the staged requests {path} cannot be read: {error}") from error
     if found < requests:
-        raise DataLoss(f"the staged requests {path} are damaged: of {requests}, {found} can be read")
+        raise DataLoss(f"the staged requests {path} are damaged: {found:,} of {requests:,} can be read")
 
 
 def read_staged_request(path: Path, number: int) -> StagedRequest:
-    """One request of a part, without its rows or keys. Blocks. Raises DataLoss when it is not there."""
+    """Reads the head of one request of a part. Blocks. Raises DataLoss when the request is missing."""
     for found, (head, _, _) in enumerate(read_frames(path)):
         if found == number:
             return StagedRequest.from_head(head)
-    raise DataLoss(f"the staged requests {path} are damaged: number {number} cannot be read")
+    raise DataLoss(f"the staged requests {path} are damaged: request {number:,} cannot be read")
 
 
 class StagingDirectory:
     """The directory of one transaction. Its methods block.
 
     Args:
-        root: Where the transactions of a server lie.
-        token: The transaction's.
+        root: The directory of the transactions of a server.
+        token: The token of the transaction.
     """
 
     def __init__(self, root: Path, token: str) -> None:
         self.path = root / token
 
     def create(self, content: Mapping[str, Any]) -> None:
-        """Makes it, with what the transaction is."""
+        """Creates the directory with the metadata of the transaction."""
         with translate_disk_errors(self.path.parent):
             self.path.mkdir(exist_ok=True)
         self.write_metadata(content)
 
     def write_metadata(self, content: Mapping[str, Any]) -> None:
-        """Replaces what the transaction is, durably."""
+        """Replaces the metadata of the transaction durably."""
         write_checked_json(self.path / _FILE, dict(content))
 
     def read_metadata(self) -> dict[str, Any] | None:
-        """What the transaction is; None where a crash has left no more than a directory. Raises DataLoss."""
+        """Reads the metadata. None: a crash has left only the directory. Raises DataLoss."""
         return read_checked_json(self.path / _FILE) if (self.path / _FILE).exists() else None
 
     def part_path(self, number: int) -> Path:
-        """The file of a part."""
+        """The path of a part."""
         return self.path / f"{number}.part"
 
     def load_parts(self) -> list[PartFile]:
-        """The parts that there are, in the order in which they were begun, as far as crashes have left them."""
+        """Reads the parts in the order in which they were begun, each up to the first torn record."""
         numbers = sorted(int(file.stem) for file in self.path.glob("*.part"))
         return [part for number in numbers if (part := PartFile.load(self.part_path(number))) is not None]
 
     def sync(self) -> None:
-        """Makes the names in it durable, and its own."""
+        """Makes the names of the files, and of the directory, durable."""
         sync_directory(self.path)
         sync_directory(self.path.parent)
 
     def remove(self) -> None:
-        """Removes it. What a crash leaves of it is removed with the next start."""
-        # First what it is: without that, it is nothing.
+        """Removes the directory. After a crash, the next start removes the rest."""
+        # The metadata goes first: a directory without it is no transaction.
         (self.path / _FILE).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def list_tokens(root: Path) -> list[str]:
-    """The transactions that have a directory."""
+    """The tokens of the transactions that have a directory."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())

@@ -1,8 +1,8 @@
-"""The transaction log: which transactions were decided, which of them are done, and what their commits answered.
+"""The transaction log: an append-only file of records.
 
-`<data>/transactions/log-<generation>`, an append-only file of records. The last ones may be torn by a crash, unless
-they were durable: how far that is stands beside it, in `log-<generation>.durable`. It is rewritten, as the next
-generation, by a file that is made whole and durable before it gets its name.
+`<data>/transactions/log-<generation>` has the records. A crash may tear the last ones, unless they were durable; the
+durable watermark in `log-<generation>.durable` says which ones were. A rewrite creates the next generation as a
+complete and durable file before the file gets its name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ class TransactionLog:
     """The log of one data directory. Not thread-safe.
 
     Attributes:
-        records: What it had when it was opened, in order.
-        size: Its bytes.
-        is_uncertain: Whether a sync has failed, so that nobody can tell if the last record is there: see `rewrite`.
+        records: The records when the log was opened, in order.
+        size: Bytes of the log.
+        is_uncertain: Whether a sync has failed, so that it is unknown whether the log has the last record, until
+            `rewrite`.
 
     Args:
-        directory: Where it lies; made when it is not there.
+        directory: The directory of the log, which is created when it is missing.
 
     Raises:
-        DataLoss: Records that were durable are missing or damaged: whether transactions were committed cannot be told.
+        DataLoss: Durable records are missing or damaged, so whether transactions were committed is unknown.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -58,15 +59,15 @@ class TransactionLog:
                 self.size = end
         except (OSError, ValueError) as error:
             raise DataLoss(f"the transaction log {self._path} cannot be read: {error}") from error
-        # What a crash of the process has left may not be durable.
+        # Records that a crashed process has written may not be durable.
         self._synced = 0
         self._watermark = DurableWatermark(self._path.with_suffix(".durable"))
         durable = self._watermark.read()
         if durable is None or self.size < durable:
             self._watermark.close()
             raise DataLoss(
-                f"the transaction log {self._path} is damaged: of {durable} bytes that were durable, {self.size} can "
-                "be read; restore it from a copy"
+                f"the transaction log {self._path} is damaged: {self.size:,} of {_text(durable)} durable bytes can be "
+                "read; restore it from a copy"
             )
         for path in directory.glob("log*"):
             if path.stem != self._path.name:
@@ -80,18 +81,18 @@ class TransactionLog:
         return self._directory / f"{_PREFIX}{generation}"
 
     def append(self, record: dict[str, Any], *, sync: bool) -> None:
-        """Adds a record; with `sync`, it and all before it are durable when this returns. Blocks.
+        """Appends a record. With `sync`, all records are durable when this returns. Blocks.
 
         Raises:
-            DiskFull, OSError: It was not added; but see `is_uncertain`.
-            Unavailable: A sync has failed earlier.
+            DiskFull, OSError: The record was not appended; but see `is_uncertain`.
+            Unavailable: An earlier sync has failed.
         """
         if self.is_uncertain:
             if isinstance(self._cause, DiskFull):
                 raise disk_full(self._directory)
             raise Unavailable(
-                f"the transaction log {self._path} could not be synced, so no transaction can be committed: it is "
-                "written again every few seconds; the server's log has the reason",
+                f"the transaction log {self._path} could not be synced, so no transaction can commit: the server "
+                "rewrites it every few seconds; the log of the server has the reason",
                 retry_after=_AGAIN_SECONDS,
             )
         data, before = encode_frame(record), self.size
@@ -108,7 +109,7 @@ class TransactionLog:
         """Makes all records durable. Blocks.
 
         Raises:
-            DiskFull, OSError: They may be, or not: see `is_uncertain`.
+            DiskFull, OSError: Whether they are durable is unknown: see `is_uncertain`.
         """
         try:
             write_at(self._path, b"", 0, sync=True)
@@ -133,47 +134,47 @@ class TransactionLog:
         try:
             self._watermark.write(self.size)
         except (DiskFull, ServerBusy, OSError) as error:
-            # The records are durable all the same; a mark that is too low only notices less damage.
-            _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
+            # The records are durable nevertheless. A watermark that is too low only detects less damage.
+            _log.warning("the durable watermark of %s cannot be written: %s", self._path, error)
 
     def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
-        """Replaces what the log has by these records, durably: also when it was uncertain. Blocks.
+        """Replaces all records durably, even if the log was uncertain. Blocks.
 
         Raises:
-            DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
+            DiskFull, OSError: The log is unchanged; but see `is_uncertain`.
         """
         data, partial = b"".join(map(encode_frame, records)), self._directory / "log.partial"
-        # One that was tried before may have its name, and its name may be durable or not: this one comes behind it.
+        # A failed attempt may have left a file of its generation, durably or not, so each attempt takes the next one.
         generation = self._newest + 1
-        mark_path = self._path_of(generation).with_suffix(".durable")
+        watermark_path = self._path_of(generation).with_suffix(".durable")
         _remove(partial)
         try:
             write_at(partial, data, 0, sync=True)
-            mark = DurableWatermark(mark_path)
+            watermark = DurableWatermark(watermark_path)
         except BaseException:
             _remove(partial)
-            _remove(mark_path)
+            _remove(watermark_path)
             raise
         self._newest = generation
         try:
             partial.rename(self._path_of(generation))
             sync_directory(self._directory)
         except BaseException as error:
-            # It is unknown which generation a restart would find; what is appended to the other one would be lost.
+            # Which generation a restart would find is unknown; records appended to the other one would be lost.
             self._doubt(error)
-            mark.close()
+            watermark.close()
             raise
         before, self._generation = self._generation, generation
         self.is_uncertain, self._cause = False, None
         self._watermark.close()
-        self._watermark, self.size, self._synced = mark, len(data), len(data)
+        self._watermark, self.size, self._synced = watermark, len(data), len(data)
         for each in range(before, generation):
             _remove(self._path_of(each))
             _remove(self._path_of(each).with_suffix(".durable"))
         self._write_watermark()
 
     def close(self) -> None:
-        """Makes it durable and closes it. What has to be durable is so already."""
+        """Closes the log, and makes it durable if possible. Records that must be durable already are."""
         if not self.is_synced:
             try:
                 write_at(self._path, b"", 0, sync=True)
@@ -183,10 +184,10 @@ class TransactionLog:
 
 
 class UnreadableLog:
-    """What takes the place of a log that cannot be read: it has no records, and takes none.
+    """Replaces a transaction log that cannot be read: it has no records and takes none.
 
     Args:
-        error: Why it cannot be read, which whoever appends to it gets.
+        error: Why the log cannot be read. Every attempt to write raises it.
     """
 
     def __init__(self, error: ScanKvError) -> None:
@@ -209,12 +210,16 @@ class UnreadableLog:
         raise copy(self._error)
 
     def close(self) -> None:
-        """Does nothing: there is nothing to close."""
+        """Does nothing."""
 
 
 def _remove(path: Path) -> None:
-    """Removes a file that nothing needs; where that fails, the next start removes it."""
+    """Removes a file that is no longer needed. If that fails, the next start removes it."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         _log.warning("%s cannot be removed: %s", path, error)
+
+
+def _text(size: int | None) -> str:
+    return "an unknown number of" if size is None else f"{size:,}"

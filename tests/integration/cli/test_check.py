@@ -32,13 +32,13 @@ def test_a_table_that_agrees_is_said_so_by_bucket_and_index(scankv: CommandLine,
     assert all(rows == entries for rows, entries in counts.values())
     assert sum(rows for rows, _ in counts.values()) == 1000
     assert [part[2:-2] for part in parts] == [["rows"], ["index", "score"]] * 2
-    assert {part[-1] for part in parts} == {"agrees"}
-    assert lines[-1] == "1 table, 2 buckets, 1,000 rows, 1,000 index entries: all agrees"
+    assert {part[-1] for part in parts} == {"consistent"}
+    assert lines[-1] == "1 table, 2 buckets, 1,000 rows, 1,000 index entries: all consistent"
 
 
 def test_a_check_as_json_has_all_figures(scankv: CommandLine, indexed: str) -> None:
     (checked,) = scankv("check", indexed, "--json").json
-    assert (checked["table"], checked["agrees"]) == (indexed, True)
+    assert (checked["table"], checked["is_consistent"]) == (indexed, True)
     assert [bucket["bucket"] for bucket in checked["buckets"]] == [0, 1]
     for bucket in checked["buckets"]:
         (index,) = bucket["indexes"]
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(server: ServerProcess) -
     scankv("index", "add", "b.torn", "score")
     for table in ("a.good", "b.torn"):
         scankv("load", table, "-", stdin=ROWS)
-    assert scankv("check").text.splitlines()[-1].endswith(": all agrees")
+    assert scankv("check").text.splitlines()[-1].endswith(": all consistent")
     server.stop()
     take_an_entry(server.data_dir, "b.torn")
     server.restart()
@@ -75,9 +75,9 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(server: ServerProcess) -
     (problem,) = finished.stderr.splitlines()
     assert problem.startswith("scankv: error: b.torn, bucket 0, index (score): ")
     assert finished.text.splitlines()[-1] == "2 tables, 5 buckets, 2,000 rows, 1,999 index entries: 1 problem"
-    assert scankv("check", "a.good").text.splitlines()[-1].endswith(": all agrees")
+    assert scankv("check", "a.good").text.splitlines()[-1].endswith(": all consistent")
     good, torn = scankv("check", "--json", code=1).json
-    assert (good["agrees"], torn["agrees"]) == (True, False)
+    assert (good["is_consistent"], torn["is_consistent"]) == (True, False)
     assert torn["buckets"][0]["indexes"][0]["entries"] == 999
     assert torn["buckets"][0]["indexes"][0]["problem"] in problem
 
@@ -91,6 +91,6 @@ def test_a_damaged_bucket_is_a_problem_and_the_others_are_checked(tmp_path: Path
         finished = CommandLine(server.url)("check", code=1)
     assert [line.split(": ")[2] for line in finished.stderr.splitlines()] == ["test.damaged, bucket 0"]
     (whole,) = [
-        line.split() for line in finished.text.splitlines() if line.startswith("test.damaged  ") and "agrees" in line
+        line.split() for line in finished.text.splitlines() if line.startswith("test.damaged ") and "consistent" in line
     ]
-    assert whole[1:] == ["1", "rows", f"{2000 - len(keys):,}", "agrees"]
+    assert whole[1:] == ["1", "rows", f"{2000 - len(keys):,}", "consistent"]

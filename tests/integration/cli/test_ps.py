@@ -52,7 +52,7 @@ def test_a_scan_that_is_not_there_does_not_keep_the_others(
     scankv: CommandLine, table: str, stream: sync.ScanStream
 ) -> None:
     finished = scankv("cancel", "nowhere", stream.scan_id, code=1)
-    assert "no live scan has the id nowhere; it may have ended; see: scankv ps" in finished.stderr
+    assert "no live scan has the id nowhere; it may have ended: list live scans with scankv ps" in finished.stderr
     assert stream.scan_id in finished.text
     assert table not in scankv("ps").text
 

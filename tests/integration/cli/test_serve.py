@@ -137,7 +137,7 @@ def test_printed_settings_are_explained_and_are_read_back(tmp_path: Path) -> Non
         assert all(line.startswith("# ") and len(line) <= 100 for line in comments)
         assert re.match(r"[a-z_]+ = ", setting)
     assert len(blocks) == len(tomllib.loads(printed.decode()))
-    assert "# A scan that lasts longer is ended with `ScanTooLong`.\nmax_scan_seconds = 3600.0" in printed.decode()
+    assert "# A scan that takes longer ends with `ScanTooLong`.\nmax_scan_seconds = 3600.0" in printed.decode()
     file = tmp_path / "printed.toml"
     file.write_bytes(printed)
     assert serve("--config", str(file), "--print-config").stdout == printed

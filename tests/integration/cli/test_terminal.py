@@ -117,7 +117,7 @@ def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLin
     code, shown = on_terminal(scankv, "check", scores, width=200)
     assert code == 0, shown
     assert "2 of 2 buckets  20,003 rows" in shown
-    assert "all agrees" in shown
+    assert "all consistent" in shown
 
 
 def test_an_error_in_a_predicate_shows_its_place_below_the_text(scankv: CommandLine, table: str) -> None:

@@ -186,7 +186,7 @@ async def test_impossible_indexes_are_refused_and_change_nothing(client: Client,
     table = await client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score"])
     for refused, said in (
         ({"add_indexes": ["score"]}, "already"),
-        ({"add_indexes": [[]]}, "1 to 8"),
+        ({"add_indexes": [[]]}, "between 1 and 8 columns, not 0"),
         ({"add_indexes": [["league", "league"]]}, "twice"),
         ({"drop_indexes": ["league"]}, r"no index on \(league\); its indexes: \(score\)"),
         ({"add_indexes": ["league", "tags"]}, '"tags"'),

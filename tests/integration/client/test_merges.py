@@ -304,7 +304,7 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
         (lambda: table.upsert(row, mode="replace"), UsageError, "mode is"),  # type: ignore[arg-type]
         (lambda: table.upsert([row[0] | {"_change_type": "X"}]), InvalidRequest, r"_change_type is \+I"),
         (lambda: table.upsert([*row, row[0] | {"_change_type": "+I"}]), SchemaMismatch, "_change_type"),
-        (lambda: table.delete("a-b", columns=["route"]), UsageError, "no column beside the key"),
+        (lambda: table.delete("a-b", columns=["route"]), UsageError, "no column outside the key"),
         (lambda: strict.upsert([{"k": 1}], columns=["k"]), SchemaMismatch, 'column "v" is NOT NULL'),
         (lambda: strict.delete(1, columns=["v"]), SchemaMismatch, 'column "v" is NOT NULL'),
         (lambda: first.upsert(row, columns=["route", "note"]), InvalidRequest, "takes whole rows"),

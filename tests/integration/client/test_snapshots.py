@@ -23,7 +23,7 @@ from aio_client import (
     connect,
     sync,
 )
-from aio_client._scan.snapshot import splits
+from aio_client._scan.snapshot import split_scan
 from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ async def _pin(table: Table) -> Snapshot:
 async def test_the_parts_of_a_scan_give_each_row_once(client: Client, table: Table, n: int) -> None:
     async with table.snapshot() as snapshot:
         await overwrite(table)
-        specs = await splits(client._transport, table.scan().at(snapshot).spec, n)
+        specs = await split_scan(client._transport, table.scan().at(snapshot).spec, n)
         assert len(specs) == n
         parts = [await content(client.scan(spec)) for spec in specs]
     assert set.union(*parts) == OLD

@@ -241,7 +241,7 @@ async def test_whoever_begins_an_id_with_the_same_attempt_takes_part(client: Cli
     assert (await client.transaction(f"{name}2", attempt="two")).token != other.token
     with pytest.raises(TransactionLost):
         await other.upsert(table, rows([0], 2))
-    with pytest.raises(UsageError, match="has an id"):
+    with pytest.raises(UsageError, match="needs a transaction with an id"):
         client.transaction(attempt="one")
 
 

@@ -366,7 +366,7 @@ async def test_a_table_created_anew_with_another_key_ends_its_watches(client: Cl
     await told(watch)
     await client.drop_table(name)
     await client.create_table(name, pa.schema([("id", pa.int64()), ("score", pa.int64())]), primary_key=["id"])
-    with pytest.raises(SchemaMismatch, match="created anew"):
+    with pytest.raises(SchemaMismatch, match="created again"):
         await told(watch)
 
 

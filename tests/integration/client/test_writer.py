@@ -303,12 +303,12 @@ async def test_settings_out_of_their_range_are_refused(client: Client, name: str
 async def test_a_writer_is_entered_once(client: Client, name: str) -> None:
     table = await made(client, name)
     writer = table.writer()
-    with pytest.raises(UsageError, match="entered first"):
+    with pytest.raises(UsageError, match="is not open"):
         await writer.upsert(rows([1], 1))
     async with writer:
-        with pytest.raises(UsageError, match="in use"):
+        with pytest.raises(UsageError, match="was entered before"):
             await writer.__aenter__()
-    with pytest.raises(UsageError, match="in use"):
+    with pytest.raises(UsageError, match="was entered before"):
         await writer.__aenter__()
 
 

@@ -137,7 +137,7 @@ async def test_what_a_writer_repeats_after_the_time_for_which_it_is_known_is_ref
             with suppress(grpc.RpcError):
                 await add_five(server, 7, (machine.monotonic() - 5) // 1)
         assert await table.get(1) == {"k": 1, "v": 5}
-        with pytest.raises(grpc.RpcError, match="cannot be told"):
+        with pytest.raises(grpc.RpcError, match="was applied before is unknown"):
             await add_five(server, 7, 4800)
 
 

@@ -182,7 +182,7 @@ async def test_explain_tells_what_will_be_read(client: Client, tables: dict[bool
     assert (told.index_ranges, told.index_range_count) == (("league = 'league 7'",), 1)
     assert told.columns_read == ("note",)
     text = str(told)
-    assert "told by the index on (league, score): league = 'league 7'; if over 10,000: all keys" in text
+    assert "from the index on (league, score): league = 'league 7'; if over 10,000: all keys" in text
     by_key = await table.scan(where=(col("league") == "league 7") & (col("player") == "x")).explain()
     assert (by_key.index, by_key.index_ranges, by_key.index_keys) == ((), (), 0)
     assert not (await table.scan(where=col("score") != 7).explain()).index

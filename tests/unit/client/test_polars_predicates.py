@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aio_client._integrations.polars_predicates import pushed_down
+from aio_client._integrations.polars_predicates import translate_predicate
 from scankv.model.expressions import bind, col, evaluate
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def kept_by_polars(predicate: pl.Expr) -> list[bool]:
 
 @given(predicates)
 def test_what_is_pushed_down_loses_no_row_that_polars_keeps(predicate: pl.Expr) -> None:
-    pushed = pushed_down(optimized(predicate), SCHEMA)
+    pushed = translate_predicate(optimized(predicate), SCHEMA)
     if pushed is not None:
         lost = [ours < theirs for ours, theirs in zip(kept_by_server(pushed), kept_by_polars(predicate), strict=True)]
         assert not any(lost), (predicate, pushed)
@@ -146,7 +146,7 @@ EXACT = [
 
 @pytest.mark.parametrize("predicate", EXACT, ids=str)
 def test_a_predicate_that_means_the_same_is_pushed_down_whole(predicate: pl.Expr) -> None:
-    pushed = pushed_down(optimized(predicate), SCHEMA)
+    pushed = translate_predicate(optimized(predicate), SCHEMA)
     assert pushed is not None
     assert kept_by_server(pushed) == kept_by_polars(predicate)
 
@@ -167,11 +167,11 @@ def test_a_predicate_that_means_the_same_is_pushed_down_whole(predicate: pl.Expr
     ids=str,
 )
 def test_what_the_server_would_decide_differently_stays_with_polars(predicate: pl.Expr) -> None:
-    assert pushed_down(predicate, SCHEMA) is None
+    assert translate_predicate(predicate, SCHEMA) is None
 
 
 def test_of_several_conditions_those_that_mean_the_same_are_pushed_down() -> None:
     predicate = optimized((pl.col("i") + 1 > 7) & (pl.col("s") == "a") & (pl.col("u") > 3))
-    pushed = pushed_down(predicate, SCHEMA)
+    pushed = translate_predicate(predicate, SCHEMA)
     assert pushed is not None
     assert repr(pushed) == repr((col("s") == "a") & (col("u") > 3))

@@ -208,7 +208,7 @@ def test_a_chunk_without_a_token_is_refused() -> None:
 
 def test_a_resumed_scan_that_began_anew_is_refused() -> None:
     ledger = ScanLedger(SPEC, token=b"after 4")
-    with pytest.raises(ProtocolViolation, match="expected a scan that goes on from the token, got the opposite"):
+    with pytest.raises(ProtocolViolation, match="expected a scan that resumes from the token, got the opposite"):
         ledger.book(received(header()))
 
 

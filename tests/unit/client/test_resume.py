@@ -203,7 +203,7 @@ def test_a_resumption_says_when_where_why_and_between_which_views(caplog: pytest
     assert (resumption.at, resumption.rows, resumption.cause) == (NOW, 5, first)
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == (LOG_OFFSETS, newer)
     assert [record.getMessage() for record in caplog.records] == [
-        "the scan of a.b goes on after 5 rows: UNAVAILABLE",
+        "the scan of a.b resumes after 5 rows: UNAVAILABLE",
     ]
 
 

@@ -24,7 +24,7 @@ from aio_client import (
     UsageError,
     connect,
 )
-from aio_client._scan.snapshot import splits
+from aio_client._scan.snapshot import split_scan
 from scankv.model.keys.key_range import KeyRange
 from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2
 from scankv.v1.snapshot_pb2_grpc import SnapshotServiceServicer, add_SnapshotServiceServicer_to_server
@@ -394,10 +394,10 @@ async def test_a_scan_that_has_no_parts_is_not_cut(spec: ScanSpec, message: str)
     server = ScriptedSnapshots()
     async with transport_to(server) as transport:
         with pytest.raises(UsageError, match=message):
-            await splits(transport, spec, 2)
+            await split_scan(transport, spec, 2)
         for n in (0, -1, 1025, 1.5, True):
             with pytest.raises(UsageError, match="1 to 1,024 parts"):
-                await splits(transport, SPEC, cast("int", n))
+                await split_scan(transport, SPEC, cast("int", n))
     assert server.cuts == []
 
 
@@ -406,7 +406,7 @@ async def test_the_parts_of_a_scan_are_the_scan_with_other_keys() -> None:
     server = ScriptedSnapshots()
     server.ranges = [scan_pb2.KeyRange(start=b"b", end=b"d"), scan_pb2.KeyRange(start=b"d")]
     async with transport_to(server) as transport:
-        parts = await splits(transport, SPEC, 2)
+        parts = await split_scan(transport, SPEC, 2)
     assert parts == [replace(SPEC, key_range=KeyRange(b"b", b"d")), replace(SPEC, key_range=KeyRange(b"d", None))]
     (request,) = server.cuts
     assert (request.snapshot_id, request.splits, list(request.buckets)) == ("pinned", 2, [0, 2])
@@ -431,7 +431,7 @@ async def test_parts_that_do_not_cover_the_scan_once_are_refused(ranges: list[tu
     server.ranges = [scan_pb2.KeyRange(start=start, end=end) for start, end in ranges]
     async with transport_to(server) as transport:
         with pytest.raises(ProtocolViolation, match="2 key ranges that cover it once"):
-            await splits(transport, SPEC, 2)
+            await split_scan(transport, SPEC, 2)
 
 
 @asynccontextmanager

@@ -200,8 +200,8 @@ async def test_what_is_not_in_the_script_is_refused() -> None:
         ([rows(0, 0)], "a batch of a script has rows of"),
         (["rows"], "record batches, ScanKvErrors and Steps, not 'rows'"),
         ([ValueError("no error of ours")], "not ValueError"),
-        ([Unavailable("cut"), rows(0)], "nothing can come behind Unavailable"),
-        ([Step.STALL, rows(0)], "nothing can come behind <Step.STALL"),
+        ([Unavailable("cut"), rows(0)], "nothing can follow Unavailable"),
+        ([Step.STALL, rows(0)], "nothing can follow <Step.STALL"),
     ],
 )
 async def test_a_script_that_cannot_be_played_is_refused(script: list[Any], message: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import UsageError
-from aio_client._queries.watch import Ranking, TopNPolls, compared
+from aio_client._queries.watch import Ranking, TopNPolls, compare_rankings
 from scankv.model.errors import SchemaMismatch
 from scankv.v1 import lookup_pb2
 from tests.support.tables import exact_rows
@@ -60,7 +60,7 @@ def test_what_moved_is_what_a_dictionary_of_ranks_says(case: tuple[pa.Schema, li
     schema, tables = case
     before, now = (ranking(table, schema.names) for table in tables)
     was, is_ = ({key: rank for rank, key in enumerate(exact_rows(table), 1)} for table in tables)
-    top = compared(before, now)
+    top = compare_rankings(before, now)
     assert exact_rows(top.entered) == [(*key, rank) for key, rank in is_.items() if key not in was]
     assert exact_rows(top.left) == [(*key, rank) for key, rank in was.items() if key not in is_]
     assert exact_rows(top.moved) == [
@@ -72,7 +72,7 @@ def test_what_moved_is_what_a_dictionary_of_ranks_says(case: tuple[pa.Schema, li
 
 def test_the_first_time_all_rows_have_entered() -> None:
     rows = pa.table({"k": [3, 1], "v": ["a", "b"]})
-    top = compared(None, ranking(rows, ["k"]))
+    top = compare_rankings(None, ranking(rows, ["k"]))
     assert top.rows is not None
     assert top.rows.equals(rows)
     assert top.entered.to_pylist() == [{"k": 3, "rank": 1}, {"k": 1, "rank": 2}]
@@ -83,7 +83,7 @@ def test_hidden_key_columns_tell_rows_apart_without_being_shown() -> None:
     before = ranking(pa.table({"v": [1, 1], "k": [1, 2]}), ["k"], ["k"])
     now = ranking(pa.table({"v": [1, 1], "k": [2, 3]}), ["k"], ["k"])
     assert not before.same_rows(now)
-    top = compared(before, now)
+    top = compare_rankings(before, now)
     assert top.rows.schema.names == ["v"]
     assert top.entered.to_pylist() == [{"k": 3, "rank": 2}]
     assert top.left.to_pylist() == [{"k": 1, "rank": 1}]
@@ -125,7 +125,7 @@ def test_a_column_that_was_added_makes_the_rows_others() -> None:
 def test_a_table_created_anew_with_another_key_is_refused() -> None:
     before = ranking(pa.table({"k": [1]}), ["k"])
     with pytest.raises(SchemaMismatch, match="another key"):
-        compared(before, ranking(pa.table({"k": ["1"]}), ["k"]))
+        compare_rankings(before, ranking(pa.table({"k": ["1"]}), ["k"]))
     with pytest.raises(SchemaMismatch, match="another key"):
         ranking(pa.table({"other": [1]}), ["k"])
 

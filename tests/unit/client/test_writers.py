@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client._table.shape import TableShape
-from aio_client._transport.anonymous_writers import UnnamedWriters
+from aio_client._transport.anonymous_writers import AnonymousWriters
 from aio_client._write.writer_lanes import LaneChooser
 from scankv.model.keys.buckets import bucket_of
 from scankv.model.keys.key_codec import KeyCodec
@@ -16,7 +16,7 @@ SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("x", pa.
 
 
 def test_who_writes_in_sequence_is_one_writer_whose_earlier_requests_are_settled() -> None:
-    writers = UnnamedWriters()
+    writers = AnonymousWriters()
     seen = []
     for _ in range(3):
         with writers.one() as writer:
@@ -27,7 +27,7 @@ def test_who_writes_in_sequence_is_one_writer_whose_earlier_requests_are_settled
 
 
 def test_who_writes_at_the_same_time_is_another_writer_and_the_last_one_is_taken_again_first() -> None:
-    writers = UnnamedWriters()
+    writers = AnonymousWriters()
     with writers.one() as first, writers.one() as second:
         ids = {first.next_identity().id, second.next_identity().id}
         assert len(ids) == 2
@@ -35,7 +35,7 @@ def test_who_writes_at_the_same_time_is_another_writer_and_the_last_one_is_taken
         assert again is first
         with writers.one() as other:
             assert other is second
-    assert UnnamedWriters()._client != writers._client
+    assert AnonymousWriters()._client != writers._client
 
 
 def shape(buckets: int, bucket_key: list[str]) -> TableShape:

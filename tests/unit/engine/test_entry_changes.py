@@ -24,7 +24,7 @@ from tests.support.tables import define
 
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.bucket.bucket import BucketChange
+    from streaming_server.storage.bucket.bucket_change import BucketChange
 
 PLAIN = define(
     pa.schema([("k", pa.int8()), ("score", pa.float64()), ("text", pa.string()), ("more", pa.list_(pa.int8()))])

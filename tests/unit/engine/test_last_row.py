@@ -26,7 +26,7 @@ from tests.support.tables import define
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.storage.bucket.bucket import BucketChange
+    from streaming_server.storage.bucket.bucket_change import BucketChange
 
 Change = tuple[str, dict[str, Any]]
 

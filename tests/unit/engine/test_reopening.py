@@ -54,7 +54,7 @@ async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_bef
         fail_syncs(live)
         with pytest.raises(DiskFull):
             await put(table, {"player 1": 7})
-        with pytest.raises(DataLoss, match=r"has lost writes that were not durable, .* start the server again"):
+        with pytest.raises(DataLoss, match=r"has lost writes that were not durable, .* restart the server"):
             await put(table, {"player 2": 8})
         # Who has written before, and waits only now, is not told that it is durable; what was durable is.
         with pytest.raises(DiskFull):

@@ -49,7 +49,7 @@ def test_positions_keep_the_table() -> None:
 def test_offsets_of_shards_are_joined_and_those_of_two_tables_are_not() -> None:
     one, other = LogOffsets.of({0: 3}, "abc"), LogOffsets.of({1: 4}, "abc")
     assert (one | other) == {0: 3, 1: 4}
-    with pytest.raises(UsageError, match="two tables"):
+    with pytest.raises(UsageError, match="different tables"):
         one | LogOffsets.of({1: 4}, "def")
 
 

@@ -1,4 +1,4 @@
-"""Scans are let in as far as the limits allow, in the order they came, and never more."""
+"""Admission control admits scans in order of arrival, up to the limits and never beyond them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scans:
         await asyncio.sleep(0)
 
     async def _run(self, name: str, buckets: tuple[int, ...]) -> None:
-        async with self.admission.admitted("test.table", buckets):
+        async with self.admission.admit("test.table", buckets):
             self.live.append(name)
             await self._ends[name].wait()
             self.live.remove(name)
@@ -89,7 +89,7 @@ async def test_a_wait_that_takes_too_long_is_refused_and_leaves_the_queue() -> N
     scans = Scans(admission(per_bucket=1, wait=0.01))
     await scans.start("a")
     with pytest.raises(TooManyScans, match=r"bucket 0 of test\.table .* none ended within 0\.01 s"):
-        async with scans.admission.admitted("test.table", (0,)):
+        async with scans.admission.admit("test.table", (0,)):
             pass
     assert scans.admission.waiting == 0
     await scans.end("a")
@@ -114,7 +114,7 @@ async def test_one_that_is_cancelled_while_it_waits_takes_no_place() -> None:
 async def test_one_that_is_cancelled_as_it_is_let_in_gives_its_place_to_the_next() -> None:
     scans = Scans(admission(live=1))
     async with AsyncExitStack() as first:
-        await first.enter_async_context(scans.admission.admitted("test.table", (0,)))
+        await first.enter_async_context(scans.admission.admit("test.table", (0,)))
         await scans.start("b")
         await scans.start("c")
     scans.tasks["b"].cancel()
@@ -126,7 +126,7 @@ async def test_one_that_is_cancelled_as_it_is_let_in_gives_its_place_to_the_next
 
 async def test_one_that_gives_its_place_back_early_lets_one_other_in_and_gives_nothing_back_later() -> None:
     scans = Scans(admission(live=1))
-    async with scans.admission.admitted("test.table", (0,)) as leave:
+    async with scans.admission.admit("test.table", (0,)) as leave:
         await scans.start("b")
         await scans.start("c")
         leave()

@@ -1,4 +1,4 @@
-"""Aggregates of batches are what Python computes of all rows, whatever the batches and whenever they are merged."""
+"""Aggregates equal what Python computes over all rows, however the rows are batched and merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes the rows of several views show already: against a table that is read, cut and written step by step."""
+"""The already-applied filter, against a model table that is read, interrupted and written step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the chunks out of a columnar base are: those of its batches, unless somebody wants smaller ones."""
+"""Chunks from a columnar base are as large as its batches, unless a scan asks for smaller ones."""
 
 from __future__ import annotations
 

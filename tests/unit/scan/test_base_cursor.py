@@ -1,4 +1,4 @@
-"""A base and what was written since give exactly the rows that RocksDB has, step by step."""
+"""A base and its delta return exactly the rows that RocksDB has, step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from streaming_server.scan.row_reader import _FilteringDecoder
-from streaming_server.scan.rows.row_representations import KeyedForm
+from streaming_server.scan.rows.row_representations import KeyedRepresentation
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -125,7 +125,7 @@ def cursor_of(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> Base
         asked.residual,
         asked.key_range,
         reverse=asked.reverse,
-        place="bucket 0",
+        location="bucket 0",
     )
 
 
@@ -159,8 +159,10 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
             encoded = None
             if rng.random() < 0.3:
                 rows = cursor.next_rows(max_rows, max_bytes)
-                form = KeyedForm(offline.codec.decoder(asked.columns).schema)
-                batch, encoded = (None, None) if rows is None else (form.decode(rows), form.keys_of(rows))
+                representation = KeyedRepresentation(offline.codec.decoder(asked.columns).schema)
+                batch, encoded = (
+                    (None, None) if rows is None else (representation.decode(rows), representation.keys_of(rows))
+                )
             else:
                 batch = cursor.next_batch(max_rows, max_bytes)
             if batch is None:
@@ -335,7 +337,7 @@ def test_of_rows_that_are_kept_stored_form_and_keys_are_their_own(
     found = []
     with closing(cursor_of(offline, base, Asked(["k"], residual, reverse=reverse))) as cursor:
         while (rows := cursor.next_rows(15, ROOM)) is not None:
-            keys = KeyedForm(pa.schema([SMALL.schema.arrow.field("k")])).decode(rows).column("k")
+            keys = KeyedRepresentation(pa.schema([SMALL.schema.arrow.field("k")])).decode(rows).column("k")
             assert rows.field(0).equals(offline.keys.codec.encode([keys]))
             stored = cursor.stored(pa.array(range(len(rows))[::-1], pa.int64()))
             found += exact_rows(offline.codec.decoder().decode(stored))[::-1]
@@ -431,7 +433,7 @@ def test_no_row_is_missed_behind_any_last_key(offline: FollowedBucket, base: Col
             while (batch := cursor.next_batch(2, ROOM)) is not None:
                 found += batch.column("k").to_pylist()
                 assert cursor.last_key is not None
-                rest = Asked(None, residual, KeyRange().behind(cursor.last_key, reverse=reverse), reverse)
+                rest = Asked(None, residual, KeyRange().after(cursor.last_key, reverse=reverse), reverse)
                 assert found + read(cursor_of(offline, base, rest)) == kept
 
 
@@ -444,7 +446,7 @@ def test_the_key_after_a_row_is_its_own_though_deleted_ones_follow(offline: Foll
         if len(rows):
             assert cursor.last_key is not None
             keys.append(int.from_bytes(cursor.last_key, "big") - (1 << 63))
-            assert KeyedForm(offline.codec.schema).decode(rows).column("k").to_pylist() == keys[-1:]
+            assert KeyedRepresentation(offline.codec.schema).decode(rows).column("k").to_pylist() == keys[-1:]
     assert keys == [key for key in range(0, 1000, 10) if key not in (10, 30)]
 
 
@@ -452,7 +454,7 @@ def test_a_damaged_row_of_the_delta_is_data_loss(base: ColumnarBase, offline: Fo
     (key,) = offline.keys.encode(rows_of([100]))[0].to_pylist()
     net = MergedDelta(pa.array([key], pa.binary()), pa.array([b"\x01\x00junk"], pa.binary()))
     arguments: Any = (base, lambda: net, offline.codec, None, None, KeyRange())
-    cursor = BaseCursor(*arguments, reverse=False, place="bucket 7")
+    cursor = BaseCursor(*arguments, reverse=False, location="bucket 7")
     assert cursor.next_batch(1000, ROOM) is not None
     with pytest.raises(DataLoss, match="bucket 7"):
         cursor.next_batch(1000, ROOM)
@@ -466,7 +468,7 @@ def test_nothing_is_asked_of_the_delta_before_the_first_read(base: ColumnarBase,
         return EMPTY_DELTA
 
     arguments: Any = (base, net, offline.codec, None, None, KeyRange())
-    cursor = BaseCursor(*arguments, reverse=False, place="")
+    cursor = BaseCursor(*arguments, reverse=False, location="")
     assert not asked
     cursor.next_batch(10, ROOM)
     cursor.next_batch(10, ROOM)

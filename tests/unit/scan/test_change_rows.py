@@ -1,4 +1,4 @@
-"""Changes as the rows of a stream: with a predicate, what they are to those who see some rows only."""
+"""Changes as the rows of a stream, with and without a predicate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def told(batch: pa.RecordBatch) -> list[tuple[str, Any, Any]]:
 def test_a_change_has_its_kind_offset_bucket_and_time() -> None:
     rows = ChangeRows(FIRST, None, None)
     records = [record([(INSERT, 1, 5)], make_offset(1, 4)), record([(DELETE, 1, 5), (INSERT, 2, None)], 9, micros=8)]
-    batch = batch_of(rows.of(records, 3, FIRST))
+    batch = batch_of(rows.chunk_of_records(records, 3, FIRST))
     assert batch.schema.equals(rows.schema)
     assert batch.schema.names == ["_change_type", "_log_offset", "_bucket", "_commit_timestamp", "k", "v"]
     assert told(batch) == [("+I", 1, 5), ("-D", 1, 5), ("+I", 2, None)]
@@ -68,7 +68,7 @@ def test_a_change_has_its_kind_offset_bucket_and_time() -> None:
 
 def test_rows_of_the_table_are_inserts_without_offset_and_time() -> None:
     found = Chunk(2, pa.record_batch({"v": pa.array([1, None], pa.int64())}))
-    assert batch_of(ChangeRows(FIRST, ("v",), None).of_table(found)).to_pylist() == [
+    assert batch_of(ChangeRows(FIRST, ("v",), None).chunk_of_rows(found)).to_pylist() == [
         {"_change_type": "+I", "_log_offset": None, "_bucket": 2, "_commit_timestamp": None, "v": v} for v in (1, None)
     ]
 
@@ -76,8 +76,8 @@ def test_rows_of_the_table_are_inserts_without_offset_and_time() -> None:
 def test_rows_of_the_table_go_out_as_the_message_that_they_lie_in_unless_other_columns_are_wanted() -> None:
     rows = pa.record_batch([[1], [2]], schema=SCHEMA)
     found = Chunk(0, rows, rows.serialize())
-    assert ChangeRows(FIRST, None, None).of_table(found).message is found.message
-    other = ChangeRows(FIRST, ("v",), None).of_table(found)
+    assert ChangeRows(FIRST, None, None).chunk_of_rows(found).message is found.message
+    other = ChangeRows(FIRST, ("v",), None).chunk_of_rows(found)
     assert (other.message, other.batch.schema.names) == (None, ["v"])
 
 
@@ -101,7 +101,7 @@ def test_a_row_that_begins_to_match_is_inserted_and_one_that_ceases_to_is_delete
 ) -> None:
     rows = ChangeRows(FIRST, None, col("v") > 0)
     assert rows.selective
-    batch = batch_of(rows.of([record(changes)], 0, FIRST))
+    batch = batch_of(rows.chunk_of_records([record(changes)], 0, FIRST))
     assert told(batch) == expected
     kept = [place for place, (_, key, v) in enumerate(changes) if (key, v) in {(k, v) for _, k, v in expected}]
     assert batch.column("_log_offset").to_pylist() == kept
@@ -136,7 +136,7 @@ def test_what_is_seen_replays_to_the_rows_that_match(
             records.append(record(commit, offset))
             offset += len(commit)
         place += size
-        for kind, key, value in told(batch_of(rows.of(records, 0, FIRST))):
+        for kind, key, value in told(batch_of(rows.chunk_of_records(records, 0, FIRST))):
             if kind in ("-U", "-D"):
                 assert replay.pop(key) == value
             else:
@@ -147,20 +147,20 @@ def test_what_is_seen_replays_to_the_rows_that_match(
 
 def test_the_schema_grows_with_the_changes_and_older_ones_are_null_in_what_was_added() -> None:
     rows = ChangeRows(FIRST, None, None)
-    assert told(batch_of(rows.of([record([(INSERT, 1, 1)])], 0, SECOND))) == [("+I", 1, 1)]
+    assert told(batch_of(rows.chunk_of_records([record([(INSERT, 1, 1)])], 0, SECOND))) == [("+I", 1, 1)]
     assert (rows.schema_id, rows.schema.names[4:]) == (1, ["k", "v"])
     rows_of_second = record([(INSERT, 2, 2, "x")], 1, SECOND)  # type: ignore[list-item]
-    batch = batch_of(rows.of([record([(INSERT, 1, 1)]), rows_of_second], 0, SECOND))
+    batch = batch_of(rows.chunk_of_records([record([(INSERT, 1, 1)]), rows_of_second], 0, SECOND))
     assert (rows.schema_id, batch.schema.names[4:]) == (2, ["k", "v", "more"])
     assert batch.column("more").to_pylist() == [None, "x"]
-    again = batch_of(rows.of([record([(INSERT, 3, 3)], 5)], 0, SECOND))
+    again = batch_of(rows.chunk_of_records([record([(INSERT, 3, 3)], 5)], 0, SECOND))
     assert again.column("more").to_pylist() == [None]
 
 
 def test_chosen_columns_stay_as_they_are_chosen() -> None:
     rows = ChangeRows(FIRST, ("v", "k"), col("k") == 2)
     changes = record([(INSERT, 2, 2, "x"), (INSERT, 3, 3, "y")], 1, SECOND)  # type: ignore[list-item]
-    batch = batch_of(rows.of([changes], 0, SECOND))
+    batch = batch_of(rows.chunk_of_records([changes], 0, SECOND))
     assert batch.schema.names[4:] == ["v", "k"]
     assert told(batch) == [("+I", 2, 2)]
 
@@ -191,8 +191,8 @@ def test_without_rows_before_what_does_not_match_is_deleted_unless_the_key_tells
     kinds = np.array([AFTER, DELETE, AFTER, AFTER], np.uint8)
     stored = pa.record_batch([[1, 1, 2, 3], [5, None, -3, 4]], schema=STRICT.change_schema_at(1))
     times = np.full(4, 7, np.int64)
-    batch = batch_of(rows.of([LogRecord(0, 0, 1, times, Changes(kinds, stored))], 0, STRICT))
+    batch = batch_of(rows.chunk_of_records([LogRecord(0, 0, 1, times, Changes(kinds, stored))], 0, STRICT))
     assert batch.schema.equals(rows.schema)
     assert told(batch) == expected
     assert batch.column("_log_offset").to_pylist() == ([2, 3] if len(expected) == 2 else [0, 1, 2, 3])
-    assert batch_of(rows.of_table(Chunk(0, stored.slice(0, 1)))).schema.equals(rows.schema)
+    assert batch_of(rows.chunk_of_rows(Chunk(0, stored.slice(0, 1)))).schema.equals(rows.schema)

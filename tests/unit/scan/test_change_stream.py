@@ -1,4 +1,4 @@
-"""What a stream of changes carries: tokens that lose nothing, heartbeats, and another header where columns come."""
+"""A change stream sends tokens that lose nothing, heartbeats, and a new header when columns are added."""
 
 from __future__ import annotations
 

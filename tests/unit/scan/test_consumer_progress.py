@@ -1,4 +1,4 @@
-"""How far a consumer has come: it moves forward only, over streams of any buckets, and comes back from its token."""
+"""Consumer progress only moves forward, over streams of any buckets, and round-trips through its token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delta tells the last write of each key, at any moment, and costs what it says."""
+"""A delta returns the last write of each key at any instant, and takes the memory that it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A framed chunk, or answer, is the protobuf message of the same fields."""
+"""A framed chunk or response is the protobuf message of the same fields."""
 
 from __future__ import annotations
 

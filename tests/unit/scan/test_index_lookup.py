@@ -1,4 +1,4 @@
-"""Scans whose keys an index tells give the same rows in the same order as scans that look at all rows."""
+"""Scans through an index return the same rows in the same order as scans of all rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
-from streaming_server.scan.rows.index_lookup import chosen_index, index_choices
+from streaming_server.scan.rows.index_lookup import choose_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
@@ -177,7 +177,7 @@ def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(score
     indexes = scores.locked_view().indexes
 
     def chosen(where: Predicate, key_range: KeyRange = _ALL_KEYS) -> tuple[str, ...] | None:
-        choice = chosen_index(index_choices(reader_of(scores, where, key_range), indexes), indexes)
+        choice = choose_index(index_choices(reader_of(scores, where, key_range), indexes), indexes)
         return None if choice is None else choice.codec.index.columns
 
     assert chosen(col("score") == 7) == ("score",)
@@ -199,7 +199,7 @@ def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) 
     plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
     reader = plan.reader(scores.codec, scores.keys)
     indexes = scores.locked_view().indexes
-    choice = chosen_index(index_choices(reader, indexes), indexes)
+    choice = choose_index(index_choices(reader, indexes), indexes)
     told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (ReadPath.ROCKSDB, "why"))
     assert (list(told.index), list(told.index_ranges), told.index_range_count) == (["score"], ["score = 7"], 1)
     assert told.index_keys == 10_000
@@ -232,7 +232,7 @@ def test_two_entries_of_one_row_are_data_loss(tmp_path: Path) -> None:
         batch = offline.bucket._store.batch()
         batch.put_entries(keys.to_pylist(), values.to_pylist())
         offline.bucket._store.write(batch)
-        with pytest.raises(DataLoss, match="several entries of one row"):
+        with pytest.raises(DataLoss, match="several entries for one row"):
             table.opened(plan_of(col("score") >= 3), indexed=True)
 
 

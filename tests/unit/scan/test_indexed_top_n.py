@@ -1,4 +1,4 @@
-"""Top-N by an index gives the rows that looking at all of them gives, in the same order, to the byte."""
+"""Top-N by an index returns exactly what top-N over all rows returns, in the same order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.expressions import Predicate, all_of, col
 from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
-from streaming_server.scan.queries.indexed_top_n import FoundRows, chosen_order, top_by_index
-from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.scan.queries.indexed_top_n import FoundRows, choose_order, find_top_by_index
+from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
@@ -47,15 +47,15 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
     locked = table.locked_view()
-    choice = chosen_order(spec, where, table.codec, table.keys, locked.indexes)
-    found = None if choice is None else asyncio.run(top_by_index(spec, choice, locked))
+    choice = choose_order(spec, where, table.codec, table.keys, locked.indexes)
+    found = None if choice is None else asyncio.run(find_top_by_index(spec, choice, locked))
     assert BucketCursor.open_cursors == 0
     return found
 
 
 def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> pa.RecordBatch:
     scan, _ = table.opened(replace(plan_of(where, columns=[spec.by]), stored_rows=True), indexed=False)
-    top = TopN(spec, table.definition)
+    top = TopNCollector(spec, table.definition)
     while (chunk := scan.source.next_chunk(64, 1 << 20)) is not None:
         top.add(chunk)
         if top.is_due:
@@ -186,7 +186,7 @@ def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Pa
     rows = [5] * 100_002 + [9]
     with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:
         for look in (by_index, by_looking_at_all):
-            with pytest.raises(InvalidRequest, match="over 100,000"):
+            with pytest.raises(InvalidRequest, match="more than 100,000"):
                 look(table, top(2, columns=("k",), ties=True))
             found = look(table, top(1, columns=("k",), ties=True))
             assert found is not None

@@ -1,4 +1,4 @@
-"""The source of a stream of changes: whose turn it is, what wakes it, where it ends, and what it keeps."""
+"""The source of a change stream: which bucket is next, what wakes it, where it ends, what it retains."""
 
 from __future__ import annotations
 

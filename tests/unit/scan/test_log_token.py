@@ -1,4 +1,4 @@
-"""Resume tokens of changes: what is written is read, and nothing else is taken for one."""
+"""Resume tokens of changes round-trip, and everything else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Net changes being made: what is given up ends in order, and nothing of it holds the event loop."""
+"""Computing net changes: cancellation cleans up, and nothing blocks the event loop."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 pytestmark = pytest.mark.asyncio
 
 
-class BlockedStretch:
-    """A stretch whose work in threads begins, and goes on when it is let."""
+class BlockedBacklogReader:
+    """A backlog reader whose work in threads starts, then blocks until `resume` is set."""
 
     def __init__(self, records: Sequence[LogRecord]) -> None:
         self.executor = StorageExecutor(1)
         self.records = records
-        self.begun = threading.Event()
-        self.go_on = threading.Event()
+        self.started = threading.Event()
+        self.resume = threading.Event()
         self.ended = threading.Event()
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
@@ -40,8 +40,8 @@ class BlockedStretch:
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         def blocked() -> T:
-            self.begun.set()
-            assert self.go_on.wait(60)
+            self.started.set()
+            assert self.resume.wait(60)
             result = function(*args)
             self.ended.set()
             return result
@@ -49,12 +49,12 @@ class BlockedStretch:
         return await self.executor.run(blocked)
 
 
-async def test_what_is_given_up_waits_for_its_thread_before_its_files_go(tmp_path: Path) -> None:
+async def test_a_cancelled_catch_up_waits_for_its_thread_before_it_removes_its_files(tmp_path: Path) -> None:
     rows = pa.record_batch({"k": pa.array(range(10))})
     record = LogRecord(0, 0, 1, np.zeros(10, np.int64), Changes(np.zeros(10, np.uint8), rows))
-    stretch = BlockedStretch([record])
+    reader = BlockedBacklogReader([record])
     net = NetChanges(
-        stretch,
+        reader,
         0,
         NetPosition(10),
         keys_of=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
@@ -66,16 +66,16 @@ async def test_what_is_given_up_waits_for_its_thread_before_its_files_go(tmp_pat
     task = asyncio.create_task(net.run(lambda: None))
 
     async def has_begun() -> bool:
-        return stretch.begun.is_set()
+        return reader.started.is_set()
 
-    await await_until(has_begun, "the work has begun")
+    await await_until(has_begun, "the work has started")
     task.cancel()
     await asyncio.sleep(0)
     assert not task.done()
     assert list((tmp_path / "net").iterdir()), "the thread may still write there"
-    stretch.go_on.set()
+    reader.resume.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert stretch.ended.is_set()
+    assert reader.ended.is_set()
     assert not list((tmp_path / "net").iterdir())
-    stretch.executor.close()
+    reader.executor.close()

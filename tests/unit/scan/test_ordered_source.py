@@ -1,4 +1,4 @@
-"""Ordered scans over real buckets give the sorted rows of all of them, however they are cut, ended and resumed."""
+"""Ordered scans over real buckets return all rows sorted, however they are chunked, ended and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream carries: growing chunks, tokens, a running checksum, and heartbeats where nothing is found."""
+"""A scan stream sends growing chunks, tokens, a running checksum, and heartbeats while nothing matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resume token says exactly what was put in, to the scan it belongs to, and nothing to any other."""
+"""A resume token round-trips for the scan it belongs to, and every other scan refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows laid over others by key are what a dict of them would be, whichever way their columns are joined."""
+"""Merging sorted rows by key equals updating a dict, however the columns are joined."""
 
 from __future__ import annotations
 

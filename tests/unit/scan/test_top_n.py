@@ -1,4 +1,4 @@
-"""The first rows by a column are those of a sort of all rows: nulls last, NaN above infinity, ties by ascending key."""
+"""Top-N equals the head of a full sort: nulls last, NaN above infinity, ties by ascending key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.queries import top_n
-from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.examples import examples
 from tests.support.tables import define
@@ -80,7 +80,7 @@ def batch_of(keys: Sequence[tuple[int, str]], ranks: dict[str, list[int | None]]
     )
 
 
-def added(top: TopN, batch: pa.RecordBatch, by: str, *, late: bool = False) -> None:
+def added(top: TopNCollector, batch: pa.RecordBatch, by: str, *, late: bool = False) -> None:
     stored = CODEC.encode(batch)
     if late:
         top.add(Chunk(0, batch.select([by]), stored=stored.take))
@@ -125,12 +125,12 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
         return (rank is None, 0 if rank is None else rank if ascending else -rank, keys[place])
 
     # Buckets come one after another, each in key order.
-    top = TopN(spec(by, n, ascending=ascending, ties=ties), TABLE)
+    top = TopNCollector(spec(by, n, ascending=ascending, ties=ties), TABLE)
     buckets = data.draw(st.integers(1, 3))
     step, late = data.draw(st.integers(1, 15)), data.draw(st.integers(0, 7))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top_n, "_LATE_ROWS", data.draw(st.sampled_from([1, 4, 1024])))
-        patch.setattr(top_n, "_LATE_BATCHES", data.draw(st.sampled_from([1, 3, 64])))
+        patch.setattr(top_n, "_DEFERRED_ROWS", data.draw(st.sampled_from([1, 4, 1024])))
+        patch.setattr(top_n, "_DEFERRED_BATCHES", data.draw(st.sampled_from([1, 3, 64])))
         patch.setattr(top_n, "_QUICK_ROWS", data.draw(st.sampled_from([0, 4096])))
         for bucket in range(buckets):
             part = rows.take(pa.array(range(bucket, rows.num_rows, buckets), pa.int64()))
@@ -150,7 +150,7 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
 @pytest.mark.parametrize("value", [7, None])
 @pytest.mark.parametrize("ascending", [True, False])
 def test_equal_rows_are_in_key_order_whichever_bucket_they_come_from(ascending: bool, value: int | None) -> None:
-    top = TopN(spec("number", 3, ascending=ascending), NUMBERS)
+    top = TopNCollector(spec("number", 3, ascending=ascending), NUMBERS)
     for bucket in ([1, 4, 7, 8], [2, 5, 9], [0, 3, 6]):
         top.add(numbers(bucket, [value] * len(bucket)))
     assert top.result()["a"].to_pylist() == [0, 1, 2]
@@ -159,17 +159,17 @@ def test_equal_rows_are_in_key_order_whichever_bucket_they_come_from(ascending: 
 def test_columns_are_chosen_and_fewer_rows_than_n_are_all_of_them() -> None:
     keys = [(number, "x") for number in range(5)]
     rows = batch_of(keys, {name: [0, 1, 1, 0, 1] for name in SCHEMA.names[2:]})
-    top = TopN(spec("flag", 100, columns=("name", "a")), TABLE)
+    top = TopNCollector(spec("flag", 100, columns=("name", "a")), TABLE)
     added(top, rows, "flag")
     assert [row["a"] for row in top.result().to_pylist()] == [1, 2, 4, 0, 3]
     assert top.result().schema.names == ["name", "a"]
-    empty = TopN(spec("flag", 1, columns=("name",)), TABLE).result()
+    empty = TopNCollector(spec("flag", 1, columns=("name",)), TABLE).result()
     assert (empty.num_rows, empty.schema.names) == (0, ["name"])
 
 
 @pytest.mark.parametrize("ties", [100_000, 100_001])
 def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int) -> None:
-    top = TopN(spec("number", 2, ties=True, columns=("a",)), NUMBERS)
+    top = TopNCollector(spec("number", 2, ties=True, columns=("a",)), NUMBERS)
     for start in range(0, 310_000, 10_000):
         part = range(start, start + 10_000)
         top.add(numbers(part, [1 if key < 200_000 else 2 if key < 200_000 + ties else None for key in part]))
@@ -177,16 +177,16 @@ def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int)
             top.settle()
         assert top.kept_rows <= 2 * 100_000 + 10_000
     if ties > 100_000:
-        with pytest.raises(InvalidRequest, match="over 100,000"):
+        with pytest.raises(InvalidRequest, match="more than 100,000"):
             top.result()
     else:
         assert top.result()["a"].to_pylist() == list(range(200_000, 300_000))
 
 
 def test_ties_that_take_too_much_memory_are_refused() -> None:
-    top = TopN(spec("number", 2, ties=True), NUMBERS, max_kept_bytes=100_000)
+    top = TopNCollector(spec("number", 2, ties=True), NUMBERS, max_kept_bytes=100_000)
     top.add(numbers(range(10_000), [7] * 10_000))
-    with pytest.raises(RequestTooLarge, match="100,000 bytes"):
+    with pytest.raises(RequestTooLarge, match="100,000 stored bytes"):
         top.result()
     top.add(numbers([10_000, 10_001], [8, 8]))
     assert top.result().num_rows == 2
@@ -195,7 +195,7 @@ def test_ties_that_take_too_much_memory_are_refused() -> None:
 def test_what_is_kept_does_not_grow_with_the_rows_however_they_come() -> None:
     """Every row is better than all before, then every row is as good as all before."""
     for values in (range(50_000), [7] * 50_000):
-        top = TopN(spec("number", 10), NUMBERS)
+        top = TopNCollector(spec("number", 10), NUMBERS)
         for start in range(0, 50_000, 1000):
             top.add(numbers(range(start, start + 1000), values[start : start + 1000]))
             assert top.kept_rows <= 20
@@ -216,8 +216,8 @@ def numbers(keys: Sequence[int], values: Sequence[int | None], text: str = "") -
 def test_rows_that_take_too_much_memory_are_refused_and_fewer_are_not() -> None:
     megabyte = "x" * (1 << 20)
 
-    def largest(n: int) -> TopN:
-        top = TopN(spec("number", n, columns=("a",)), NUMBERS, max_kept_bytes=30 * len(megabyte))
+    def largest(n: int) -> TopNCollector:
+        top = TopNCollector(spec("number", n, columns=("a",)), NUMBERS, max_kept_bytes=30 * len(megabyte))
         for number in range(50):
             top.add(numbers([number], [number], megabyte))
             if top.is_due:
@@ -231,7 +231,7 @@ def test_rows_that_take_too_much_memory_are_refused_and_fewer_are_not() -> None:
 
 def test_keys_are_read_from_rows_of_every_schema_the_table_had() -> None:
     wider = NUMBERS.add_columns(pa.schema([("more", pa.int32())]))
-    top = TopN(spec("number", 2), wider)
+    top = TopNCollector(spec("number", 2), wider)
     top.add(numbers([5, 6, 7], [1, 3, 2]))
     assert top.result().to_pylist() == [
         {"a": 6, "number": 3, "text": "", "more": None},
@@ -243,7 +243,7 @@ def test_keys_are_read_from_rows_of_every_schema_the_table_had() -> None:
     ("wanted", "error", "message"),
     [
         (spec("number", 0), InvalidRequest, "n is 0: it must be from 1 to 100,000"),
-        (spec("number", 100_001), InvalidRequest, "n is 100001"),
+        (spec("number", 100_001), InvalidRequest, "n is 100,001"),
         (spec("nmber", 1), SchemaMismatch, "did you mean"),
         (spec("items", 1), SchemaMismatch, r'"items" is list<item: int64>, which has no order'),
         (spec("number", 1, columns=("a", "bb")), SchemaMismatch, '"bb"'),

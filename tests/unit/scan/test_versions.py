@@ -1,4 +1,4 @@
-"""Versions: the same as long as nothing changes, whatever happens to the server meanwhile, and never the same again."""
+"""Versions stay equal while nothing changes, even across restarts, and never recur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that wait for another version: who is woken, in which turns of the event loop, and what is left behind."""
+"""Calls that wait for another version: which are woken, in which turns of the event loop, and what remains."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Thing:
 
 @dataclass
 class Question:
-    changing: Thing
+    source: Thing
     version: bytes = b"v1"
 
     @property
     def again(self) -> Callable[[], bytes | None]:
-        return self.changing.look
+        return self.source.look
 
 
 async def turns(number: int = 3) -> None:
@@ -82,7 +82,7 @@ async def test_a_crowd_goes_on_in_its_order_and_a_few_in_each_turn() -> None:
 
 async def test_all_who_wait_for_the_same_share_a_listener_and_one_look_at_a_commit() -> None:
     calls, thing = WaitingCalls(100), Thing()
-    waiting = [asyncio.ensure_future(calls.changed(Question(thing), LONG)) for _ in range(30)]
+    waiting = [asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG)) for _ in range(30)]
     await turns()
     assert (calls.waiting, len(thing.listeners), thing.looks) == (30, 1, 0)
     thing.commit(b"v1")
@@ -97,8 +97,8 @@ async def test_all_who_wait_for_the_same_share_a_listener_and_one_look_at_a_comm
 @pytest.mark.parametrize("version", [b"v2", None])
 async def test_those_who_wait_for_another_version_or_thing_are_left_alone(version: bytes | None) -> None:
     calls, thing, other = WaitingCalls(100), Thing(), Thing()
-    woken = asyncio.ensure_future(calls.changed(Question(thing), LONG))
-    left = asyncio.ensure_future(calls.changed(Question(other), LONG))
+    woken = asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG))
+    left = asyncio.ensure_future(calls.wait_for_change(Question(other), LONG))
     await turns()
     thing.commit(version)
     await asyncio.wait_for(woken, 60)
@@ -112,9 +112,9 @@ async def test_those_who_wait_for_another_version_or_thing_are_left_alone(versio
 
 async def test_the_time_ends_a_wait_and_the_others_go_on() -> None:
     calls, thing = WaitingCalls(100), Thing()
-    long = asyncio.ensure_future(calls.changed(Question(thing), LONG))
+    long = asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG))
     await turns()
-    await calls.changed(Question(thing), 0.01)
+    await calls.wait_for_change(Question(thing), 0.01)
     assert (calls.waiting, len(thing.listeners)) == (1, 1)
     thing.commit(b"v2")
     await asyncio.wait_for(long, 60)
@@ -122,10 +122,10 @@ async def test_the_time_ends_a_wait_and_the_others_go_on() -> None:
 
 async def test_who_comes_while_others_are_being_woken_waits_for_the_next_change() -> None:
     calls, thing = WaitingCalls(1000), Thing()
-    waiting = [asyncio.ensure_future(calls.changed(Question(thing), LONG)) for _ in range(100)]
+    waiting = [asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG)) for _ in range(100)]
     await turns()
     thing.commit(b"v2")
-    late = asyncio.ensure_future(calls.changed(Question(thing, b"v2"), LONG))
+    late = asyncio.ensure_future(calls.wait_for_change(Question(thing, b"v2"), LONG))
     await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert not late.done()
     assert len(thing.listeners) == 1
@@ -136,10 +136,10 @@ async def test_who_comes_while_others_are_being_woken_waits_for_the_next_change(
 
 async def test_closing_ends_all_who_wait_and_those_who_come() -> None:
     calls, thing = WaitingCalls(100), Thing()
-    waiting = [asyncio.ensure_future(calls.changed(Question(thing), LONG)) for _ in range(40)]
+    waiting = [asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG)) for _ in range(40)]
     await turns()
     calls.close()
-    for ended in [*waiting, asyncio.ensure_future(calls.changed(Question(thing), LONG))]:
+    for ended in [*waiting, asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG))]:
         with pytest.raises(ServerDraining):
             await asyncio.wait_for(ended, 60)
     assert (calls.waiting, thing.listeners) == (0, [])
@@ -150,7 +150,7 @@ async def test_it_is_full_with_as_many_as_may_wait() -> None:
     waiting = []
     for full in (False, False, True):
         assert calls.is_full is full
-        waiting.append(asyncio.ensure_future(calls.changed(Question(thing), LONG)))
+        waiting.append(asyncio.ensure_future(calls.wait_for_change(Question(thing), LONG)))
         await turns()
     calls.close()
     await asyncio.wait(waiting)

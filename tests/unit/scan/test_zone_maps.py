@@ -1,4 +1,4 @@
-"""What zone maps rule out has no row that the predicate keeps."""
+"""A batch that zone maps rule out has no matching row."""
 
 from __future__ import annotations
 

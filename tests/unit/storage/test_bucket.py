@@ -10,7 +10,7 @@ import pytest
 
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
-from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from tests.support.clocks import DAY, FakeClocks

@@ -88,7 +88,7 @@ def chunks(
             yield count, keys
             if resume:
                 cursor.close()
-                key_range, scanned = key_range.behind(last, reverse=reverse), 0
+                key_range, scanned = key_range.after(last, reverse=reverse), 0
                 cursor = cursor_of(offline, key_range, reverse)
         assert cursor.skim(max_rows, max_bytes) is None
         assert cursor.next_batch(max_rows, max_bytes) is None

@@ -10,7 +10,7 @@ import rocksdict
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_ranges import KeyRanges
-from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.bucket.index_build import IndexBuild
 from streaming_server.storage.rocks import store as rocks
 from streaming_server.storage.rocks.store import RocksStore
@@ -117,7 +117,7 @@ def test_a_note_of_a_build_that_cannot_be_read_is_data_loss(path: Path) -> None:
     with opened(path, PLAIN) as bucket:
         bucket.upsert({"player": "ann", "score": 1})
         spoil(bucket)
-        with pytest.raises(DataLoss, match="what it notes of the building of an index cannot be read"):
+        with pytest.raises(DataLoss, match="the progress of an index build cannot be read"):
             bucket.bucket.set_indexes([1])
 
 

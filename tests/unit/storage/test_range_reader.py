@@ -168,7 +168,7 @@ def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, rev
             for part in read(reader, reverse, 10):
                 found += part
                 assert reader.last_key is not None
-                left = KeyRange().behind(reader.last_key, reverse=reverse)
+                left = KeyRange().after(reader.last_key, reverse=reverse)
                 steps -= 1
                 if not steps:
                     break

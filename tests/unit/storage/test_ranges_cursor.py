@@ -176,7 +176,7 @@ def read_on(
             if batch is None:
                 break
             assert cursor.last_key is not None
-            left = left.behind(cursor.last_key, reverse=reverse)
+            left = left.after(cursor.last_key, reverse=reverse)
         finally:
             cursor.close()
     return found

@@ -11,7 +11,7 @@ import pytest
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.changelog.offsets import epoch_of
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
 from streaming_server.storage.snapshots.snapshots import (

@@ -45,14 +45,14 @@ def numbered(sequence: int, acked_below: int = 0) -> WriteIdentity:
 
 
 def write(
-    bucket: OfflineBucket, identity: WriteIdentity, value: int | None = 1, *, rows: int = 1, whole: bool = True
+    bucket: OfflineBucket, identity: WriteIdentity, value: int | None = 1, *, rows: int = 1, complete: bool = True
 ) -> None:
     """Upserts one row as a step of a request; None: changes nothing."""
     row = pa.RecordBatch.from_pylist([{"player": "ann", "score": value}], schema=bucket.codec.schema)
     [part] = prepare(row, TableCodec.of(bucket.definition), keys_only=False)
     part = part if value is not None else part.slice(0, 0)
     change = merge_upsert(bucket.bucket.get(part.keys.to_pylist()), part, row_deduplicate=False)
-    bucket.bucket.apply(change, WriteStep(identity=identity, rows=rows, whole=whole))
+    bucket.bucket.apply(change, WriteStep(identity=identity, rows=rows, complete=complete))
 
 
 def test_a_request_that_was_applied_is_answered_with_its_first_answer(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_request_that_was_applied_is_answered_with_its_first_answer(path: Path
         assert bucket.bucket.find_answer(FIRST) is None
         write(bucket, FIRST)
         answer = bucket.bucket.find_answer(FIRST)
-        assert answer == WriteAnswer(sequence=0, rows=1, offset=1, whole=True)
+        assert answer == WriteAnswer(sequence=0, rows=1, offset=1, complete=True)
         write(bucket, numbered(1))
         assert bucket.bucket.find_answer(FIRST) == answer
         assert bucket.bucket.state.count == 3
@@ -83,9 +83,9 @@ def test_answers_outlive_a_crash_with_the_rows(path: Path, tmp_path: Path) -> No
 
 def test_a_request_of_several_steps_tells_how_far_it_came(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
-        write(bucket, FIRST, rows=10_000, whole=False)
+        write(bucket, FIRST, rows=10_000, complete=False)
         assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 10_000, 1, False)
-        write(bucket, FIRST, rows=12_345, whole=True)
+        write(bucket, FIRST, rows=12_345, complete=True)
         assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 12_345, 3, True)
 
 
@@ -137,7 +137,7 @@ def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> 
 
 
 def test_an_opened_writer_that_is_not_known_any_more_is_refused(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket, pytest.raises(WriterExpired, match="open the writer anew"):
+    with opened(path, DEFINITION) as bucket, pytest.raises(WriterExpired, match="open the writer again"):
         bucket.bucket.find_answer(WriteIdentity(writer="job", epoch=3, sequence=12))
 
 

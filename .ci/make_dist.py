@@ -1,0 +1,125 @@
+"""Builds the wheel and the sdist of a release in `dist/`, and checks what an index and its users will see of them.
+
+The sdist must build the same wheel, to the byte. Twine must find nothing wrong with the metadata and with the README as
+an index renders it. Each of the two must install into a clean environment, where client and command line must start.
+`check_wheel.py`, which `make check` runs, looks into the wheel itself.
+"""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DIST = ROOT / "dist"
+USE = "import scankv, scankv.sync; assert scankv.__version__ == {version!r}; scankv.connect, scankv.sync.connect"
+
+
+def main() -> None:
+    """Builds and checks; exits non-zero with the reason when something is wrong."""
+    for old in DIST.glob("scankv-*"):
+        old.unlink()
+    wheel, sdist = build("wheel", ROOT, DIST), build("sdist", ROOT, DIST)
+    with tempfile.TemporaryDirectory(prefix="scankv-dist-") as name:
+        directory = Path(name)
+        check_same_wheel(wheel, sdist, directory)
+        check_metadata(wheel)
+        run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+        for archive in (wheel, sdist):
+            check_install(archive, directory / archive.suffix)
+    for archive in (wheel, sdist):
+        print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size:,} bytes")
+
+
+def build(target: str, source: Path, directory: Path) -> Path:
+    """Builds the wheel or the sdist of a source tree; returns its path."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", directory, cwd=source)
+    (built,) = directory.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return built
+
+
+def check_same_wheel(wheel: Path, sdist: Path, directory: Path) -> None:
+    """Builds the wheel again from the sdist, and compares."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    again = build("wheel", directory / sdist.name.removesuffix(".tar.gz"), directory)
+    if again.read_bytes() != wheel.read_bytes():
+        sys.exit(f"the sdist builds another wheel: {differences(wheel, again) or 'in the order or mode of its files'}")
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """The names of the files in which two wheels differ."""
+    with zipfile.ZipFile(one) as left, zipfile.ZipFile(other) as right:
+        sums = [{info.filename: info.CRC for info in archive.infolist()} for archive in (left, right)]
+    return sorted(name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name))
+
+
+def check_metadata(wheel: Path) -> None:
+    """Compares the metadata of the wheel with `pyproject.toml`, and looks for what an index shows."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(path))
+        scripts = archive.read(path.replace("METADATA", "entry_points.txt")).decode()
+        licenses = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
+    expected = {
+        "Name": [PROJECT["name"]],
+        "Version": [PROJECT["version"]],
+        "License-Expression": [PROJECT["license"]],
+        "License-File": PROJECT["license-files"],
+        "Requires-Python": [PROJECT["requires-python"]],
+        "Classifier": PROJECT["classifiers"],
+        "Provides-Extra": list(PROJECT["optional-dependencies"]),
+        "Description-Content-Type": ["text/markdown"],
+    }
+    wrong = {
+        name: values_of(metadata, name)
+        for name, values in expected.items()
+        if values_of(metadata, name) != sorted(values)
+    }
+    if wrong:
+        sys.exit(f"the metadata of the wheel differs from pyproject.toml: {wrong}")
+    if not licenses:
+        sys.exit("the wheel lacks the license")
+    if any(f"{name} = {target}" not in scripts for name, target in PROJECT["scripts"].items()):
+        sys.exit(f"the wheel lacks a console script: {scripts}")
+
+
+def values_of(metadata: Message, name: str) -> list[str]:
+    """The values of one field, sorted."""
+    return sorted(metadata.get_all(name, []))
+
+
+def check_install(archive: Path, directory: Path) -> None:
+    """Installs into a clean environment, and starts client and command line."""
+    venv.create(directory, symlinks=True)
+    python = directory / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", archive)
+    run(python, "-I", "-c", USE.format(version=PROJECT["version"]), cwd=directory)
+    run(python.with_name("scankv"), "--help", cwd=directory)
+    print(f"{archive.name} installs and starts")
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    """Runs a command quietly; a failure ends the check."""
+    words = [str(word) for word in command]
+    completed = subprocess.run(
+        words, cwd=cwd, check=False, timeout=600, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if completed.returncode:
+        sys.exit(f"{completed.stdout}\nfailed: {' '.join(words[:6])} ...")
+
+
+if __name__ == "__main__":
+    main()

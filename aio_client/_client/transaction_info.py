@@ -1,0 +1,107 @@
+"""What the server reports about transactions: results of commits, open transactions, and lost writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.v1 import transaction_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """What a commit has done. All of it is durable and visible to all readers.
+
+    Attributes:
+        rows: The number of rows and keys given.
+        log_offsets: By table name and bucket, the offset of the first change after the transaction.
+    """
+
+    rows: int
+    log_offsets: dict[str, LogOffsets]
+
+    @classmethod
+    def of(cls, message: transaction_pb2.CommitTransactionResponse) -> CommitResult:
+        """Decodes the result in an answer."""
+        offsets = {each.table: LogOffsets.of(each.log_offsets, each.table_incarnation) for each in message.tables}
+        return cls(rows=message.rows, log_offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionInfo:
+    """A transaction that is neither committed nor aborted, or that is committed and could not be applied everywhere.
+
+    Attributes:
+        token: Identifies the transaction.
+        id: The transaction's id; empty if it has none.
+        conflict: "last_wins" or "abort".
+        tables: The names of the tables that it has written to so far.
+        rows: The number of rows and keys that it has staged.
+        bytes: What these take on the server's disk.
+        age_seconds: Seconds since it was begun, or since the server started if that is later.
+        ttl: Seconds without a call after which it is aborted.
+        remaining: Seconds until then.
+        committing: Whether it is being committed.
+        stuck: Why it is committed and could not be applied everywhere, and what to do; empty otherwise. See
+            `Client.give_up_transaction`.
+    """
+
+    token: str
+    id: str
+    conflict: str
+    tables: tuple[str, ...]
+    rows: int
+    bytes: int
+    age_seconds: float
+    ttl: float
+    remaining: float
+    committing: bool
+    stuck: str
+
+    @classmethod
+    def of(cls, message: transaction_pb2.OpenTransaction) -> TransactionInfo:
+        """Decodes a transaction in an answer."""
+        aborts = message.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT
+        return cls(
+            token=message.token,
+            id=message.id,
+            conflict="abort" if aborts else "last_wins",
+            tables=tuple(message.tables),
+            rows=message.rows,
+            bytes=message.bytes,
+            age_seconds=message.age_millis / 1000,
+            ttl=message.ttl_millis / 1000,
+            remaining=message.remaining_millis / 1000,
+            committing=message.committing,
+            stuck=message.stuck,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWrites:
+    """The writes of a transaction that one bucket never gets, because the transaction was given up.
+
+    Attributes:
+        table: The bucket's table.
+        bucket: The bucket's number.
+        rows: How many rows and keys of the transaction belong to the bucket. None if they can no longer be read.
+        applied: How many of these keys, each counted once, were applied all the same.
+        reason: Why the others cannot be applied.
+    """
+
+    table: str
+    bucket: int
+    rows: int | None
+    applied: int
+    reason: str
+
+    @classmethod
+    def of(cls, message: transaction_pb2.LostWrites) -> LostWrites:
+        """Decodes the losses of one bucket in an answer."""
+        return cls(
+            table=message.table,
+            bucket=message.bucket,
+            rows=message.rows if message.HasField("rows") else None,
+            applied=message.applied,
+            reason=message.reason,
+        )

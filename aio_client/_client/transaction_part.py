@@ -1,0 +1,273 @@
+"""`TransactionPart`: what one participant stages for a transaction, and reads of the staged rows."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from aio_client._input.data import rows_of
+from aio_client._input.keys import is_one_key, keys_of
+from aio_client._input.optional import to_pylist
+from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
+from aio_client._queries.lookup import LookupAnswer, assemble
+from aio_client._transport.repeatable_calls import call_again
+from aio_client._write.column_locks import lock_ids_of
+from aio_client._write.write_requests import WritePieces, mode_of
+from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
+from scankv.model.limits import MAX_WAIT_MILLIS
+from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from aio_client._client.table import Table
+    from aio_client._input.data import Data
+    from aio_client._transport.transport import Transport
+    from aio_client._write.column_locks import ColumnLock
+    from aio_client._write.merging import Names, WriteMode
+
+
+class TransactionPart:
+    """What one participant stages for a transaction, in the order of its calls.
+
+    A transaction has a part of its own. Other participants, also in other processes, take part by its token with
+    `client.transaction_part(token, part)`; the commit names the parts that count.
+
+    Belongs to the event loop of its client. Calls of several tasks are made one after another.
+    """
+
+    def __init__(self, transport: Transport, token: str, part: str) -> None:
+        """Called by `Client.transaction_part` and `Transaction`."""
+        self._token = token
+        self._part = part
+        self._requests = 0
+        self._transport = transport
+        self._turn = asyncio.Lock()
+        self._failure: ScanKvError | None = None
+
+    @property
+    def token(self) -> str:
+        """Identifies the transaction."""
+        return self._token
+
+    @property
+    def part(self) -> str:
+        """The name of the part, another one for each attempt of work that may fail and be repeated."""
+        return self._part
+
+    @property
+    def requests(self) -> int:
+        """How many requests the part has staged so far, which the commit names for a part."""
+        return self._requests
+
+    async def upsert(
+        self,
+        table: Table,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> int:
+        """Stages an upsert, which is checked now and becomes visible with the commit.
+
+        The arguments and errors are those of `Table.upsert`. Each request is repeated until it is answered, and is
+        staged once. Locks must last until the commit.
+
+        Args:
+            table: The table to write to.
+            data: As for `Table.upsert`.
+            columns: As for `Table.upsert`.
+            mode: As for `Table.upsert`.
+            locks: As for `Table.upsert`.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            RequestTooLarge: The transaction would stage more than the server allows.
+        """
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
+        return await self._stage(pieces, locks)
+
+    async def retract(
+        self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
+    ) -> int:
+        """Stages a retraction. Returns the number of rows. Arguments and errors as for `Table.retract` and `upsert`."""
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await table._handle.build_for_shape(
+            lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True)
+        )
+        return await self._stage(pieces, locks)
+
+    async def delete(
+        self,
+        table: Table,
+        keys: object,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> int:
+        """Stages a delete. Returns the number of keys. Arguments and errors as for `Table.delete` and `upsert`."""
+        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
+        return await self._stage(pieces, locks)
+
+    async def delete_all(
+        self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
+    ) -> int:
+        """Stages the deletion of all rows that the table has at the moment of the call.
+
+        Followed by staged writes, it lets a commit replace all rows of a table at once. It takes effect in the order of
+        the staged writes: what is staged after it stays; of what was staged before it, the keys that the table has are
+        deleted. Rows that others insert after the call stay. With `conflict="abort"`, the commit fails if one of the
+        rows has changed. No key leaves the server, which reads and stages about a million rows per second.
+
+        Args:
+            table: The table.
+            mode: As for `Table.delete`: "overwrite" deletes whatever the merge engine and `delete_behavior` say.
+            locks: As for `Table.delete`; they must last until the commit.
+
+        Returns:
+            The number of rows to delete.
+
+        Raises:
+            InvalidRequest: The table refuses deletes.
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            RequestTooLarge: The transaction would stage more than the server allows.
+            ColumnLocked, LockLost: A lock forbids it.
+        """
+        async with self._turn:
+            calls = self._transport
+            request = transaction_pb2.StageDeleteAllRequest(
+                token=self.token,
+                part=self.part,
+                sequence=self.requests,
+                table=table.name,
+                mode=mode_of(mode),
+                column_locks=lock_ids_of(locks),
+                wait_millis=min(MAX_WAIT_MILLIS, int(calls.config.call_timeout * 1000 / 2)),
+            )
+            with self._staging():
+                while True:
+                    answer = await call_again(calls, lambda: calls.services.transactions.StageDeleteAll, request)
+                    if answer.done:
+                        break
+        return answer.rows
+
+    async def get_for_update(
+        self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
+    ) -> pa.Table:
+        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then. Takes no locks.
+
+        Returns what is committed, without what this transaction has staged. The rows of one call must fit into 32 MiB
+        for every 10,000 keys.
+
+        Args:
+            table: The table to read.
+            keys: As for `Table.lookup`.
+            missing: As for `Table.lookup`.
+
+        Returns:
+            As `Table.lookup`.
+
+        Raises:
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            InvalidRequest: The table has no changelog, so changes cannot be found.
+            InvalidKey: A key is incomplete, null, or not of its columns' types.
+        """
+        if missing not in ("omit", "null"):
+            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
+        answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
+        return assemble(answers, table.schema, fill_missing=missing == "null")
+
+    async def get(self, table: Table, key: object) -> dict[str, Any] | None:
+        """Reads the row with this key as a commit now would leave it; None if there is none. See `lookup`."""
+        if not is_one_key(key):
+            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+        rows = to_pylist(await self.lookup(table, key))
+        return rows[0] if rows else None
+
+    async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+        """Reads the rows with these keys as a commit now would leave them: with everything that this part has staged.
+
+        The result is right for every merge engine, but has nothing of other parts. The commit does not depend on the
+        rows read; see `get_for_update` for that. For every 10,000 keys, the server reads everything that is staged
+        here. The rows of one call must fit into 32 MiB for every 10,000 keys.
+
+        Args:
+            table: The table to read.
+            keys: As for `Table.lookup`.
+            missing: As for `Table.lookup`.
+
+        Returns:
+            As `Table.lookup`.
+
+        Raises:
+            TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
+            InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
+            InvalidKey: A key is incomplete, null, or not of its columns' types.
+        """
+        if missing not in ("omit", "null"):
+            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
+        answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
+        return assemble(answers, table.schema, fill_missing=missing == "null")
+
+    async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
+        async with self._turn:
+            request = transaction_pb2.LookupStagedRequest(
+                token=self.token, part=self.part, requests=self.requests, table=table.name, keys=to_ipc(keys)
+            )
+            calls = self._transport
+            response = await call_again(calls, lambda: calls.services.transactions.LookupStaged, request)
+        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+
+    async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
+        async with self._turn:
+            request = transaction_pb2.GetForUpdateRequest(
+                token=self.token, part=self.part, sequence=self.requests, table=table.name, keys=to_ipc(keys)
+            )
+            calls = self._transport
+            with self._staging():
+                response = await call_again(calls, lambda: calls.services.transactions.GetForUpdate, request)
+        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+
+    async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
+        rows = 0
+        async with self._turn:
+            held = lock_ids_of(locks)
+            while (request := await asyncio.to_thread(pieces.next_request)) is not None:
+                request.column_locks.extend(held)
+                request.transaction.token, request.transaction.part = self.token, self.part
+                request.transaction.sequence = self.requests
+                with self._staging():
+                    rows += (await self._write(request)).rows
+        return rows
+
+    @contextmanager
+    def _staging(self) -> Iterator[None]:
+        """Stages one request: counts it when it is answered, and refuses all later ones if it is not."""
+        if self._failure is not None:
+            raise UsageError(
+                "an earlier write of this transaction was not answered, so it is unknown whether it is staged: begin "
+                "another transaction"
+            ) from self._failure
+        try:
+            yield
+        except ConnectionFailed as error:
+            self._failure = error
+            raise
+        self._requests += 1
+
+    async def _write(self, request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> write_pb2.WriteResponse:
+        calls = self._transport
+        if isinstance(request, write_pb2.DeleteRequest):
+            return await call_again(calls, lambda: calls.services.writes.Delete, request)
+        return await call_again(calls, lambda: calls.services.writes.Upsert, request)

@@ -1,0 +1,93 @@
+"""The state of a bucket: counters and positions that change in the same WriteBatch as the rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.changelog.log_span import LogSpan
+from streaming_server.storage.changelog.offsets import make_offset
+
+if TYPE_CHECKING:
+    from streaming_server.storage.rocks.store import RocksStore
+
+STATE_KEY: Final = b"state"
+"""The key of the state in the column family `meta`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketState:
+    """What a bucket knows about itself. Every change of the bucket stores it in the same WriteBatch. Immutable.
+
+    Attributes:
+        epoch: Grows by one with each unclean start.
+        count: Changes that the bucket has had, over all epochs.
+        epoch_starts: The count at which each epoch began, from epoch 0 on.
+        rows: Live rows, exact. None: unknown, because rows were written without reading their predecessors.
+        longest_row: Bytes of the longest row ever written, or of the longest key ever deleted.
+        commit_micros: The commit time of the last commit; no later commit has an earlier time.
+        clean: False from the first write after a start until an orderly close.
+        log_first: The number of changes before the oldest one in the changelog.
+        log_rewritten: The number of changes before the first one that has not been considered for a segment yet.
+        log_bytes: Bytes of all changelog records ever written, as they were written.
+        log_marked: The value of `log_bytes` at the last mark, see `LogMark`.
+        log_micros: The service time of the last change, in microseconds.
+        log_marked_micros: The service time of the last mark.
+        indexes: The ids of the indexes that may have entries in this bucket, ascending.
+        ready_indexes: The ids of the indexes that have an entry for every row, ascending. Only these may be read.
+    """
+
+    epoch: int = 0
+    count: int = 0
+    epoch_starts: tuple[int, ...] = (0,)
+    rows: int | None = 0
+    longest_row: int = 0
+    commit_micros: int = 0
+    clean: bool = True
+    indexes: tuple[int, ...] = ()
+    ready_indexes: tuple[int, ...] = ()
+    log_first: int = 0
+    log_rewritten: int = 0
+    log_bytes: int = 0
+    log_marked: int = 0
+    log_micros: int = 0
+    log_marked_micros: int = 0
+
+    @property
+    def log_offset(self) -> int:
+        """The offset of the next change."""
+        return make_offset(self.epoch, self.count)
+
+    @property
+    def log_span(self) -> LogSpan:
+        """The changes that the changelog has."""
+        return LogSpan(self.log_first, self.count, self.epoch_starts)
+
+    def to_bytes(self) -> bytes:
+        """The stored form: JSON, so that fields can be added and a person can read it."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BucketState:
+        """Reads what `to_bytes` made."""
+        fields: dict[str, Any] = json.loads(data)
+        # JSON has no tuples. Buckets written before indexes existed lack fields.
+        tuples: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **tuples})
+
+    def after_unclean_stop(self) -> BucketState:
+        """The state with which a bucket continues that was not closed in order: in a new epoch."""
+        return replace(self, epoch=self.epoch + 1, epoch_starts=(*self.epoch_starts, self.count), clean=True)
+
+
+def load_state(store: RocksStore) -> BucketState:
+    """Reads the state of a bucket from its store; a new store has the initial one. Raises DataLoss."""
+    try:
+        stored = store.meta.get(STATE_KEY)
+        return BucketState() if stored is None else BucketState.from_bytes(stored)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataLoss(f"{store.location} is damaged: its state cannot be read") from error
+    except Exception as error:
+        raise store.failure(error) from error

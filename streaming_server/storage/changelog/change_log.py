@@ -1,0 +1,51 @@
+"""What a changelog can be asked: the interface between the server and the storage of changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.changelog.log_span import LogSpan
+    from streaming_server.storage.changelog.records import Changes, LogRecord
+    from streaming_server.storage.rocks.store import StoreBatch
+
+
+class ChangeLog(Protocol):
+    """The changes of one bucket, in order and without gaps."""
+
+    @property
+    def span(self) -> LogSpan:
+        """The changes that the log has now."""
+
+    def append(self, batch: StoreBatch, changes: Changes, *, schema_id: int, commit_micros: int) -> int:
+        """Adds the changes of a commit to a batch of writes, after all others; returns their size in bytes."""
+
+    def read(
+        self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
+    ) -> list[LogRecord]:
+        """The changes from offset `start` up to, but without, offset `end`, in order.
+
+        At least one when one exists; at most `max_changes`; no further record after `max_bytes` stored bytes.
+
+        Raises:
+            DataLoss: Changes are missing or damaged.
+        """
+
+    def offset_at(self, micros: int, definition: TableDefinition) -> int:
+        """The offset of the first change committed at or after a time; the end when no change is that late."""
+
+    def hold(self, owner: str, offset: int, seconds: float | None = None) -> None:
+        """Keeps changes from an offset on until `release`, or for some seconds. Replaces the owner's last hold."""
+
+    def release(self, owner: str) -> None:
+        """Ends the retention hold of an owner, if it has one."""
+
+    def trim(self, batch: StoreBatch, offset: int) -> int:
+        """Adds the removal of the changes before an offset to a batch of writes. Retention holds win.
+
+        Changes that share a record with a later one may stay on disk.
+
+        Returns:
+            The count of the first change that is kept. The caller makes it `span.first` when it applies the batch.
+        """
