@@ -62,7 +62,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
             disk, free_disk_bytes = await self._tables.disk_use()
-            memory, commits, clock = _memory(), self._tables.transactions.figures, self._tables.clock.status()
+            memory, commits, clock = _memory(), self._tables.transactions.stats, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
                 incarnation=self._incarnation,

@@ -31,7 +31,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ListConsumersResponse:
         async with mapped_errors(request, context):
             table = self._tables.table(request.table).state
-            infos = await self._consumers.listed(table)
+            infos = await self._consumers.list_consumers(table)
         incarnation = table.definition.incarnation
         return consumer_pb2.ListConsumersResponse(consumers=(_consumer(info, incarnation) for info in infos))
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.engine.writes.column_locks import ColumnLock
+    from streaming_server.engine.writes.column_locks import HeldColumnLock
 
 
 class LockService(lock_pb2_grpc.LockServiceServicer):
@@ -65,7 +65,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
     ) -> lock_pb2.ListColumnLocksResponse:
         async with mapped_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
-            locks = self._tables.locks.listed(table)
+            locks = self._tables.locks.list_locks(table)
         return lock_pb2.ListColumnLocksResponse(locks=map(_message, locks))
 
 
@@ -73,7 +73,7 @@ def _seconds(millis: int) -> float | None:
     return millis / 1000 if millis else None
 
 
-def _message(lock: ColumnLock) -> lock_pb2.ColumnLock:
+def _message(lock: HeldColumnLock) -> lock_pb2.ColumnLock:
     return lock_pb2.ColumnLock(
         lock_id=lock.lock_id,
         table=lock.table,

@@ -177,19 +177,19 @@ def _stuck(decision: Decision, error: ScanKvError, now_micros: int) -> transacti
 
 
 def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
-    terms, now = transaction.terms, transaction.clock.monotonic()
+    options, now = transaction.options, transaction.clock.monotonic()
     names = {name for part in transaction.parts.values() for name in part.tables}
     return transaction_pb2.OpenTransaction(
         token=transaction.token,
-        id=terms.id,
+        id=options.id,
         conflict_mode=(
-            transaction_pb2.CONFLICT_MODE_ABORT if terms.finds_conflicts else transaction_pb2.CONFLICT_MODE_LAST_WINS
+            transaction_pb2.CONFLICT_MODE_ABORT if options.finds_conflicts else transaction_pb2.CONFLICT_MODE_LAST_WINS
         ),
         tables=sorted(names),
         rows=sum(part.rows for part in transaction.parts.values()),
         bytes=transaction.size,
-        age_millis=round((now - transaction.begun) * 1000),
-        ttl_millis=round(terms.ttl * 1000),
+        age_millis=round((now - transaction.began_at) * 1000),
+        ttl_millis=round(options.ttl * 1000),
         remaining_millis=max(0, round((transaction.expires - now) * 1000)),
         committing=transaction.commit is not None,
     )

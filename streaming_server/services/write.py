@@ -105,7 +105,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 )
             table = self._tables.table(request.table)
             undo = UndoOperation(table, request.writer, frozenset(request.column_locks))
-            offsets, undone = await undo.run(to), undo.undone
+            offsets, undone = await undo.run(to), undo.result
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,

@@ -127,7 +127,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         await commit(tables, 1, ONE, TWO)
         module = "streaming_server.engine.transactions.roll_forward.apply_rows"
         monkeypatch.setattr(module, failing(no_space, when=lambda *_: True, then=lambda *_: None))
-        with pytest.raises(ScanKvError, match="is committed, and could not be written"):
+        with pytest.raises(ScanKvError, match="is committed, but could not be written"):
             await commit(tables, 2, ONE, TWO, id_="job:1")
         monkeypatch.undo()
         data = crash(tmp_path / "data", tmp_path / "crashed")
@@ -139,7 +139,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
             one, two = tables.table(ONE), tables.table(TWO)
             with pytest.raises(DataLoss, match=r"bucket 1 of game.one"):
                 await scores_of(one, 1)
-            with pytest.raises(DataLoss, match=r"is committed, and could not be written to bucket 1 of game\.one"):
+            with pytest.raises(DataLoss, match=r"is committed, but could not be written to bucket 1 of game\.one"):
                 await tables.transactions.begin(
                     TransactionOptions(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
                 )
@@ -177,7 +177,7 @@ async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_al
         with pytest.raises(ScanKvError, match="is committed"):
             await commit(tables, 2, ONE, TWO)
         monkeypatch.undo()
-        with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
+        with pytest.raises(Unavailable, match="lacks rows of a committed transaction"):
             await scores_of(tables.table(TWO))
         assert await scores_of(tables.table(ONE), 0) == {2}
         data = crash(tmp_path / "data", tmp_path / "crashed")
@@ -220,7 +220,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
             await new_table(tables, name)
             await commit(tables, 1, name)
         monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
-        with pytest.raises(DiskFull, match=r"is committed, and could not be written to bucket 1 of game\.one"):
+        with pytest.raises(DiskFull, match=r"is committed, but could not be written to bucket 1 of game\.one"):
             await commit(tables, 2, ONE, TWO, id_="job:7")
         data = crash(tmp_path / "data", tmp_path / "crashed")
         for _ in range(2):
@@ -265,7 +265,7 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
         async with started(copy) as tables:
             assert await scores_of(tables.table(OTHER)) == {1}
             await tables.table(OTHER).writes.upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
-            with pytest.raises(DataLoss, match=r"may lack what a committed transaction has written"):
+            with pytest.raises(DataLoss, match=r"may lack rows of a committed transaction"):
                 await scores_of(tables.table(ONE))
             with pytest.raises(DataLoss, match=r"transaction log .* is damaged"):
                 await commit(tables, 3, OTHER)
@@ -370,7 +370,7 @@ async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
     monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
     async with started(data) as tables:
         ((decision, _),) = tables.transactions.stuck
-        with pytest.raises(TransactionCommitted, match="may be applied yet: the disk is full"):
+        with pytest.raises(TransactionCommitted, match="may still be applied: the disk is full"):
             await tables.transactions.give_up(decision.token)
         with pytest.raises(Unavailable):
             await scores_of(tables.table(TWO))

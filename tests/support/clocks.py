@@ -88,4 +88,4 @@ async def look_after(server: Server, name: str) -> None:
     for live in table.buckets:
         async with live.mutex:
             await live.open()
-        await server._tables._log_maintenance.look_after(table.state, live)
+        await server._tables._log_maintenance.maintain(table.state, live)

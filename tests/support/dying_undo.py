@@ -52,7 +52,7 @@ async def undo_and_die(data: Path, steps: int) -> None:
 async def _undo(tables: Tables) -> UndoResult:
     undoing = UndoOperation(tables.table(NAME), WRITER, frozenset())
     await undoing.run(OFFSETS)
-    return undoing.undone
+    return undoing.result
 
 
 async def check(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Net changes of a live table's changelogs, for streams that are far behind."""
+"""Net changes of a live table's changelogs, for streams that lag far."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpLimits:
-    """When and how streams catch up.
+    """When and how streams catch up with net changes.
 
     Attributes:
-        changes: How far behind a bucket must be.
-        memory_bytes: How much of the changes of one stretch is kept in memory; working on them takes as much again,
-            twice.
+        changes: From how many unread changes of a bucket on a stream catches up.
+        memory_bytes: How many bytes of changes of one range are kept in memory. Processing takes up to twice as much in
+            addition.
     """
 
     changes: int = 100_000
@@ -42,14 +42,14 @@ DEFAULT_CATCH_UP: Final = CatchUpLimits()
 
 
 class CompactedCatchUp:
-    """Makes the net changes of stretches of some buckets. See `NetChangesFactory`.
+    """Makes net changes of ranges of the changelogs of some buckets. See `NetChangesFactory`.
 
     Args:
         buckets: The buckets that are read, by number.
-        latest: The table's definition of now.
-        keys_of: The encoded primary keys of rows.
-        limits: When and how.
-        directory: Where the changes are put that do not fit into memory.
+        latest: Returns the table's current definition.
+        keys_of: Encodes the primary keys of rows.
+        limits: When and how streams catch up.
+        directory: The directory for changes that do not fit into memory.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CompactedCatchUp:
         self._directory = directory
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
-        """The net changes of one bucket from an offset on."""
+        """Returns the net changes of one bucket from an offset on."""
         self.definition = self._latest()
         codec, schema = RowCodec(self.definition), self.definition.change_schema_at(self.definition.schema.id)
         return NetChanges(

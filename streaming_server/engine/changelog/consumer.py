@@ -1,4 +1,4 @@
-"""One consumer: what is known of it, which stream has it, and what follows for those that had it before."""
+"""The state of one consumer: its progress, the stream that owns it, and the fence against earlier streams."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
-    """A stream that has a consumer.
+class ConsumerSession:
+    """A stream that owns a consumer.
 
     Attributes:
-        end: Ends it with an error.
+        end: Ends the stream with an error.
     """
 
     end: Callable[[ScanKvError], None]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Consumer:
-    """What is known of a consumer; changed with its lock held, after its file.
+class ConsumerState:
+    """The state of a consumer. It changes with the lock held, after its file is written.
 
     Attributes:
         consumer_id: Its id.
-        expires: When it ends unless it is heard of, on the monotonic clock.
-        lock: Orders whatever concerns it.
-        committed: How far it has come. None: its first stream is being opened, or it is damaged.
-        fence: Which of its streams was the last one to be opened.
+        expires: When it expires unless a call renews it, on the monotonic clock.
+        lock: Serializes all operations on the consumer.
+        committed: Its committed progress. None: its first stream is being opened, or it is damaged.
+        fence: The number of the stream that was opened last.
         committed_micros: When it committed last; 0 for never.
-        session: The stream that has it now.
-        damage: Why its file cannot be read.
+        session: The stream that owns it now.
+        damage: Why its file cannot be read; empty if it can.
     """
 
     consumer_id: str
@@ -56,33 +56,33 @@ class Consumer:
     committed: ConsumerProgress | None = None
     fence: int = 0
     committed_micros: int = 0
-    session: Session | None = None
+    session: ConsumerSession | None = None
     damage: str = ""
 
 
-class Group:
-    """The consumers of one table, by their ids."""
+class TableConsumers:
+    """The consumers of one table, by id."""
 
     def __init__(self, definition: TableDefinition, path: Path) -> None:
         self.table = definition.name
         self.digest = table_digest(definition)
         self.directory = ConsumerDirectory(path)
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, ConsumerState] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerInfo:
-    """One consumer, as of now.
+    """A consumer as shown to clients.
 
     Attributes:
         consumer_id: Its id.
-        offsets: For every bucket that it has read, the first change that it has not committed.
-        lag: How many changes there are from there on; those of damaged buckets are not counted.
+        offsets: For every bucket that it has read, the offset of the first change that it has not committed.
+        lag: How many changes follow from these offsets on. Changes of damaged buckets are not counted.
         committed_micros: When it committed last, in microseconds since 1970; 0 for never.
-        live: Whether it has a stream.
-        full: Whether rows of the whole table are still to be committed.
-        remaining: Seconds until it ends unless it is heard of.
-        damage: Why it cannot be read; empty when it can.
+        live: Whether a stream owns it.
+        full: Whether it has not yet committed all rows of the initial table.
+        remaining: Seconds until it expires unless a call renews it.
+        damage: Why its file cannot be read; empty if it can.
     """
 
     consumer_id: str
@@ -96,18 +96,18 @@ class ConsumerInfo:
 
 
 def owner_of(consumer_id: str) -> str:
-    """What the consumer's hold on the changes is called."""
+    """Returns the owner name of the consumer's retention hold."""
     return f"consumer:{consumer_id}"
 
 
-def next_fence(consumer: Consumer) -> int:
-    """The fence of the stream that takes it over next."""
-    # Rule: one that was deleted and made anew must not get a fence that it had, whatever a clock says.
+def next_fence(consumer: ConsumerState) -> int:
+    """Returns the fence of the next stream that takes the consumer over."""
+    # Rule: a recreated consumer must not get a fence of its predecessor, whatever the clock says.
     return consumer.fence + 1 if consumer.fence else secrets.randbelow(2**62) + 1
 
 
-def fenced(group: Group, consumer_id: str, why: str) -> ConsumerFenced:
-    """The error for a stream that had a consumer."""
+def fenced_error(group: TableConsumers, consumer_id: str, why: str) -> ConsumerFenced:
+    """Returns the error for a stream that no longer owns its consumer."""
     return ConsumerFenced(
         f'the consumer "{consumer_id}" of {group.table} is no longer this stream\'s: {why}; '
         "open a stream with its id to take it over",
@@ -115,24 +115,24 @@ def fenced(group: Group, consumer_id: str, why: str) -> ConsumerFenced:
     )
 
 
-def check_sound(consumer: Consumer) -> None:
-    """Raises DataLoss when the consumer's file could not be read: who goes on regardless would lose its position."""
+def check_sound(consumer: ConsumerState) -> None:
+    """Raises DataLoss if the consumer's file could not be read, because a new start would lose its position."""
     if consumer.damage:
-        raise DataLoss(f"{consumer.damage}; delete the consumer to begin it anew")
+        raise DataLoss(f"{consumer.damage}; delete the consumer to start from scratch")
 
 
-def check_fence(group: Group, consumer: Consumer, fence: int) -> ConsumerProgress:
-    """Where the consumer stands, if the stream still has it. Raises ConsumerFenced, and DataLoss when it is damaged."""
+def check_fence(group: TableConsumers, consumer: ConsumerState, fence: int) -> ConsumerProgress:
+    """Returns the progress of a consumer that the stream still owns. Raises ConsumerFenced, and DataLoss for damage."""
     check_sound(consumer)
     if consumer.committed is None or consumer.fence != fence:
-        raise fenced(group, consumer.consumer_id, "another stream has taken it over, or it was reset")
+        raise fenced_error(group, consumer.consumer_id, "another stream has taken it over, or it was reset")
     return consumer.committed
 
 
 def check_query(
-    group: Group, consumer: Consumer, committed: ConsumerProgress, plan: LogPlan, table: TableState
+    group: TableConsumers, consumer: ConsumerState, committed: ConsumerProgress, plan: LogPlan, table: TableState
 ) -> None:
-    """Raises InvalidRequest when a stream asks for other rows than those that the consumer is reading."""
+    """Raises InvalidRequest if a stream asks for other rows than the consumer is reading."""
     buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
         raise InvalidRequest(
@@ -142,16 +142,16 @@ def check_query(
         )
 
 
-def begun(committed: ConsumerProgress | None, position: LogPosition) -> ConsumerProgress:
-    """Where a consumer stands when a stream of it has been opened at a position."""
+def progress_after_open(committed: ConsumerProgress | None, position: LogPosition) -> ConsumerProgress:
+    """Returns the progress of a consumer after a stream was opened at a position."""
     offsets = dict(position.offsets)
     if committed is None or (committed.position.scanning and not committed.is_reading_rows):
         return ConsumerProgress(LogPosition(offsets, scanning=position.scanning), b"")
     return committed if committed.is_reading_rows else committed.with_offsets(offsets)
 
 
-def info_of(consumer: Consumer, ends: Mapping[int, int], now: float) -> ConsumerInfo:
-    """What there is to say of a consumer at an instant of the monotonic clock, with changelogs that end there."""
+def info_of(consumer: ConsumerState, ends: Mapping[int, int], now: float) -> ConsumerInfo:
+    """Describes a consumer at a time `now` of the monotonic clock, with changelogs that end at `ends`."""
     committed = consumer.committed
     offsets = {} if committed is None else dict(committed.position.offsets)
     return ConsumerInfo(

@@ -1,4 +1,4 @@
-"""Consumers of a server: how far each has come, which stream has it, and the one task that ends forgotten ones."""
+"""The consumers of a server: their progress, the streams that own them, and the task that ends expired ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNo
 from scankv.model.names import check_consumer_id
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
-    Consumer,
     ConsumerInfo,
-    Group,
-    Session,
-    begun,
+    ConsumerSession,
+    ConsumerState,
+    TableConsumers,
     check_fence,
     check_query,
     check_sound,
-    fenced,
+    fenced_error,
     info_of,
     next_fence,
     owner_of,
+    progress_after_open,
 )
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.tasks.reaper import Reaper
@@ -52,14 +52,14 @@ _log: Final = logging.getLogger(__name__)
 class Consumers:
     """The consumers of all tables of a server. Bound to its event loop.
 
-    They are on disk, and outlive the server; each one's time to live begins anew with it. Rule: time is measured by the
-    monotonic clock, so that setting the machine's clock ends none.
+    Consumers are on disk and survive a restart, which restarts their time to live. Rule: time is measured with the
+    monotonic clock, so that setting the machine's clock ends no consumer.
 
     Args:
-        config: The time to live, and how many there may be.
-        executor: Runs what blocks.
-        live: Gives a table by its name, if it is in use.
-        clock: The server's.
+        config: The time to live, and the limit of consumers.
+        executor: Runs blocking work.
+        live: Returns the table of a name, if it is in use.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class Consumers:
         self._limit = config.max_consumers
         self._executor = executor
         self._live = live
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, TableConsumers] = {}
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
-    def add(self, definition: TableDefinition, path: Path) -> Group:
-        """Begins to know a table, which is new."""
-        group = self._groups[definition.name] = Group(definition, path)
+    def add(self, definition: TableDefinition, path: Path) -> TableConsumers:
+        """Adds a new table."""
+        group = self._groups[definition.name] = TableConsumers(definition, path)
         return group
 
     def load(self, definition: TableDefinition, path: Path) -> None:
-        """Finds the consumers of a table that are on disk. Blocks."""
+        """Loads the consumers of a table from disk. Blocks."""
         group = self.add(definition, path)
         for consumer_id, record in group.directory.read():
-            consumer = Consumer(consumer_id=consumer_id, expires=self._clock.monotonic() + self._ttl)
+            consumer = ConsumerState(consumer_id=consumer_id, expires=self._clock.monotonic() + self._ttl)
             group.consumers[consumer_id] = consumer
             try:
                 if isinstance(record, DataLoss):
@@ -97,15 +97,15 @@ class Consumers:
                 consumer.damage = error.message
 
     def start(self) -> None:
-        """Starts ending consumers that expire. Call `close` in the end."""
+        """Starts to end expired consumers, until `close`."""
         self._reaper.start()
 
     async def close(self) -> None:
-        """Stops that; the consumers stay on disk."""
+        """Stops the task that ends expired consumers. Consumers stay on disk."""
         await self._reaper.close()
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        """Returns the first retained offset of a bucket's changelog, by owner. Safe in any thread."""
         group = self._groups.get(table)
         known = [] if group is None else [(one.consumer_id, one.committed) for one in list(group.consumers.values())]
         return {
@@ -118,25 +118,26 @@ class Consumers:
     async def stream(
         self, changes: TableChanges, plan: LogPlan, scan_id: str, end: Callable[[ScanKvError], None]
     ) -> AsyncIterator[OpenedLog]:
-        """Opens a stream of a consumer, which has it for the length of the block; its position is durable before that.
+        """Opens a stream that owns a consumer for the length of the block. Its start is durable before the block.
 
-        One that takes the consumer over ends the stream that had it.
+        A stream that takes the consumer over ends the stream that owned it.
 
         Args:
             changes: The changes that it reads.
-            plan: What it asks for; names the consumer.
-            scan_id: Names its own hold on the changes.
-            end: Ends it with an error, when another one takes the consumer over.
+            plan: The requested stream; names the consumer.
+            scan_id: Names the stream's own retention hold on the changes.
+            end: Ends the stream with an error when another stream takes the consumer over.
 
         Raises:
-            ConsumerFenced: It was to go on, and another one has the consumer now.
-            ConsumerNotFound: There is none, and it must exist.
-            TooManyConsumers: There are as many as the server allows.
-            InvalidRequest: It asks for other rows than the consumer is reading; or as `TableChanges.open`.
-            DataLoss: The consumer is damaged; or as `TableChanges.open`, as all else.
+            ConsumerFenced: The stream was to resume, but another stream owns the consumer now.
+            ConsumerNotFound: The consumer must exist, and does not.
+            TooManyConsumers: The server has reached its limit of consumers.
+            InvalidRequest: The stream asks for other rows than the consumer is reading.
+            DataLoss: The consumer is damaged.
+            ScanKvError: As `TableChanges.open`.
         """
-        group, session = self._group(changes.table), Session(end)
-        opened = await self._opened(group, changes, plan, scan_id, session)
+        group, session = self._group(changes.table), ConsumerSession(end)
+        opened = await self._open(group, changes, plan, scan_id, session)
         try:
             yield opened
         finally:
@@ -144,13 +145,13 @@ class Consumers:
             consumer = group.consumers.get(plan.consumer_id)
             if consumer is not None and consumer.session is session:
                 consumer.session = None
-                self._idle_from_now(consumer)
+                self._start_idle_time(consumer)
 
-    async def _opened(
-        self, group: Group, changes: TableChanges, plan: LogPlan, scan_id: str, session: Session
+    async def _open(
+        self, group: TableConsumers, changes: TableChanges, plan: LogPlan, scan_id: str, session: ConsumerSession
     ) -> OpenedLog:
         table = changes.table
-        async with self._locked_or_new(group, plan) as consumer:
+        async with self._lock_or_create(group, plan) as consumer:
             check_sound(consumer)
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
@@ -160,7 +161,7 @@ class Consumers:
             opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
             try:
                 if not plan.resume_token:
-                    at = begun(committed, opened.source.position())
+                    at = progress_after_open(committed, opened.source.position())
                     fence = plan.consumer_fence or next_fence(consumer)
                     if at != committed or fence != consumer.fence:
                         await self._store(group, table, consumer, at, fence, consumer.committed_micros)
@@ -169,43 +170,43 @@ class Consumers:
                 raise
             before, consumer.session = consumer.session, session
             if before is not None:
-                before.end(fenced(group, consumer.consumer_id, "another stream has taken it over"))
+                before.end(fenced_error(group, consumer.consumer_id, "another stream has taken it over"))
             return replace(opened, consumer_fence=consumer.fence)
 
     async def commit(self, table: TableState, consumer_id: str, fence: int, token: bytes) -> tuple[dict[int, int], int]:
-        """Moves a consumer to where a token of its stream goes on, durable when this returns; never back.
+        """Advances a consumer, durably, to the position of a token of its stream; never moves it back.
 
         Returns:
-            The offsets that are committed now, and when that was, in microseconds since 1970.
+            The committed offsets, and the time of the commit in microseconds since 1970.
 
         Raises:
-            ConsumerFenced: The stream does not have the consumer any more.
-            InvalidResumeToken: The token is damaged, or is of something else.
+            ConsumerFenced: The stream no longer owns the consumer.
+            InvalidResumeToken: The token is damaged, or belongs to something else.
             DataLoss: The consumer is damaged.
         """
         group = self._group(table)
-        async with self._locked(group, consumer_id, _gone) as consumer:
+        async with self._lock(group, consumer_id, _raise_gone) as consumer:
             committed = check_fence(group, consumer, fence)
             advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
             if advanced is not committed or not consumer.committed_micros:
                 await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros())
-            self._heard_of(consumer)
+            self._renew(consumer)
             return dict(advanced.position.offsets), consumer.committed_micros
 
     async def reset(self, table: TableState, consumer_id: str, start: StartFrom, *, clamp: bool) -> dict[int, int]:
-        """Moves a consumer to any place, in all buckets where it has one, and ends its stream.
+        """Moves a consumer to any position, in all buckets that it has read, and ends its stream.
 
         Returns:
-            The offsets that are committed now.
+            The committed offsets.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
-            InvalidRequest, PositionExpired, PositionOutOfRange: There is no such place.
-            TableRecreated: The place is of another table of the same name.
+            ConsumerNotFound: The consumer does not exist.
+            InvalidRequest, PositionExpired, PositionOutOfRange: The position does not exist.
+            TableRecreated: The position belongs to another table of the same name.
             DataLoss: A bucket is damaged, or the consumer is.
         """
         group = self._group(table)
-        async with self._locked(group, consumer_id, _unknown) as consumer:
+        async with self._lock(group, consumer_id, _raise_not_found) as consumer:
             check_sound(consumer)
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
@@ -214,9 +215,9 @@ class Consumers:
                 buckets = {live.number: (live, bucket) for live, bucket in opened}
                 offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
                 states = {number: bucket.state for number, (_, bucket) in buckets.items()}
-                # Nothing is trimmed while the mutexes are held, nor, from here on, what either position needs.
+                # Trimming needs the mutexes. From here on the hold keeps what either position needs.
                 earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
-                _hold(table, consumer_id, earlier)
+                _retain_logs(table, consumer_id, earlier)
             await wait_until_durable(table.buckets, states)
             committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
@@ -226,82 +227,90 @@ class Consumers:
     async def delete(self, table: TableState, consumer_id: str) -> None:
         """Forgets a consumer, durably, and ends its stream. Raises ConsumerNotFound."""
         group = self._group(table)
-        async with self._locked(group, consumer_id, _unknown) as consumer:
+        async with self._lock(group, consumer_id, _raise_not_found) as consumer:
             await self._forget(group, consumer)
             self._end(group, consumer, "it was deleted")
 
-    async def listed(self, table: TableState) -> list[ConsumerInfo]:
-        """The consumers of a table by their ids, ascending. Opens the buckets in which they have positions."""
+    async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
+        """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""
         numbers = {number for one in self._known(table) if one.committed for number in one.committed.position.offsets}
         ends = await _ends(table, numbers)
         known, now = sorted(self._known(table), key=lambda one: one.consumer_id), self._clock.monotonic()
         return [info_of(consumer, ends, now) for consumer in known]
 
     async def drop(self, table: str) -> None:
-        """Forgets the consumers of a table that is being dropped. Call it when the table is closed."""
+        """Forgets the consumers of a table that is being dropped. Call it once the table is closed."""
         group = self._groups.pop(table, None)
         if group is None:
             return
         consumers = list(group.consumers.values())
         group.consumers.clear()
         for consumer in consumers:
-            async with consumer.lock:  # so that nobody is writing a file of it any more
+            async with consumer.lock:  # wait until its file is no longer written
                 pass
 
-    def _group(self, table: TableState) -> Group:
+    def _group(self, table: TableState) -> TableConsumers:
         name = table.definition.name
         if name not in self._groups:
             raise TableNotFound(f'table "{name}" was dropped', table=name)
         return self._groups[name]
 
-    def _known(self, table: TableState) -> list[Consumer]:
-        """Those of a table that are more than just being made."""
+    def _known(self, table: TableState) -> list[ConsumerState]:
+        """Returns the consumers of a table, without those whose first stream is still being opened."""
         return [one for one in self._group(table).consumers.values() if one.committed is not None or one.damage]
 
     @asynccontextmanager
-    async def _locked(
-        self, group: Group, consumer_id: str, absent: Callable[[Group, str], Consumer]
-    ) -> AsyncIterator[Consumer]:
-        """A consumer, with its lock held; where there is none, `absent` gives it or raises."""
+    async def _lock(
+        self, group: TableConsumers, consumer_id: str, absent: Callable[[TableConsumers, str], ConsumerState]
+    ) -> AsyncIterator[ConsumerState]:
+        """Yields a consumer with its lock held. If it does not exist, `absent` creates it or raises."""
         check_consumer_id(consumer_id)
         while True:
             consumer = group.consumers.get(consumer_id) or absent(group, consumer_id)
             async with consumer.lock:
-                if group.consumers.get(consumer_id) is consumer:  # else it was deleted meanwhile
+                if group.consumers.get(consumer_id) is consumer:  # otherwise it was deleted concurrently
                     yield consumer
                     return
 
     @asynccontextmanager
-    async def _locked_or_new(self, group: Group, plan: LogPlan) -> AsyncIterator[Consumer]:
-        """The consumer of a stream that is being opened, with its lock held; one that begins goes if that fails.
+    async def _lock_or_create(self, group: TableConsumers, plan: LogPlan) -> AsyncIterator[ConsumerState]:
+        """Yields the consumer of a new stream with its lock held. Removes a new consumer if the opening fails.
 
         Raises:
-            ConsumerFenced: There is none for a stream that goes on.
-            ConsumerNotFound: There is none for a stream that needs one.
-            TooManyConsumers: There cannot be another one.
+            ConsumerFenced: The stream resumes, and the consumer does not exist.
+            ConsumerNotFound: The consumer must exist, and does not.
+            TooManyConsumers: The server has reached its limit of consumers.
         """
-        absent: Callable[[Group, str], Consumer] = _unknown if plan.consumer_must_exist else self._new
-        async with self._locked(group, plan.consumer_id, _gone if plan.consumer_fence else absent) as consumer:
+        absent: Callable[[TableConsumers, str], ConsumerState] = (
+            _raise_not_found if plan.consumer_must_exist else self._new
+        )
+        async with self._lock(group, plan.consumer_id, _raise_gone if plan.consumer_fence else absent) as consumer:
             try:
                 yield consumer
             finally:
                 if consumer.committed is None and not consumer.damage:
                     group.consumers.pop(plan.consumer_id, None)
 
-    def _new(self, group: Group, consumer_id: str) -> Consumer:
+    def _new(self, group: TableConsumers, consumer_id: str) -> ConsumerState:
         there = sum(len(each.consumers) for each in self._groups.values())
         if there >= self._limit:
             raise TooManyConsumers(
-                f"there are {there} consumers, and the limit is {self._limit}: delete some, or raise max_consumers"
+                f"the server has {there:,} consumers; the limit is {self._limit:,}: delete some, or raise max_consumers"
             )
-        consumer = group.consumers[consumer_id] = Consumer(consumer_id=consumer_id, expires=0.0)
-        self._idle_from_now(consumer)
+        consumer = group.consumers[consumer_id] = ConsumerState(consumer_id=consumer_id, expires=0.0)
+        self._start_idle_time(consumer)
         return consumer
 
     async def _store(
-        self, group: Group, table: TableState, consumer: Consumer, committed: ConsumerProgress, fence: int, micros: int
+        self,
+        group: TableConsumers,
+        table: TableState,
+        consumer: ConsumerState,
+        committed: ConsumerProgress,
+        fence: int,
+        micros: int,
     ) -> None:
-        """Keeps what a consumer is from now on, durably."""
+        """Stores the new state of a consumer durably."""
         record = ConsumerRecord(
             consumer_id=consumer.consumer_id, fence=fence, token=committed.token(group.digest), committed_micros=micros
         )
@@ -314,11 +323,11 @@ class Consumers:
         try:
             await self._executor.run(write)
         finally:
-            if written:  # also for a caller who has given up meanwhile
+            if written:  # also if the caller has cancelled in the meantime
                 consumer.committed, consumer.fence, consumer.committed_micros = committed, fence, micros
-                _hold(table, consumer.consumer_id, committed.position.offsets)
+                _retain_logs(table, consumer.consumer_id, committed.position.offsets)
 
-    async def _forget(self, group: Group, consumer: Consumer) -> None:
+    async def _forget(self, group: TableConsumers, consumer: ConsumerState) -> None:
         await self._executor.run(group.directory.remove, consumer.consumer_id)
         group.consumers.pop(consumer.consumer_id, None)
         table = self._live(group.table)
@@ -327,20 +336,20 @@ class Consumers:
         for number in consumer.committed.position.offsets:
             table.buckets[number].release_log(owner_of(consumer.consumer_id))
 
-    def _end(self, group: Group, consumer: Consumer, why: str) -> None:
+    def _end(self, group: TableConsumers, consumer: ConsumerState, why: str) -> None:
         session, consumer.session = consumer.session, None
         if session is not None:
-            session.end(fenced(group, consumer.consumer_id, why))
-        self._idle_from_now(consumer)
+            session.end(fenced_error(group, consumer.consumer_id, why))
+        self._start_idle_time(consumer)
 
-    def _heard_of(self, consumer: Consumer) -> None:
+    def _renew(self, consumer: ConsumerState) -> None:
         consumer.expires = self._clock.monotonic() + self._ttl
 
-    def _idle_from_now(self, consumer: Consumer) -> None:
-        self._heard_of(consumer)
+    def _start_idle_time(self, consumer: ConsumerState) -> None:
+        self._renew(consumer)
         self._reaper.notify(consumer.expires)
 
-    def _idle(self) -> list[tuple[Group, Consumer]]:
+    def _idle(self) -> list[tuple[TableConsumers, ConsumerState]]:
         return [
             (group, consumer)
             for group in self._groups.values()
@@ -356,7 +365,7 @@ class Consumers:
             if consumer.expires <= self._clock.monotonic():
                 await self._end_expired(group, consumer)
 
-    async def _end_expired(self, group: Group, consumer: Consumer) -> None:
+    async def _end_expired(self, group: TableConsumers, consumer: ConsumerState) -> None:
         try:
             async with consumer.lock:
                 if consumer.session is None and consumer.expires <= self._clock.monotonic():
@@ -364,30 +373,30 @@ class Consumers:
                     await self._forget(group, consumer)
         except Exception:
             _log.exception('ending the consumer "%s" of %s', consumer.consumer_id, group.table)
-            self._heard_of(consumer)
+            self._renew(consumer)
 
 
-def _gone(group: Group, consumer_id: str) -> NoReturn:
-    raise fenced(group, consumer_id, "it was deleted, or has expired")
+def _raise_gone(group: TableConsumers, consumer_id: str) -> NoReturn:
+    raise fenced_error(group, consumer_id, "it was deleted, or has expired")
 
 
-def _unknown(group: Group, consumer_id: str) -> NoReturn:
+def _raise_not_found(group: TableConsumers, consumer_id: str) -> NoReturn:
     raise ConsumerNotFound(
         f'the table {group.table} has no consumer "{consumer_id}": it was deleted, has expired, or never was',
         table=group.table,
     )
 
 
-def _hold(table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
+def _retain_logs(table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
     for number, offset in offsets.items():
         live = table.buckets[number]
-        # What is not there any more cannot be kept, and would keep all that comes after it.
+        # Changes that are already trimmed cannot be retained, and a hold on them would retain all later ones.
         if live.state is not None and count_of(offset) >= live.state.log_first:
             live.retain_log(owner_of(consumer_id), offset)
 
 
 async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:
-    """The offset that the next change of some buckets gets, but for damaged ones."""
+    """Returns the next offset of some buckets; skips damaged ones."""
     ends: dict[int, int] = {}
     for number in sorted(numbers):
         live = table.buckets[number]

@@ -1,4 +1,4 @@
-"""What is done to buckets in the background: small records become segments, old changes and expired writers go."""
+"""Background maintenance of buckets: makes segments of small records, trims old changes, removes expired writers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_state import BucketState
 
 _MANY_FLUSHES: Final = 8
-"""Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""
+"""After how many flushes on demand the small files that each of them leaves are compacted."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ _log: Final = logging.getLogger(__name__)
 class LogMaintenance(Background):
     """Keeps the changelogs of the tables in use fast to read and within their retention. Bound to the event loop.
 
-    What nobody has used since the start of the server is looked at when it is.
+    A table that was not used since the start of the server gets no maintenance before its first use.
 
     Args:
-        tables: The tables in use, at any time.
-        seconds: How often each is looked at.
-        max_held_bytes: How much of one bucket's changelog may be kept beyond its retention for those who hold it.
-        clock: The server's.
+        tables: Returns the tables in use.
+        seconds: The interval of the maintenance.
+        max_held_bytes: How many bytes of one bucket's changelog retention holds may keep beyond its retention.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -50,23 +50,23 @@ class LogMaintenance(Background):
         self._tables = tables
         self._clock = clock
         self._max_held_bytes = max_held_bytes
-        super().__init__(partial(repeat, seconds, self._look))
+        super().__init__(partial(repeat, seconds, self._maintain_all))
 
-    async def _look(self) -> None:
+    async def _maintain_all(self) -> None:
         for table in list(self._tables()):
             for live in table.buckets:
                 try:
-                    await self.look_after(table, live)
+                    await self.maintain(table, live)
                 except ScanKvError as error:
-                    # The bucket is damaged, which whoever reads it is told, or was closed.
+                    # The bucket was closed; or it is damaged, and its readers get an error.
                     _log.warning("changelog of bucket %s of %s: %s", live.number, live.table, error.message)
                 except Exception:
                     _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
-    async def look_after(self, table: TableState, live: LiveBucket) -> None:
-        """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.
+    async def maintain(self, table: TableState, live: LiveBucket) -> None:
+        """Does the due maintenance of one bucket, if it was opened since the start. Raises DataLoss.
 
-        One that is at rest is opened for it only when all of its changelog is beyond the retention.
+        Opens a closed bucket only if all of its changelog is beyond the retention.
         """
         while await self._rewrite(table, live):
             pass
@@ -81,8 +81,8 @@ class LogMaintenance(Background):
                     await live.run(bucket.writers.sweep)
 
     async def _rewrite(self, table: TableState, live: LiveBucket) -> bool:
-        """Makes one segment, or passes over records that are large enough; False when there are too few."""
-        # Reading takes long, and writers need not wait for it: what is durable no longer changes.
+        """Makes one segment, or skips records that are large enough. Returns False if too few records are left."""
+        # Reading takes long, and writers need not wait for it: durable records no longer change.
         async with live.maintenance:
             bucket = live.open_bucket
             if bucket is None or bucket.state.count - bucket.state.log_rewritten <= MAX_CHANGES_PER_RECORD:
@@ -98,7 +98,7 @@ class LogMaintenance(Background):
 
 
 async def _compact(live: LiveBucket) -> None:
-    """Makes the small files one that flushes have left, once there are some."""
+    """Compacts the small files of flushes, once there are enough of them."""
     async with live.maintenance:
         bucket = live.open_bucket
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
@@ -107,14 +107,14 @@ async def _compact(live: LiveBucket) -> None:
 
 
 def _is_expired(state: BucketState | None, definition: TableDefinition, now: int) -> bool:
-    """Whether there are changes, and all of them are older than the retention, as of a service time."""
+    """Returns whether changes exist, and all of them are older than the retention at a service time."""
     if state is None or state.log_first == state.count:
         return False
     return state.log_micros <= now - definition.options.log_retention_seconds * 1_000_000
 
 
 def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> None:
-    """Removes what is beyond the retention as of a service time; who holds too much of it loses its hold."""
+    """Trims changes beyond the retention at a service time. Releases holds that retain too much."""
     options, log, state = definition.options, bucket.log, bucket.state
     oldest = now - options.log_retention_seconds * 1_000_000
     target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
@@ -123,8 +123,8 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     if target <= state.log_first:
         return
     offset = log.span.offset_of(target)
-    behind = log.bytes_before(offset, state.log_bytes)
-    while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], behind) > max_held_bytes:
+    total_bytes = log.bytes_before(offset, state.log_bytes)
+    while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], total_bytes) > max_held_bytes:
         _log.warning(
             "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
         )
@@ -132,6 +132,6 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     bucket.trim_log(offset)
 
 
-def _held_bytes(bucket: Bucket, offset: int, behind: int) -> int:
-    """How many bytes of old changes are kept for who needs them from an offset on."""
-    return behind - bucket.log.bytes_before(offset, bucket.state.log_bytes)
+def _held_bytes(bucket: Bucket, offset: int, total_bytes: int) -> int:
+    """Returns how many bytes of old changes a hold at an offset retains."""
+    return total_bytes - bucket.log.bytes_before(offset, bucket.state.log_bytes)

@@ -1,4 +1,4 @@
-"""Opening a stream of changes: from where a request wants to start to a source that reads from there on."""
+"""Opens streams of changes: resolves the start of a request, and makes the source that reads from there."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class LogOpening:
     """Opens one stream, while the mutexes of its buckets are held.
 
     Args:
-        plan: What is asked for.
-        codec: The table as of now.
-        buckets: The buckets that are read, open, by number.
-        owner: Names the hold on the changes.
-        latest: The table's definition, at any later time.
-        committed: Where the consumer stands that the stream is of. None: it is of none, or of one that begins.
-        catching_up: Makes net changes, where they are asked for.
-        clock: The server's.
+        plan: The requested stream.
+        codec: The codec of the current definition.
+        buckets: The buckets to read, open, by number.
+        owner: Names the stream's retention hold on the changes.
+        latest: Returns the table's current definition.
+        committed: The position of the stream's consumer. None: the stream has no consumer, or a new one.
+        catching_up: Makes net changes, if they are requested.
+        clock: The server's clock.
 
     Attributes:
-        bases: The columnar bases that rows of the table are read from.
+        bases: The columnar bases from which rows of the table are read.
     """
 
     def __init__(
@@ -79,30 +79,30 @@ class LogOpening:
         self._starts = LogStarts(codec.definition, buckets, clock)
 
     async def open(self) -> OpenedLog:
-        """The stream.
+        """Opens the stream.
 
         Raises:
-            PositionExpired, PositionOutOfRange: The changes that it starts with are not there.
+            PositionExpired, PositionOutOfRange: The changes that it starts with do not exist.
             InvalidResumeToken, InvalidRequest, SchemaMismatch: The plan does not fit the table.
-            TableRecreated: Its offsets are of another table of the same name.
+            TableRecreated: Its offsets belong to another table of the same name.
             DataLoss: A bucket is damaged.
         """
         plan = self._plan
         plan.check(self._definition)
-        # A start in the future begins at the end of the log, and waits.
+        # A stream with a start in the future begins at the end of the changelog, and skips earlier changes.
         rows = ChangeRows(self._definition, plan.columns, plan.where, plan.start.micros)
         fingerprint = plan.fingerprint(self._definition, list(self._buckets))
         resumed: LogPosition | None = None
         limit = plan.limit
         if plan.resume_token:
             resumed, limit = read_log_token(plan.resume_token, fingerprint)
-            position = self._went_on(resumed, clamp=False)
+            position = self._resume(resumed, clamp=False)
         elif self._committed is not None:
-            position = await self._taken_over(self._committed)
+            position = await self._start_of_consumer(self._committed)
         else:
             offsets = await self._starts.of(plan.start, clamp=plan.clamp)
             position = LogPosition(offsets, scanning=plan.start.kind is PositionKind.FULL)
-        source = await self._source(position, rows)
+        source = await self._make_source(position, rows)
         return OpenedLog(
             source=source,
             tokens=LogTokenWriter(fingerprint),
@@ -113,34 +113,34 @@ class LogOpening:
             full=position.scanning,
         )
 
-    def _went_on(self, position: LogPosition, *, clamp: bool) -> LogPosition:
-        """A position that a stream had come to, as the one to go on at."""
+    def _resume(self, position: LogPosition, *, clamp: bool) -> LogPosition:
+        """Returns the position at which a stream resumes, given the position that it had reached."""
         if position.scanning and position.scanned is None:
-            # No row was read, so those of now are the first.
+            # No row was read yet, so the stream starts with the current rows.
             return LogPosition(self._starts.ends(), scanning=True)
-        return replace(position, offsets=self._starts.checked(position.offsets, clamp=clamp))
+        return replace(position, offsets=self._starts.resolve(position.offsets, clamp=clamp))
 
-    async def _taken_over(self, committed: LogPosition) -> LogPosition:
-        """Where a stream of a consumer begins; buckets in which that has no position begin where the plan says."""
+    async def _start_of_consumer(self, committed: LogPosition) -> LogPosition:
+        """Returns where a consumer's stream starts. Buckets without a committed position start where the plan says."""
         plan = self._plan
         if committed.scanning:
-            return self._went_on(committed, clamp=plan.clamp)
+            return self._resume(committed, clamp=plan.clamp)
         known = {number: bucket for number, bucket in self._buckets.items() if number in committed.offsets}
         starts = LogStarts(self._definition, known, self._clock)
-        offsets = starts.checked({number: committed.offsets[number] for number in known}, clamp=plan.clamp)
+        offsets = starts.resolve({number: committed.offsets[number] for number in known}, clamp=plan.clamp)
         others = {number: bucket for number, bucket in self._buckets.items() if number not in known}
         if others:
             if plan.start.kind is PositionKind.FULL:
                 raise InvalidRequest(
-                    f"the consumer has read other buckets, and none of {sorted(others)}: to begin with their rows take "
-                    "another consumer, or delete this one; else start from something else than FULL"
+                    f"the consumer has read other buckets, but none of {sorted(others)}: to start with their rows, use "
+                    "another consumer or delete this one; or start from another position"
                 )
             start = replace(plan.start, by_bucket=tuple(pair for pair in plan.start.by_bucket if pair[0] in others))
             offsets |= await LogStarts(self._definition, others, self._clock).of(start, clamp=plan.clamp)
         net = {bucket: net for bucket, net in committed.net.items() if bucket in known}
         return LogPosition(dict(sorted(offsets.items())), views=views_of(committed, offsets), net=net)
 
-    async def _source(self, position: LogPosition, rows: ChangeRows) -> ChangeSource:
+    async def _make_source(self, position: LogPosition, rows: ChangeRows) -> ChangeSource:
         ends = self._starts.ends()
         if position.scanning and position.scanned is not None:
             position = replace(position, views=(*position.views, LaterView(position.scanned, ends)))
@@ -208,14 +208,14 @@ class LogOpening:
 
 
 class Stops:
-    """Where a stream of changes ends; of a time, once that is over.
+    """The offsets at which a stream of changes ends. A stop at a time is resolved once the time has passed.
 
     Args:
-        stop: What was asked for.
-        offsets: Where it ends, as far as that is known.
-        buckets: The buckets that are read.
-        latest: The table's definition of now.
-        clock: The server's.
+        stop: The requested stop.
+        offsets: The offsets of the stop. None: not known yet, or no stop.
+        buckets: The buckets to read.
+        latest: Returns the table's current definition.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -233,13 +233,13 @@ class Stops:
         self._latest = latest
 
     def seconds_left(self) -> float | None:
-        """After how long `settle` will know. None: it knows, or will never."""
+        """Returns after how many seconds `settle` can resolve the stop. None: it is resolved, or needs no time."""
         if self._micros is None or self.offsets is not None:
             return None
         return max(0.0, (self._micros - self._clock.commit_micros()) / 1e6)
 
     async def settle(self) -> None:
-        """Finds the offsets out when the time is over: commits after it are of later times."""
+        """Resolves the offsets once the time has passed. All later commits have later times."""
         if self.seconds_left() != 0:
             return
         async with lock_buckets([self._buckets[number] for number in sorted(self._buckets)]) as opened:

@@ -1,4 +1,4 @@
-"""Where in the changelogs of some buckets a stream of changes starts."""
+"""Finds the offsets at which a stream of changes starts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LogStarts:
     """Finds the offsets to start at, while the mutexes of the buckets are held.
 
     Args:
-        definition: The table as of now.
-        buckets: The buckets that are read, open, by number.
-        clock: The server's.
+        definition: The current definition of the table.
+        buckets: The buckets to read, open, by number.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class LogStarts:
         self._buckets = buckets
 
     def ends(self) -> dict[int, int]:
-        """The offset that the next change of each bucket gets."""
+        """Returns the next offset of each bucket."""
         spans = {number: bucket.log.span for number, (_, bucket) in self._buckets.items()}
         return {number: span.offset_of(span.end) for number, span in spans.items()}
 
     async def of(self, start: StartFrom, *, clamp: bool) -> dict[int, int]:
-        """The offsets that a start stands for; of one from the whole table, where its rows end.
+        """Returns the offsets of a start. For a start with the rows of the table, these are the current ends.
 
         Raises:
-            InvalidRequest: It names other buckets; or a time at which the server's clock was wrong.
-            PositionExpired, PositionOutOfRange: The changes are not there, and `clamp` is not set.
+            InvalidRequest: It names other buckets, or a time at which the server's clock was wrong.
+            PositionExpired, PositionOutOfRange: The changes do not exist, and `clamp` is not set.
             DataLoss: A bucket is damaged.
         """
         spans = {number: bucket.log.span for number, (_, bucket) in self._buckets.items()}
@@ -56,7 +56,7 @@ class LogStarts:
             case PositionKind.EARLIEST:
                 return {number: span.offset_of(span.first) for number, span in spans.items()}
             case PositionKind.OFFSETS:
-                return self.checked(dict(start.by_bucket), clamp=clamp)
+                return self.resolve(dict(start.by_bucket), clamp=clamp)
             case PositionKind.TIMESTAMP:
                 self._clock.check_time(start.micros, "the start")
                 return await self.at(start.micros)
@@ -64,8 +64,8 @@ class LogStarts:
                 return await self._last(start.count)
         return self.ends()
 
-    def checked(self, offsets: Mapping[int, int], *, clamp: bool) -> dict[int, int]:
-        """Offsets that a request names, as those to read on at. Raises as `of`."""
+    def resolve(self, offsets: Mapping[int, int], *, clamp: bool) -> dict[int, int]:
+        """Returns the offsets to read from for the offsets of a request. Raises as `of`."""
         self.check_named(offsets)
         return {
             number: bucket.log.span.resolve(offsets[number], location=bucket.location, clamp=clamp)
@@ -73,9 +73,9 @@ class LogStarts:
         }
 
     def check_named(self, offsets: Mapping[int, int]) -> None:
-        """Raises InvalidRequest unless offsets name all buckets that are read, and none that the table does not have.
+        """Raises InvalidRequest unless offsets name all buckets to read, and none that the table does not have.
 
-        Those of other buckets are not looked at, so that one position of a whole table fits every share of it.
+        Offsets of other buckets of the table are ignored, so that one position of a complete table fits every shard.
         """
         missing = [number for number in self._buckets if number not in offsets]
         unknown = [number for number in offsets if not 0 <= number < self._definition.buckets]
@@ -86,14 +86,14 @@ class LogStarts:
             )
 
     async def at(self, micros: int) -> dict[int, int]:
-        """The first changes committed at or after a time."""
+        """Returns the offsets of the first changes that were committed at or after a time."""
         return {
             number: await live.run(bucket.log.offset_at, micros, self._definition)
             for number, (live, bucket) in self._buckets.items()
         }
 
     async def _last(self, count: int) -> dict[int, int]:
-        """Where the latest changes begin: as many of each bucket as are among the newest of all."""
+        """Returns the offsets of the newest `count` changes of all buckets together."""
         times: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
         for number, (live, bucket) in self._buckets.items():
             times[number] = await live.run(_last_times, bucket, count, self._definition)
@@ -110,7 +110,7 @@ class LogStarts:
 
 
 def _last_times(bucket: Bucket, count: int, definition: TableDefinition) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The commit times of the last changes of a bucket, at most so many."""
+    """Returns the commit times of the last changes of a bucket, at most `count` of them."""
     span = bucket.log.span
     start, end = span.offset_of(max(span.first, span.end - count)), span.offset_of(span.end)
     if count_of(start) == count_of(end):

@@ -25,7 +25,7 @@ class TableChanges:
 
     Args:
         table: The table.
-        catch_up: When and how streams catch up.
+        catch_up: When and how streams catch up with net changes.
     """
 
     def __init__(self, table: TableState, catch_up: CatchUpLimits = DEFAULT_CATCH_UP) -> None:
@@ -44,7 +44,7 @@ class TableChanges:
         The stream may begin with the rows as of now. The caller closes its source.
 
         Args:
-            plan: What is asked for.
+            plan: The requested stream.
             owner: Names the stream's retention hold on the changes.
             committed: The position of the stream's consumer. None: the stream has no consumer, or a new one.
 

@@ -36,7 +36,7 @@ class Sum:
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`; refuses a sum that does not fit the column."""
-        return [added_up(old[0], inputs.not_null())]
+        return [add_sums(old[0], inputs.not_null())]
 
 
 class Product:
@@ -57,7 +57,7 @@ class Product:
         return [_folded_product(old[0], inputs)]
 
 
-def added_up(old: pa.Array, inputs: Inputs) -> pa.Array:
+def add_sums(old: pa.Array, inputs: Inputs) -> pa.Array:
     """The old values and the sums of the inputs, which are not null; of the type of `old`.
 
     Raises:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.model.types.nested import map_as_list
-from streaming_server.engine.functions.function import Inputs, behind_old, first_places, last_places, valid
+from streaming_server.engine.functions.function import Inputs, first_places, last_places, prepend_old, valid
 from streaming_server.storage.rows.shredding import shred
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Collect:
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`."""
-        return [self.joined(behind_old(old[0], inputs), old[0].type)]
+        return [self.joined(prepend_old(old[0], inputs), old[0].type)]
 
     def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
         """All in their order."""
@@ -60,7 +60,7 @@ class ListAgg:
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`. What is taken back has been refused before."""
-        return [self.joined(behind_old(old[0], inputs.added()), old[0].type)]
+        return [self.joined(prepend_old(old[0], inputs.added()), old[0].type)]
 
     def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
         """All in their order; the type is string."""
@@ -80,7 +80,7 @@ class MergeMap:
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`."""
-        return [self.joined(behind_old(old[0], inputs), old[0].type)]
+        return [self.joined(prepend_old(old[0], inputs), old[0].type)]
 
     def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
         """All in their order."""

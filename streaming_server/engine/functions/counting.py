@@ -12,7 +12,7 @@ import pyarrow.types as pat
 
 from scankv.model.types.types import format_type
 from streaming_server.arrays.arrow_buffers import validity_buffer
-from streaming_server.engine.functions.arithmetic import added_up
+from streaming_server.engine.functions.arithmetic import add_sums
 from streaming_server.engine.functions.function import Inputs, refuse_where, valid
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Count:
         (before,) = old
         # A column that was given, also as null, counts from zero.
         before = before.fill_null(0) if inputs.has_any.all() else _zero_where(before, inputs)
-        return [added_up(before, _ones(inputs.not_null(), before.type))]
+        return [add_sums(before, _ones(inputs.not_null(), before.type))]
 
 
 class Average:
@@ -48,8 +48,8 @@ class Average:
         before, total, count = old
         inputs = inputs.not_null()
         values = inputs.values.cast(pa.float64()) if pat.is_floating(before.type) else _decimals(inputs.values)
-        total = added_up(total, Inputs(values, inputs.keys, inputs.count, inputs.retracted))
-        count = added_up(count, _ones(inputs, pa.int64()))
+        total = add_sums(total, Inputs(values, inputs.keys, inputs.count, inputs.retracted))
+        count = add_sums(count, _ones(inputs, pa.int64()))
         return [_mean(total, count, before.type), total, count]
 
 

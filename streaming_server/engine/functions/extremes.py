@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from streaming_server.arrays.sort_codes import sort_codes, values_of
-from streaming_server.engine.functions.function import Inputs, behind_old, valid
+from streaming_server.engine.functions.function import Inputs, prepend_old, valid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Extreme:
         return codes.cast(pa.bool_()) if pat.is_boolean(type_) else values_of(codes, type_)
 
     def _by_sorting(self, before: pa.Array, inputs: Inputs) -> pa.Array:
-        every = behind_old(before, inputs).not_null()
+        every = prepend_old(before, inputs).not_null()
         order = pc.sort_indices(
             pa.table({"key": pa.array(every.keys), "value": sort_codes(every.values)}),
             sort_keys=[("key", "ascending"), ("value", "ascending")],

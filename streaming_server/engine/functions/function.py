@@ -1,4 +1,4 @@
-"""What an aggregate function is: pure, and over all keys of a step at once."""
+"""The interface of aggregate functions: pure, and over all keys of a step at once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Inputs:
     """Values for one column of several keys. Immutable.
 
     Attributes:
-        values: The values, key by key, and those of one key in the order in which they came.
-        keys: For each value the number of its key; ascending. A key may have none.
-        count: How many keys there are.
-        retracted: Which of the values are taken back. None: none.
+        values: The values, grouped by key, and in the order of arrival within a key.
+        keys: The number of the key of each value; ascending. A key may have no value.
+        count: The number of keys.
+        retracted: Which of the values are retracted. None: none.
     """
 
     values: pa.Array
@@ -35,53 +35,53 @@ class Inputs:
     retracted: Mask | None = None
 
     def where(self, mask: Mask) -> Inputs:
-        """Some of them."""
+        """Returns some of the values."""
         retracted = None if self.retracted is None else self.retracted[mask]
         return Inputs(self.values.filter(pa.array(mask)), self.keys[mask], self.count, retracted)
 
     def not_null(self) -> Inputs:
-        """Those that are not null."""
+        """Returns the values that are not null."""
         if not self.values.null_count:
             return self
         return self.where(self.values.is_valid().to_numpy(zero_copy_only=False))
 
     def added(self) -> Inputs:
-        """Those that are not taken back."""
+        """Returns the values that are not retracted."""
         return self if self.retracted is None else self.where(~self.retracted)
 
     @property
     def signs(self) -> npt.NDArray[np.int64] | None:
-        """1 for a value that is added, -1 for one that is taken back; None: all are added."""
+        """1 for each added value, -1 for each retracted one. None: all are added."""
         return None if self.retracted is None else np.where(self.retracted, -1, 1)
 
     @property
     def has_any(self) -> Mask:
-        """Which keys have a value here."""
+        """Which keys have a value."""
         found = np.zeros(self.count, np.bool_)
         found[self.keys] = True
         return found
 
     def first(self) -> Places:
-        """The places of the first value of each key that has one, ascending."""
+        """Returns the position of the first value of each key that has one, ascending."""
         return first_places(self.keys)
 
     def last(self) -> Places:
-        """The places of the last value of each key that has one, ascending."""
+        """Returns the position of the last value of each key that has one, ascending."""
         return last_places(self.keys)
 
 
 class MergeFunction(Protocol):
     """Merges values into a column of many keys. Stateless but for its parameters.
 
-    The result is the same however the inputs are cut into calls; but that an integer sum may be refused for what is
-    within its range again at the end of a larger call.
+    The result does not depend on how the inputs are split into calls, with one exception: an integer sum may be refused
+    at the end of a call although a larger call would end within its range.
     """
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """What the column is for each key, and behind it what is hidden beside the column.
+        """Returns the new column, one value a key, and then its hidden columns.
 
         Args:
-            old: The same as of before, null where there was nothing: arrays of `inputs.count` values.
+            old: The old column and hidden columns, null where a key has no value; `inputs.count` values each.
             inputs: The values.
 
         Raises:
@@ -94,7 +94,7 @@ class RefusedValueError(Exception):
 
     Attributes:
         place: The number of the key.
-        reason: Why, without a value.
+        reason: The reason, without a value of the data.
     """
 
     def __init__(self, place: int, reason: str) -> None:
@@ -104,42 +104,42 @@ class RefusedValueError(Exception):
 
 
 def refuse_where(mask: Mask, reason: str) -> None:
-    """Raises RefusedValueError for the first key of which something is true."""
+    """Raises RefusedValueError for the first key of a mask."""
     if mask.any():
         raise RefusedValueError(int(np.argmax(mask)), reason)
 
 
 def first_places(keys: Places) -> Places:
-    """Where runs of equal numbers begin."""
+    """Returns the positions at which runs of equal numbers begin."""
     if not len(keys):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
 
 
 def last_places(keys: Places) -> Places:
-    """Where runs of equal numbers end."""
+    """Returns the positions at which runs of equal numbers end."""
     if not len(keys):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate((keys[1:] != keys[:-1], [True])))
 
 
 def valid(array: pa.Array) -> Mask:
-    """True where a value is not null."""
+    """Returns the mask of values that are not null."""
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 
 def chosen(mask: Mask, new: pa.Array, old: pa.Array) -> pa.Array:
-    """The new value where something is true, else the old one; of their type.
+    """Returns the new values where the mask is true, else the old ones, in their type.
 
-    Arrow's `if_else` makes another one of decimals with a negative scale.
+    Arrow's `if_else` changes the type of decimals with a negative scale.
     """
     places = np.arange(len(old))
     return pa.concat_arrays([new, old]).take(pa.array(np.where(mask, places, places + len(old))))
 
 
-def behind_old(old: pa.Array, inputs: Inputs) -> Inputs:
-    """The values with the old one of each key in front of them, also where that is null."""
+def prepend_old(old: pa.Array, inputs: Inputs) -> Inputs:
+    """Returns the values of each key with its old value, even null, in front of them."""
     keys = np.concatenate((np.arange(inputs.count), inputs.keys))
     order = np.argsort(keys, kind="stable")
     retracted = None
@@ -149,8 +149,8 @@ def behind_old(old: pa.Array, inputs: Inputs) -> Inputs:
     return Inputs(values, keys[order], inputs.count, retracted)
 
 
-def before_old(old: pa.Array, inputs: Inputs) -> Inputs:
-    """The values from the last one to the first one, and the old one of each key behind them; none is taken back."""
+def append_old_reversed(old: pa.Array, inputs: Inputs) -> Inputs:
+    """Returns the values of each key in reverse order, and its old value after them. No value may be retracted."""
     keys = np.concatenate((inputs.keys[::-1], np.arange(inputs.count)))
     order = np.argsort(keys, kind="stable")
     backwards = np.arange(len(inputs.keys))[::-1]

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_server.engine.functions.collecting import Collect, ListAgg, MergeMap
-from streaming_server.engine.functions.function import before_old
+from streaming_server.engine.functions.function import append_old_reversed
 from streaming_server.engine.functions.installed import InstalledFunction
-from streaming_server.engine.functions.picking import First, FirstNotNull, Last, picked
+from streaming_server.engine.functions.picking import First, FirstNotNull, Last, replace_with_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ class _InFront:
         self._function = function
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        return [self._function.joined(before_old(old[0], inputs), old[0].type)]
+        return [self._function.joined(append_old_reversed(old[0], inputs), old[0].type)]
 
 
 class _Known:
@@ -48,4 +48,4 @@ class _Known:
 class _NewFirst:
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         seen = pa.array(inputs.has_any)
-        return [picked(old[0], inputs, inputs.last()), pc.if_else(seen, True, old[1])]
+        return [replace_with_inputs(old[0], inputs, inputs.last()), pc.if_else(seen, True, old[1])]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Last:
-    """The last input; taken back, null.
+    """The last input; null if it is retracted.
 
     Attributes:
-        skip_nulls: Whether nulls are passed over.
+        skip_nulls: Whether nulls are skipped.
     """
 
     def __init__(self, *, skip_nulls: bool) -> None:
@@ -32,7 +32,7 @@ class Last:
             inputs = inputs.not_null()
         places = inputs.last()
         gone = None if inputs.retracted is None else inputs.retracted[places]
-        return [picked(old[0], inputs, places, gone)]
+        return [replace_with_inputs(old[0], inputs, places, gone)]
 
 
 class FirstNotNull:
@@ -42,11 +42,11 @@ class FirstNotNull:
         """As `MergeFunction.merge`. What is taken back has been refused before."""
         inputs = inputs.added().not_null()
         places = inputs.first()
-        return [picked(old[0], inputs, places[~valid(old[0])[inputs.keys[places]]])]
+        return [replace_with_inputs(old[0], inputs, places[~valid(old[0])[inputs.keys[places]]])]
 
 
 class First:
-    """The first input, null too. Hidden: whether there was one, since a null looks like none."""
+    """The first input, even null. Hidden: whether an input came, because a null looks like none."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`. What is taken back has been refused before."""
@@ -54,12 +54,12 @@ class First:
         inputs = inputs.added()
         was_seen = seen.fill_null(False).to_numpy(zero_copy_only=False)
         places = inputs.first()
-        result = picked(before, inputs, places[~was_seen[inputs.keys[places]]])
+        result = replace_with_inputs(before, inputs, places[~was_seen[inputs.keys[places]]])
         return [result, pc.if_else(pa.array(inputs.has_any), True, seen)]
 
 
-def picked(old: pa.Array, inputs: Inputs, places: Places, gone: Mask | None = None) -> pa.Array:
-    """The old values, but for the keys of some inputs those; null where they are gone."""
+def replace_with_inputs(old: pa.Array, inputs: Inputs, places: Places, gone: Mask | None = None) -> pa.Array:
+    """Returns the old values, replaced by some inputs at their keys; null where `gone`."""
     if not len(places):
         return old
     chosen = np.arange(inputs.count)

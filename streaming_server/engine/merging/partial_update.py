@@ -8,7 +8,7 @@ import numpy as np
 
 from streaming_server.engine.functions.function import Inputs, last_places, valid
 from streaming_server.engine.functions.older import of_older
-from streaming_server.engine.functions.picking import Last, picked
+from streaming_server.engine.functions.picking import Last, replace_with_inputs
 from streaming_server.engine.merging.ordering import newness
 from streaming_server.engine.merging.rows import RETRACT, Merged
 
@@ -78,7 +78,7 @@ class PartialUpdate:
                 continue
             old = standing.columns[name]
             inputs = Inputs(written.column(name, old.type), keys, written.count)
-            columns[name] = picked(old, inputs, last, None if name in group.sequence else gone)
+            columns[name] = replace_with_inputs(old, inputs, last, None if name in group.sequence else gone)
         for name in group.columns:
             if name in self._aggregated and name in targets:
                 columns |= self._function(self._aggregated[name], standing, written, is_newer)

@@ -1,4 +1,4 @@
-"""What stands at some keys, and what is written there: the two sides of a merge."""
+"""The two sides of a merge: the stored rows of some keys, and the rows written to them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 ADD: Final = np.uint8(0)
 """A row is written."""
 RETRACT: Final = np.uint8(1)
-"""A row is taken back."""
+"""A row is retracted."""
 DELETE: Final = np.uint8(2)
-"""A row goes, or columns of it."""
+"""A row, or some of its columns, is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentRows:
-    """The rows at some keys. Immutable.
+    """The current rows of some keys. Immutable.
 
     Attributes:
-        exists: At which keys there is a row.
-        columns: By name all columns that are not in the key, and the hidden ones; null where there is no row.
+        exists: Which keys have a row.
+        columns: All non-key columns by name, hidden ones included; null where no row exists.
     """
 
     exists: Mask
@@ -42,7 +42,7 @@ class CurrentRows:
 
     @classmethod
     def of(cls, codec: RowCodec, stored: Sequence[bytes | None]) -> CurrentRows:
-        """The rows as they are stored, None where there is none. Raises DataLoss."""
+        """Decodes stored rows, None where no row exists. Raises DataLoss."""
         values = pa.array(stored, pa.binary())
         exists: Mask = values.is_valid().to_numpy(zero_copy_only=False)
         rows = codec.merge_decoder().decode(values.drop_null())
@@ -52,7 +52,7 @@ class CurrentRows:
         return cls(exists, {name: rows.column(name) for name in rows.schema.names if name not in key})
 
     def changed(self, columns: Mapping[str, pa.Array], exists: Mask) -> CurrentRows:
-        """The same with other values in some columns."""
+        """Returns the same rows with other values in some columns."""
         return CurrentRows(exists, {**self.columns, **columns})
 
 
@@ -61,11 +61,11 @@ class WrittenRows:
     """The rows that are written to some keys. Immutable.
 
     Attributes:
-        batch: The rows, key by key, and those of one key in the order in which they came.
-        starts: For n keys n + 1 places: the rows of key i are from `[i]` up to, but without, `[i + 1]`; maybe none.
-        kinds: What each row does; None: all are written.
-        columns: The columns that the rows are about, without the key. None: all.
-        overwrite: Whether they replace what stands, whatever the table's engine.
+        batch: The rows, grouped by key, and in the order of arrival within a key.
+        starts: n + 1 positions for n keys: key i has the rows from `[i]` to `[i + 1]`, exclusive; maybe none.
+        kinds: What each row does: `ADD`, `RETRACT` or `DELETE`. None: `ADD` for all.
+        columns: The written columns, without the key. None: all.
+        overwrite: Whether the rows replace the current ones, whatever the table's engine.
     """
 
     batch: pa.RecordBatch
@@ -76,44 +76,44 @@ class WrittenRows:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self.starts) - 1
 
     @property
     def keys(self) -> Places:
-        """For each row the number of its key."""
+        """The number of the key of each row."""
         return np.repeat(np.arange(self.count), np.diff(self.starts))
 
     @property
     def retracted(self) -> Mask | None:
-        """Which rows are taken back; None: none."""
+        """Which rows are retracted. None: none."""
         mask = None if self.kinds is None else self.kinds == RETRACT
         return mask if mask is not None and mask.any() else None
 
     def targets(self, standing: CurrentRows) -> list[str]:
-        """The columns that the rows are about, of those that there are; hidden ones are not among them."""
+        """Returns the written columns that exist, without hidden ones."""
         names = [name for name in standing.columns if "\0" not in name]
         return names if self.columns is None else [name for name in names if name in self.columns]
 
     def column(self, name: str, type_: pa.DataType) -> pa.Array:
-        """The values of a column; null where it was added to the table after the rows were made."""
+        """Returns the values of a column; null if it was added to the table after the rows were made."""
         place = self.batch.schema.get_field_index(name)
         return pa.nulls(self.batch.num_rows, type_) if place < 0 else self.batch.column(place)
 
     def inputs(self, name: str, type_: pa.DataType) -> Inputs:
-        """The same for an aggregate function."""
+        """Returns the values of a column as inputs of an aggregate function."""
         return Inputs(self.column(name, type_), self.keys, self.count, self.retracted)
 
     def slice(self, start: int, keys: int) -> WrittenRows:
-        """The rows of at most so many keys from `start` on."""
+        """Returns the rows of at most `keys` keys from key `start` on."""
         starts = self.starts[start : start + keys + 1]
-        first, behind = int(starts[0]), int(starts[-1])
-        kinds = None if self.kinds is None else self.kinds[first:behind]
-        batch = self.batch.slice(first, behind - first)
+        first, end = int(starts[0]), int(starts[-1])
+        kinds = None if self.kinds is None else self.kinds[first:end]
+        batch = self.batch.slice(first, end - first)
         return WrittenRows(batch, starts - first, kinds, self.columns, self.overwrite)
 
     def of_keys(self, mask: Mask) -> WrittenRows:
-        """The rows of some of the keys."""
+        """Returns the rows of some of the keys."""
         counts = np.diff(self.starts)
         rows = np.repeat(mask, counts)
         kinds = None if self.kinds is None else self.kinds[rows]
@@ -121,7 +121,7 @@ class WrittenRows:
         return WrittenRows(self.batch.filter(pa.array(rows)), starts, kinds, self.columns, self.overwrite)
 
     def where(self, mask: Mask) -> WrittenRows:
-        """Some of the rows, for the same keys."""
+        """Returns some of the rows, for the same keys."""
         starts = np.concatenate(([0], np.cumsum(mask)))[self.starts]
         kinds = None if self.kinds is None else self.kinds[mask]
         return WrittenRows(self.batch.filter(pa.array(mask)), starts, kinds, self.columns, self.overwrite)
@@ -129,11 +129,11 @@ class WrittenRows:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What an engine has made of both.
+    """The result of an engine.
 
     Attributes:
-        columns: By name the columns that it has set, for all keys.
-        wrote: At which keys a row counted: there is a row there now.
+        columns: The columns that it has set, by name, for all keys.
+        wrote: Which keys had an effective write, and so have a row now.
     """
 
     columns: Mapping[str, pa.Array]

@@ -1,4 +1,4 @@
-"""One step of a merge: what stands at some keys and what is written there become the change of a bucket."""
+"""One step of a merge: turns the current rows of some keys and the written rows into the change of a bucket."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _BEFORE = "nothing of its rows was written, but up to 8,192 keys at once of thos
 def merge_rows(
     old: Sequence[bytes | None], new: PreparedRows, engine: MergeEngine, indexes: Collection[IndexCodec] = ()
 ) -> BucketChange:
-    """What rows that are yet to be merged do to a bucket.
+    """Merges written rows into stored rows, and returns the change of the bucket.
 
     Args:
-        old: The rows that stand at the same keys, as they are stored; None: no row.
+        old: The stored rows of the same keys; None: no row.
         new: The rows.
         engine: Merges them.
         indexes: The indexes of the table.
 
     Raises:
-        InvalidRequest: They cannot be merged; names column and key.
+        InvalidRequest: The rows cannot be merged; names the column and the key.
         RequestTooLarge: A row would become too large, or cannot have an entry in an index.
         DataLoss: An old row cannot be decoded.
     """
@@ -51,15 +51,19 @@ def merge_rows(
         after, touched = merged(before, written, engine)
         rows = _rows(new, after)
     except RefusedColumnError as error:
-        raise _refused(error, new) from error
+        raise _invalid_request(error, new) from error
     puts, gone = after.exists & touched, before.exists & ~after.exists
     change = merge_upsert(
-        _chosen(old, puts),
-        replace(_picked(new, puts), batch=rows.filter(pa.array(puts)), values=_encoded(new, after, rows, puts)),
+        _select_old(old, puts),
+        replace(
+            _select_keys(new, puts), batch=rows.filter(pa.array(puts)), values=_encode_rows(new, after, rows, puts)
+        ),
         row_deduplicate=new.codec.definition.options.row_deduplicate,
         indexes=indexes,
     )
-    return both(change, merge_delete(_chosen(old, gone), _picked(new, gone), indexes)) if gone.any() else change
+    return (
+        both(change, merge_delete(_select_old(old, gone), _select_keys(new, gone), indexes)) if gone.any() else change
+    )
 
 
 def merged(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tuple[CurrentRows, Mask]:
@@ -70,8 +74,8 @@ def merged(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tu
         places = engine.last_deletes(before, written)
         places = _last_deletes(written) if places is None else places
         deleted = places >= 0
-        standing = _cleared(before, written, deleted)
-        # What came before a delete is of no effect, and neither is a delete that does not count.
+        standing = _apply_deletes(before, written, deleted)
+        # Rows before an effective delete have no effect, nor do ineffective deletes.
         kept = (np.arange(len(written.kinds)) > places[written.keys]) & (written.kinds != DELETE)
         written = written.where(kept)
     result: Merged = engine.merge(standing, written)
@@ -89,10 +93,10 @@ def _last_deletes(written: WrittenRows) -> Places:
     return places
 
 
-def _cleared(before: CurrentRows, written: WrittenRows, deleted: Mask) -> CurrentRows:
-    """What stands after deletes: of some columns, or of the row. A row goes when nothing beside its key is left."""
+def _apply_deletes(before: CurrentRows, written: WrittenRows, deleted: Mask) -> CurrentRows:
+    """Returns the rows after deletes of rows or of some columns. A row without a value outside its key is deleted."""
     targets = set(written.targets(before))
-    # Not if_else, which makes another type of decimals with a negative scale.
+    # Not if_else, which changes the type of decimals with a negative scale.
     kept = pa.array(np.arange(written.count), mask=deleted)
     columns = {name: old.take(kept) for name, old in before.columns.items() if name.partition("\0")[0] in targets}
     exists = before.exists & ~deleted
@@ -106,7 +110,7 @@ def _cleared(before: CurrentRows, written: WrittenRows, deleted: Mask) -> Curren
 
 
 def _rows(new: PreparedRows, after: CurrentRows) -> pa.RecordBatch:
-    """The rows that stand afterwards; of keys without a row, something. Raises RefusedColumnError."""
+    """Returns the merged rows. Keys without a row have arbitrary values. Raises RefusedColumnError."""
     schema, key = new.codec.schema, new.batch.schema.names
     columns = [new.batch.column(field.name) if field.name in key else after.columns[field.name] for field in schema]
     for field, column in zip(schema, columns, strict=True):
@@ -117,7 +121,7 @@ def _rows(new: PreparedRows, after: CurrentRows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _encoded(new: PreparedRows, after: CurrentRows, rows: pa.RecordBatch, puts: Mask) -> pa.Array:
+def _encode_rows(new: PreparedRows, after: CurrentRows, rows: pa.RecordBatch, puts: Mask) -> pa.Array:
     mask = pa.array(puts)
     hidden = [after.columns[column.name].filter(mask) for column in new.codec.hidden]
     values = new.codec.encode(rows.filter(mask), hidden)
@@ -129,17 +133,17 @@ def _encoded(new: PreparedRows, after: CurrentRows, rows: pa.RecordBatch, puts: 
     return values
 
 
-def _chosen(old: Sequence[bytes | None], mask: Mask) -> list[bytes | None]:
+def _select_old(old: Sequence[bytes | None], mask: Mask) -> list[bytes | None]:
     return list(old) if mask.all() else [old[place] for place in np.flatnonzero(mask).tolist()]
 
 
-def _picked(new: PreparedRows, mask: Mask) -> PreparedRows:
-    """Some of the keys, without their rows."""
+def _select_keys(new: PreparedRows, mask: Mask) -> PreparedRows:
+    """Returns some of the keys, without their rows."""
     chosen = pa.array(mask)
     return replace(new, batch=new.batch.filter(chosen), keys=new.keys.filter(chosen), values=None, written=None)
 
 
-def _refused(error: RefusedColumnError, new: PreparedRows) -> InvalidRequest:
+def _invalid_request(error: RefusedColumnError, new: PreparedRows) -> InvalidRequest:
     values = new.batch.slice(error.place, 1).to_pylist()[0].values()
     key = ", ".join(str(value)[:40] for value in values)
     return InvalidRequest(

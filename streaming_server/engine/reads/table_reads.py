@@ -1,4 +1,4 @@
-"""The reads of one table: views that scans read, lookups by key, counts, and explanations of scans."""
+"""The reads of one table: views for scans, lookups by key, counts, and explanations of scans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_state import BucketState
 
-Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
+MergeFoundRows: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
 
 class TableReads:
@@ -61,7 +61,7 @@ class TableReads:
             if codec is not table.codec:
                 codec = table.codec
                 reader, choices = plan_reads(plan, codec)
-            # From here to the end of the block every mutex is held, so that nothing is written: this is the instant.
+            # Until the end of the block all mutexes are held, so nothing is written: this is the instant of the view.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = table.view_of(states)
@@ -80,7 +80,7 @@ class TableReads:
         return scan
 
     async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
-        """What `open_view` would read for a plan. Opens buckets only where an index may find the keys; reads no rows.
+        """Explains what `open_view` would read. Opens buckets only if an index may find the keys; reads no rows.
 
         Raises:
             InvalidRequest, SchemaMismatch, DataLoss: As `open_view`.
@@ -98,7 +98,7 @@ class TableReads:
         )
 
     async def lookup(
-        self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
+        self, data: bytes, columns: Sequence[str] | None, then: MergeFoundRows | None = None
     ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """Looks up the rows whose keys are in an Arrow IPC stream.
 
@@ -118,9 +118,9 @@ class TableReads:
         batch = await table.executor.run(read_request, data, table.definition.key_schema)
         if batch.num_rows > MAX_LOOKUP_KEYS:
             raise RequestTooLarge(
-                f"{batch.num_rows:,} keys in one lookup; the limit is {MAX_LOOKUP_KEYS:,}: ask for fewer"
+                f"the lookup has {batch.num_rows:,} keys; the limit is {MAX_LOOKUP_KEYS:,}: ask for fewer"
             )
-        # So that a column that does not exist is refused before anything is read.
+        # Refuse unknown columns before anything is read.
         table.codec.rows.decoder(columns)
         encoded, numbers = table.codec.keys.encode(table.codec.keys.canonical(batch))
         places = rows_by_bucket(numbers)
@@ -134,9 +134,10 @@ class TableReads:
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
-        """The rows of some buckets (None: all) at one instant, and each bucket's next log offset; durable.
+        """Counts the rows of some buckets (None: all) at one instant; durable.
 
-        Reads no rows: None where their number is not known, because writes did not read the rows that they replaced.
+        Reads no rows. Returns the number, None if unknown because writes did not read the rows that they replaced; and
+        the next log offset of each bucket.
         """
         async with lock_buckets(self._table.select_buckets(numbers)) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
@@ -144,9 +145,9 @@ class TableReads:
         return total_rows(state.rows for state in states.values()), offsets
 
     def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
-        """What some buckets (None: all) hold now, durable or not, without awaiting; None when one of them is not open.
+        """Returns the view of some buckets (None: all) now, durable or not; None if a bucket is not open.
 
-        Everything that was acknowledged before is in it. Unlike the view of `open_view` it is not of one instant. But
+        It has all acknowledged writes. Unlike the view of `open_view` it is not of one instant. But
         where it equals an earlier view of one instant, nothing has changed since that one.
 
         Raises:
@@ -161,7 +162,7 @@ class TableReads:
         return self._table.view_of(states)
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:
-        """The same, but opens buckets that are not open.
+        """Returns the same as `view_in_memory`, but opens closed buckets.
 
         Raises:
             InvalidRequest: A bucket does not exist.
@@ -175,12 +176,12 @@ class TableReads:
 
     @asynccontextmanager
     async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
-        """All buckets at one instant, to which nothing is written for the length of the block; durable at its end.
+        """Locks all buckets for the length of the block, and yields their view; durable at the end of the block.
 
         Keep the block short.
 
         Args:
-            check: Raises when nothing more may be read.
+            check: Raises if nothing more may be read.
 
         Raises:
             DataLoss: A bucket is damaged.
@@ -193,7 +194,7 @@ class TableReads:
     def _lock_view(
         self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None
     ) -> LockedView:
-        """Open buckets whose mutexes are held for as long as this is used."""
+        """Returns a view of open buckets. The caller holds their mutexes while it uses the view."""
         table = self._table
         filled = {live.number: bucket for live, bucket in opened if bucket.state.rows != 0}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
@@ -203,9 +204,9 @@ class TableReads:
             view=table.view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
             indexes=complete_indexes(table.codec.indexes.values(), ready),
-            on_error=self._noted,
+            on_error=self._record_error,
             check=check,
         )
 
-    def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
+    def _record_error(self, number: int, error: ScanKvError) -> ScanKvError:
         return self._table.buckets[number].record_error(error)

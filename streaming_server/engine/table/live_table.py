@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.indexes.index_builds import IndexStatus
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.engine.writes.column_locks import TableLocks
+    from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.files.disk_use import BucketFiles
     from streaming_server.storage.rocks.store import RocksResources
@@ -58,7 +58,7 @@ class LiveTable:
         catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
         *,
         clock: ServerClock,
-        locks: TableLocks,
+        locks: TableColumnLocks,
         writer_limits: WriterLimits,
         installed: Installed = MappingProxyType({}),
     ) -> None:

@@ -1,4 +1,4 @@
-"""Committing a transaction: its gate closed, verified, decided, rolled forward, and the gate opened."""
+"""Commits a transaction: raises its commit barrier, verifies, decides, rolls forward, and lowers the barrier."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
-from streaming_server.engine.transactions.give_up import check_hopeless, find_lost
+from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
 from streaming_server.engine.transactions.staged_rows import repeated_keys
-from streaming_server.engine.transactions.stuck import UNTOLD, kind_of, not_yet, why_blocked, why_stuck
+from streaming_server.engine.transactions.stuck import (
+    OUTCOME_UNKNOWN,
+    retried_error,
+    retried_kind,
+    why_blocked,
+    why_stuck,
+)
 from streaming_server.engine.transactions.verify import Verification
 from streaming_server.storage.transactions.decisions import Decision
 from streaming_server.storage.transactions.staging import StagingDirectory
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.engine.transactions.give_up import LostWrites
+    from streaming_server.engine.transactions.give_up import BucketLoss
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
     from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
@@ -40,13 +46,13 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CommitStats:
-    """What there is to say of the commits of a server.
+    """The stats of the commits of a server since its start.
 
     Attributes:
-        commits: How many there were since the start.
-        rows: Rows and keys in them.
-        closed_commit_barriers: How many are being applied now.
-        longest_micros: For how long the gate of one of them was closed at most, in microseconds.
+        commits: The number of commits.
+        rows: The rows and keys in them.
+        closed_commit_barriers: How many commits hold their barrier now.
+        longest_micros: The longest time that a barrier was held, in microseconds.
     """
 
     commits: int = 0
@@ -56,19 +62,19 @@ class CommitStats:
 
 
 class CommitCoordinator:
-    """Commits transactions, several at a time where their buckets are others. Bound to the event loop.
+    """Commits transactions; those without a common bucket run concurrently. Bound to the event loop.
 
     Args:
-        root: Where the transactions lie.
-        decisions: What was decided; its methods run in threads, one at a time.
-        executor: Runs what blocks.
-        table: Gives a table by its name; raises TableNotFound.
-        uses: Keeps tables from being altered meanwhile.
-        clock: The server's.
+        root: The directory of the transactions.
+        decisions: The transaction log; its methods run in threads, one at a time.
+        executor: Runs blocking work.
+        table: Returns the table of a name, or raises TableNotFound.
+        uses: Keeps tables from being altered during a commit.
+        clock: The server's clock.
 
     Attributes:
-        figures: What there is to say of it.
-        stuck: By token, why a transaction is committed and could not be applied to all of its buckets.
+        stats: The stats of its commits.
+        stuck: By token, why a committed transaction could not be applied to all of its buckets.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class CommitCoordinator:
         clock: ServerClock,
     ) -> None:
         self._clock = clock
-        self.figures = CommitStats()
+        self.stats = CommitStats()
         self._root = root
         self._decisions = decisions
         self._executor = executor
@@ -89,42 +95,44 @@ class CommitCoordinator:
         self._uses = uses
         self.stuck: dict[str, ScanKvError] = {}
         self._log = asyncio.Lock()
-        # What was to be decided when the log could not be synced.
+        # The decisions whose outcome is unknown, because the log could not be synced.
         self._uncertain: dict[str, tuple[Decision, Sequence[LiveBucket]]] = {}
-        # Held while what could not be applied is tried again.
+        # Held while a stuck transaction is retried or given up.
         self._trying = asyncio.Lock()
-        # The decisions that are carried out, and whose rows are still staged.
+        # The tokens of applied transactions whose rows are still staged.
         self._finished: set[str] = set()
 
     async def commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
-        """Commits a transaction to which nothing is added any more: durable, and seen by all, when it returns.
+        """Commits a transaction. When this returns, it is durable and visible to all readers.
+
+        The caller stages no further requests.
 
         Args:
             transaction: The transaction.
-            sizes: The parts that count, and how many requests each has. Empty: all that there are.
+            sizes: The parts to commit, and the number of requests of each. Empty: all parts.
 
         Raises:
-            InvalidRequest: A part has other requests.
+            InvalidRequest: A part has another number of requests.
             TableNotFound: A table was dropped.
-            ColumnLocked: Somebody has locked columns that it writes.
+            ColumnLocked: Another writer has locked columns that the transaction writes.
             TransactionConflict, InvalidRequest, PositionExpired, PositionOutOfRange, RequestTooLarge, DataLoss: As
                 `Verification`; nothing was written.
-            DiskFull: It cannot be written down that it is committed; nothing was written.
-            DataLoss, DiskFull, Unavailable: It is committed, and cannot be applied everywhere now: see `stuck`.
+            DiskFull: The decision cannot be logged; nothing was written.
+            DataLoss, DiskFull, Unavailable: It is committed, but cannot be applied everywhere now: see `stuck`.
         """
-        parts = transaction.counted(sizes)
+        parts = transaction.select_parts(sizes)
         touched = footprints_of(parts)
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             await self._executor.run(_sync, transaction.directory, parts)
             repeated = await repeated_keys(_files(parts), tables, touched, self._executor)
-            with ExitStack() as admitted:
+            with ExitStack() as admissions:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
-                        admitted.enter_context(table.writes.locks.admitted(columns or None, locks))
-                return await self._closed(transaction, parts, tables, touched, repeated)
+                        admissions.enter_context(table.writes.locks.admit(columns or None, locks))
+                return await self._commit_behind_barrier(transaction, parts, tables, touched, repeated)
 
-    async def _closed(
+    async def _commit_behind_barrier(
         self,
         transaction: OpenTransaction,
         parts: Sequence[PartFile],
@@ -134,7 +142,7 @@ class CommitCoordinator:
     ) -> CommittedTransaction:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
-        self.figures.closed_commit_barriers += 1
+        self.stats.closed_commit_barriers += 1
         try:
             async with raise_barrier(buckets):
                 started = self._clock.monotonic()
@@ -143,38 +151,38 @@ class CommitCoordinator:
                 decision = Decision(
                     number=self._decisions.next_number(),
                     token=transaction.token,
-                    id=transaction.terms.id,
+                    id=transaction.options.id,
                     micros=self._commit_time(buckets),
                     served_micros=self._clock.service_micros(),
                     rows=sum(part.rows for part in parts),
                     tables={name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
                     buckets={name: tuple(sorted(touched[name].buckets)) for name in tables},
-                    writer=transaction.terms.writer,
+                    writer=transaction.options.writer,
                 )
                 await self._decide(decision, buckets)
-                rolling = self._rolling(decision, files, tables)
+                rolling = self._new_roll_forward(decision, files, tables)
                 try:
                     await rolling.run(touched, net, repeated)
                 except BaseException as error:
                     self._block_all(decision, buckets, error)
                     raise
-                committed = self._concluded(decision, rolling)
-            self.figures.commits += 1
-            self.figures.rows += decision.rows
+                committed = self._record_progress(decision, rolling)
+            self.stats.commits += 1
+            self.stats.rows += decision.rows
             micros = int((self._clock.monotonic() - started) * 1_000_000)
-            self.figures.longest_micros = max(self.figures.longest_micros, micros)
+            self.stats.longest_micros = max(self.stats.longest_micros, micros)
         finally:
-            self.figures.closed_commit_barriers -= 1
+            self.stats.closed_commit_barriers -= 1
         if committed is None:
             raise copy(self.stuck[decision.token])
         return committed
 
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
-        """The time of a transaction: one for all changes in all of its buckets, which are open with the gate closed.
+        """Returns the one commit time of all changes of a transaction. Its buckets are open behind the barrier.
 
-        Rule: in no bucket it is before an earlier commit, and no stream has said that it has read beyond it. So a start
-        or a stop at a time has all of a transaction behind it, or nothing.
+        Rule: the time is not before an earlier commit in any bucket, and no stream has reported that it has read past
+        it. So a stream that starts or stops at a time reads all of a transaction, or nothing of it.
         """
         opened = [live.open_bucket for live in buckets]
         return max((each.commit_time() for each in opened if each is not None), default=self._clock.commit_micros())
@@ -194,54 +202,54 @@ class CommitCoordinator:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether nobody can tell what is decided, since the log could not be synced: see `settle`."""
+        """Whether a decision is uncertain, because the log could not be synced: see `settle`."""
         return self._decisions.is_uncertain
 
     async def settle(self, remembered: Iterable[CommittedTransaction]) -> list[str]:
-        """Writes the log again, after which it is certain what is decided; the tokens of those that are not.
+        """Rewrites the log, which settles uncertain decisions, and returns the tokens of the undecided transactions.
 
-        Rule: what was to be decided when a sync failed is not, once a log without it is durable; not before.
+        Rule: a decision whose sync failed is undone only once a log without it is durable.
 
         Raises:
-            DiskFull, OSError: It is as uncertain as before.
+            DiskFull, OSError: The decisions are still uncertain.
         """
         await self.rewrite_log(remembered)
         undecided, self._uncertain = self._uncertain, {}
         for token, (decision, buckets) in undecided.items():
-            _log.info("the transaction %s is not committed, because the log could not be synced", token)
+            _log.info("the transaction %s is not committed, because the transaction log could not be synced", token)
             self.stuck.pop(token)
             self._unblock(decision, buckets)
         return list(undecided)
 
     def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
-        """Lets nobody see the buckets of a decision of which nobody knows whether it was made, or how far it is."""
-        _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
-        self.stuck[decision.token] = not_yet(kind_of(error), UNTOLD, error)
+        """Blocks the buckets of a decision that is uncertain, or whose progress is unknown."""
+        _log.error("the transaction %s may be committed, and is not applied", decision.token, exc_info=error)
+        self.stuck[decision.token] = retried_error(retried_kind(error), OUTCOME_UNKNOWN, error)
         for live in buckets:
-            live.block(not_yet(Unavailable, f"{live.location}: {UNTOLD}", error))
+            live.block(retried_error(Unavailable, f"{live.location}: {OUTCOME_UNKNOWN}", error))
 
     def is_decided(self, token: str) -> bool:
-        """Whether a transaction is committed and not yet done, or that cannot be told."""
+        """Whether a transaction is committed but not fully applied, or whether its outcome is unknown."""
         return token in self._decisions.unfinished or self._decisions.is_uncertain
 
     @property
     def has_more_to_do(self) -> bool:
-        """Whether `retry` may have an effect."""
+        """Whether `retry` may make progress."""
         again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
         return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
 
     async def roll_forward(self, decision: Decision) -> CommittedTransaction | None:
-        """Applies what is missing of a decision, after a crash or a failure. None where it still cannot be done.
+        """Applies the rest of a decision after a crash or a failure. Returns None if a part still cannot be applied.
 
-        The buckets that lack it then are blocked, see `LiveBucket.block`; all others can be used.
+        Buckets that still lack rows of it are blocked, see `LiveBucket.block`. All others can be used.
         """
         tables, unreadable = self._tables_of(decision)
-        rolling = self._rolling(decision, self._files_of(decision), tables)
+        rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
         await rolling.run_again()
-        return self._concluded(decision, rolling, unreadable)
+        return self._record_progress(decision, rolling, unreadable)
 
     def _tables_of(self, decision: Decision) -> tuple[dict[str, LiveTable], dict[str, ScanKvError]]:
-        """The tables of a decision that can be used, and why others cannot be. Those that were dropped lack nothing."""
+        """Returns the usable tables of a decision, and why others are not usable. Dropped tables are in neither."""
         tables: dict[str, LiveTable] = {}
         unreadable: dict[str, ScanKvError] = {}
         for name, incarnation in sorted(decision.tables.items()):
@@ -257,50 +265,48 @@ class CommitCoordinator:
         directory = StagingDirectory(self._root, decision.token)
         return [(directory.part_path(number), requests) for number, requests in decision.files]
 
-    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
-        """Ends a transaction that is committed and cannot be applied everywhere, so that all of its buckets are served.
+    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
+        """Ends a committed transaction that cannot be applied everywhere, so that all of its buckets are served again.
 
-        All that can be applied is applied first. From then on it counts as committed, and is yet to be finished.
+        All that can be applied is applied first. The caller then calls `finish`.
 
         Returns:
-            Its end, and what is lost; nothing is lost when all could be applied.
+            The commit, and what is lost: nothing if all could be applied.
 
         Raises:
-            TransactionLost: There is no such transaction.
-            TransactionCommitted: It may be applied yet. Nothing has changed.
-            DiskFull, OSError, Unavailable: That cannot be written down. Nothing has changed.
+            TransactionLost: No such transaction is stuck.
+            TransactionCommitted: The transaction may still be applied. Nothing has changed.
+            DiskFull, OSError, Unavailable: The end cannot be logged. Nothing has changed.
         """
         async with self._trying:
             decision = self._decisions.unfinished.get(token)
             if decision is None or token not in self.stuck:
-                raise TransactionLost(
-                    f"no committed transaction {token[:64]!r} waits to be applied: `transactions` lists those that do"
-                )
+                raise TransactionLost(f"no committed transaction {token[:64]!r} is stuck: see `transactions`")
             async with self._uses.using(decision.tables):
                 tables, unreadable = self._tables_of(decision)
-                rolling = self._rolling(decision, self._files_of(decision), tables)
+                rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
                 await rolling.run_again()
-                committed = self._concluded(decision, rolling, unreadable)
+                committed = self._record_progress(decision, rolling, unreadable)
                 if committed is not None:
                     return committed, []
                 check_hopeless(rolling, unreadable)
                 decision = self._decisions.unfinished[token]
                 files = self._files_of(decision)
-                lost = await find_lost(decision, rolling, unreadable, files, tables, self._executor)
+                lost = await find_losses(decision, rolling, unreadable, files, tables, self._executor)
                 committed = decision.to_committed(decision.applied)
-                # Before anything can be written over what is missing: or a later start might apply it on top of that.
+                # Before a new write can replace the missing rows. Else a later start might apply them on top of it.
                 async with self._log:
                     await self._executor.run(self._decisions.end, committed)
                 for each in lost:
-                    _log.warning("the transaction %s (id %r) is given up: lost is %s", token, decision.id, each)
+                    _log.warning("the transaction %s (id %r) is given up; lost: %s", token, decision.id, each)
                 self.stuck.pop(token)
                 self._unblock(decision, rolling.buckets)
         return committed, lost
 
-    def _concluded(
+    def _record_progress(
         self, decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError] | None = None
     ) -> CommittedTransaction | None:
-        """Takes notice of how far a decision was carried out; `unreadable` says why tables of it cannot be used."""
+        """Records how far a decision is applied; `unreadable` has the tables that cannot be used, and why."""
         if not rolling.failed and not unreadable:
             committed = decision.to_committed(rolling.offsets)
             self._decisions.record_done(committed)
@@ -316,7 +322,7 @@ class CommitCoordinator:
         return committed
 
     def _unblock(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
-        """Serves those buckets of a decision that lack nothing any more."""
+        """Unblocks the buckets of a decision that no longer lack rows of any decision."""
         for live in buckets:
             incarnation = decision.tables[live.table]
             left = (
@@ -326,26 +332,27 @@ class CommitCoordinator:
                 live.unblock()
 
     async def finish(self, committed: CommittedTransaction) -> None:
-        """Makes durable that a decision is carried out, and removes what was staged.
+        """Makes the end of an applied transaction durable, and removes its staged rows.
 
         Raises:
-            DiskFull, OSError, Unavailable: It is done with the next decision, or by `retry`.
+            DiskFull, OSError, Unavailable: The end is not durable. The next decision, or `retry`, tries again.
         """
         self._finished.add(committed.token)
         await self.tidy_up()
 
     async def tidy_up(self) -> None:
-        """Does so for all decisions that are carried out. Raises as `finish`."""
+        """Makes the end of all applied transactions durable, and removes their staged rows. Raises as `finish`."""
         async with self._log:
             await self._executor.run(self._decisions.flush)
         while self._finished:
             await self._executor.run(StagingDirectory(self._root, self._finished.pop()).remove)
 
     async def retry(self, dropped: str | None = None) -> list[CommittedTransaction]:
-        """Tries again to apply what could not be; the commits that are carried out now, and yet to be finished.
+        """Retries stuck transactions. Returns those that are now applied; the caller calls `finish` for each.
 
         Args:
-            dropped: A table that was dropped, and lacks nothing any more. Without it, what is damaged stays so.
+            dropped: A table that was dropped, so that it lacks nothing any more. Transactions that are stuck because of
+                damaged data are retried only if they wrote to this table.
         """
         done = []
         for token in list(self.stuck):
@@ -356,16 +363,16 @@ class CommitCoordinator:
                 async with self._uses.using(decision.tables):
                     committed = await self.roll_forward(decision)
             if committed is not None:
-                _log.info("the transaction %s is applied now", token)
+                _log.info("the transaction %s is now applied everywhere", token)
                 done.append(committed)
         return done
 
     async def rewrite_log(self, remembered: Iterable[CommittedTransaction]) -> None:
-        """Has the log keep no more than it must. Raises DiskFull, OSError: it is as before."""
+        """Shortens the log to what it must keep. Raises DiskFull, OSError, and leaves the log as it was."""
         async with self._log:
             await self._executor.run(self._decisions.rewrite, list(remembered))
 
-    def _rolling(
+    def _new_roll_forward(
         self, decision: Decision, files: Sequence[tuple[Path, int]], tables: Mapping[str, LiveTable]
     ) -> RollForward:
         return RollForward(decision, self._decisions, files, tables, self._executor)
@@ -373,7 +380,10 @@ class CommitCoordinator:
     def _same_table(self, name: str, incarnation: str) -> LiveTable:
         table = self._table(name)
         if table.definition.incarnation != incarnation:
-            raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
+            raise TableNotFound(
+                f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                table=name,
+            )
         return table
 
 

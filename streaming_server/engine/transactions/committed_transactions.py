@@ -1,4 +1,4 @@
-"""Which transactions were committed: what answers a commit that is repeated, for as long as anybody may repeat it."""
+"""The remembered commits, which answer a repeated commit for as long as a client may repeat it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ if TYPE_CHECKING:
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 UNNAMED_SECONDS: Final = 3600.0
-"""A transaction without an id is remembered for so long: no client repeats a call for longer."""
+"""How long the commit of a transaction without an id is remembered: no client repeats a call for longer."""
 
 _MOST: Final = 100_000
 
 
 class CommittedTransactions:
-    """The commits of a server, as far as they are remembered. Pure.
+    """The remembered commits of a server. Pure.
 
-    Rule: they expire by service time and are ordered by their numbers. By a clock that can be set, a commit that is
-    repeated would be applied a second time, or the wrong one would be the last of its family.
+    Rule: they expire by service time and are ordered by their numbers. With a clock that can be set, a repeated
+    commit could be applied a second time, or the wrong commit could be the last of its family.
 
-    Those of the last days, 100,000 at most; and of each family the last one while a table of it is there.
+    It keeps the commits of the last days, 100,000 at most, and the last commit of each family while one of its tables
+    exists.
 
     Args:
-        seconds: How long one with an id is remembered at least, unless there are too many.
-        is_there: Whether a table of some name and incarnation is there.
+        seconds: How long a commit with an id is remembered, unless there are too many.
+        table_exists: Whether a table of a name and incarnation exists.
     """
 
-    def __init__(self, seconds: float, is_there: Callable[[str, str], bool]) -> None:
+    def __init__(self, seconds: float, table_exists: Callable[[str, str], bool]) -> None:
         self._seconds = seconds
-        self._is_there = is_there
+        self._table_exists = table_exists
         # The oldest first.
         self._by_token: dict[str, CommittedTransaction] = {}
         self._by_id: dict[str, CommittedTransaction] = {}
         self._last: dict[str, CommittedTransaction] = {}
 
     def __iter__(self) -> Iterator[CommittedTransaction]:
-        """All of them, the oldest first."""
+        """Iterates over the remembered commits, the oldest first."""
         kept = {**{each.token: each for each in self._last.values()}, **self._by_token}
         return iter(sorted(kept.values(), key=lambda each: each.number))
 
     def add(self, committed: CommittedTransaction) -> None:
-        """Remembers one, the latest."""
+        """Remembers the latest commit."""
         self._by_token[committed.token] = committed
         if committed.id:
             self._by_id[committed.id] = committed
@@ -50,7 +51,7 @@ class CommittedTransactions:
             self._last[committed.family] = committed
 
     def find(self, token: str, id_: str) -> CommittedTransaction | None:
-        """The commit of a token, or of an id; None when there is none that is remembered."""
+        """Returns the commit of a token or an id, None if none is remembered."""
         last = self._last.get(id_.rpartition(":")[0])
         if token in self._by_token:
             return self._by_token[token]
@@ -59,7 +60,7 @@ class CommittedTransactions:
         return last if last is not None and last.id == id_ else self._by_id.get(id_)
 
     def forget(self, now_micros: int) -> None:
-        """Lets those go that need not be remembered any more, at some service time."""
+        """Forgets the commits that have expired at a service time."""
         for committed in list(self._by_token.values()):
             seconds = self._seconds if committed.id else UNNAMED_SECONDS
             young = committed.served_micros + seconds * 1_000_000 > now_micros
@@ -69,5 +70,5 @@ class CommittedTransactions:
             if self._by_id.get(committed.id) is committed:
                 del self._by_id[committed.id]
         for family, committed in list(self._last.items()):
-            if not any(self._is_there(name, incarnation) for name, incarnation in committed.tables.items()):
+            if not any(self._table_exists(name, incarnation) for name, incarnation in committed.tables.items()):
                 del self._last[family]

@@ -1,4 +1,4 @@
-"""The deletion of all rows of a table, staged for a transaction: their keys are read, and never leave the server."""
+"""Stages the deletion of all rows of a table for a transaction; their keys never leave the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.transactions.staged_rows import check_of
+from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.transactions.staging import DELETE, PieceFile
 
@@ -26,19 +26,19 @@ _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
 _PIECE_ROWS: Final = 100_000
 _PIECE_BYTES: Final = 8 << 20
-"""What one request of the deletion has at most, but for one step."""
+"""The size of one request of the deletion; the last step may exceed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteAll:
-    """One of them.
+    """The deletion of all rows of a table.
 
     Attributes:
         table: The table.
-        part: The part that it is staged in.
-        kind: What becomes of the rows.
-        executor: Runs what blocks.
-        check: Called before each piece with the bytes that there will be; raises why it cannot go on.
+        part: The part in which the deletion is staged.
+        kind: How the rows are deleted.
+        executor: Runs blocking work.
+        check: Called before each piece with the bytes that the pieces will have; raises why the deletion must stop.
     """
 
     table: LiveTable
@@ -48,27 +48,27 @@ class DeleteAll:
     check: Callable[[int], None]
 
     async def stage(self, request: StagedRequest) -> StagedRequest:
-        """Writes the deletes of all rows that there are now beside the part; the request that stands for them.
+        """Writes the deletes of all current rows to a file beside the part, and returns the request for them.
 
-        The caller appends it. Memory: the keys of one piece.
+        The caller appends the request to the part. Memory: the keys of one piece.
 
         Args:
-            request: What is known of it before.
+            request: The request without rows and buckets.
 
         Raises:
             InvalidRequest: The table refuses deletes.
             DataLoss: The table is damaged.
             ScanKvError: What `check` raises, or why the table was closed.
         """
-        # Refused also where there are no rows.
-        await self._checked(self.table.definition.key_schema.empty_table())
+        # A table without rows refuses the deletion, too, if it refuses deletes.
+        await self._check_keys(self.table.definition.key_schema.empty_table())
         pieces = PieceFile(self.part, self.part.requests)
         try:
             await self.executor.run(pieces.discard)
             async with aclosing(self._keys()) as found:
                 async for keys in found:
                     self.check(pieces.size + keys.nbytes)
-                    data, rows, buckets, merges = await self._checked(keys)
+                    data, rows, buckets, merges = await self._check_keys(keys)
                     piece = replace(request, rows=rows, buckets=buckets, merges=merges)
                     await self.executor.run(pieces.append, piece, data)
             return await self.executor.run(pieces.finish, request)
@@ -76,15 +76,15 @@ class DeleteAll:
             await self.executor.run(pieces.discard)
             raise
 
-    async def _checked(self, keys: pa.Table) -> tuple[bytes, int, dict[int, int], bool]:
-        """The keys as a client would send them; how many they are, where they are, and whether they are merged."""
-        data = await self.executor.run(_ipc_of, keys)
-        rows, parts = await self.executor.run(check_of(self.table, DELETE, data, 0, self.kind))
+    async def _check_keys(self, keys: pa.Table) -> tuple[bytes, int, dict[int, int], bool]:
+        """Returns the keys as a client would send them, their number, their buckets, and whether they are merged."""
+        data = await self.executor.run(_to_ipc, keys)
+        rows, parts = await self.executor.run(request_check(self.table, DELETE, data, 0, self.kind))
         merges = any(part.written is not None for part in parts)
         return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
 
     async def _keys(self) -> AsyncGenerator[pa.Table]:
-        """The keys of all rows as of one instant, gathered to pieces; read in steps, as a scan reads them."""
+        """Yields the keys of all rows as of one instant, a piece at a time; reads them in steps, as a scan does."""
         plan = ReadPlan(
             buckets=None,
             columns=self.table.definition.primary_key,
@@ -105,13 +105,13 @@ class DeleteAll:
                 if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     yield pa.Table.from_batches(gathered)
                     gathered, rows, size = [], 0, 0
-                # Others have their turn.
+                # Give other tasks a turn.
                 await asyncio.sleep(0)
         if rows:
             yield pa.Table.from_batches(gathered)
 
 
-def _ipc_of(keys: pa.Table) -> bytes:
+def _to_ipc(keys: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, keys.schema) as writer:
         writer.write(keys)

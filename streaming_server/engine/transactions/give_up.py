@@ -1,6 +1,6 @@
-"""Giving up what a committed transaction has written where it can never be applied: what exactly is lost.
+"""Gives up the rows of a committed transaction that can never be applied, and finds exactly what is lost.
 
-Rule: an operator says so, and never the server by itself; all that can be applied is applied before.
+Rule: an operator decides this, never the server. All that can be applied is applied first.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostWrites:
-    """What one bucket never gets of a transaction that was given up.
+class BucketLoss:
+    """The rows of a given-up transaction that one bucket never gets.
 
     Attributes:
         table: The bucket's table.
         bucket: Its number.
-        rows: How many rows and keys of the transaction fall to it. None: not known, because they cannot be read.
-        applied: How many of the first of these, each key once, it has all the same.
-        reason: Why it cannot have the others.
+        rows: How many rows and keys the transaction has for it. None: unknown, because they cannot be read.
+        applied: How many of the first of them, each key once, the bucket has.
+        reason: Why it cannot get the others.
     """
 
     table: str
@@ -43,41 +43,41 @@ class LostWrites:
 
 
 def check_hopeless(rolling: RollForward, unreadable: Mapping[str, ScanKvError]) -> None:
-    """Raises TransactionCommitted unless everything that a transaction lacks is lacking for good.
+    """Raises TransactionCommitted if anything that a transaction lacks may still be applied later.
 
     Args:
-        rolling: The transaction, once all that can be applied is.
-        unreadable: Why tables of it cannot be used.
+        rolling: The transaction, after all that can be applied was applied.
+        unreadable: Its tables that cannot be used, and why.
     """
     for error in [*rolling.failed.values(), *unreadable.values()]:
         if isinstance(error, DiskFull | Unavailable):
             raise TransactionCommitted(
-                f"the transaction cannot be given up, because it may be applied yet: {error.message}; nothing was "
+                f"the transaction cannot be given up, because it may still be applied: {error.message}; nothing was "
                 "changed: remove that cause, and the server applies it by itself"
             )
 
 
-async def find_lost(
+async def find_losses(
     decision: Decision,
     rolling: RollForward,
     unreadable: Mapping[str, ScanKvError],
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
     executor: StorageExecutor,
-) -> list[LostWrites]:
-    """What is lost when a transaction is given up as it is, by table and bucket, ascending.
+) -> list[BucketLoss]:
+    """Returns what is lost when a transaction is given up now, by table and bucket, ascending.
 
     Args:
-        decision: The transaction, with all that is applied.
-        rolling: What has applied it.
-        unreadable: Why tables of it cannot be used.
-        files: What it has staged.
+        decision: The transaction, with its applied offsets.
+        rolling: The roll-forward that has applied what it could.
+        unreadable: Its tables that cannot be used, and why.
+        files: The files of its parts, and how many requests each has.
         tables: Its tables that can be used.
-        executor: Runs what blocks.
+        executor: Runs blocking work.
     """
     rows = await _rows_of_buckets(files, tables, executor)
     lost = [
-        LostWrites(
+        BucketLoss(
             table=live.table,
             bucket=live.number,
             rows=None if rows is None else rows[live.table, live.number],
@@ -87,7 +87,7 @@ async def find_lost(
         for live, error in rolling.failed.items()
     ]
     lost += [
-        LostWrites(table=name, bucket=number, rows=None, applied=0, reason=error.message)
+        BucketLoss(table=name, bucket=number, rows=None, applied=0, reason=error.message)
         for name, error in unreadable.items()
         for number in decision.buckets[name]
         if decision.is_pending(name, decision.tables[name], number)
@@ -98,7 +98,7 @@ async def find_lost(
 async def _rows_of_buckets(
     files: Sequence[tuple[Path, int]], tables: Mapping[str, LiveTable], executor: StorageExecutor
 ) -> Counter[tuple[str, int]] | None:
-    """How many staged rows and keys fall to each bucket; None where they cannot be read."""
+    """Counts the staged rows and keys of each bucket; None if they cannot be read."""
     counts: Counter[tuple[str, int]] = Counter()
     try:
         async with staged_rows(files, tables, executor, lambda request: request.action != READ) as requests:

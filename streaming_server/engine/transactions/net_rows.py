@@ -1,9 +1,10 @@
-"""The net rows of a transaction in one bucket: what its requests make of each key, all of them together.
+"""The net rows of a transaction in one bucket: each key as all of its requests together leave it.
 
 Rule: the changes of a transaction are net. However many of its requests write a key, the bucket changes it once, as
 for a single request: three upserts are one change, and an insert that is deleted again is none.
 
-This is for tables whose rows are merged; where the last row of a key replaces those before it, `repeated_keys` is.
+This module serves tables whose rows are merged. Where the last row of a key replaces the earlier ones, see
+`repeated_keys`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.table_codec import TableCodec
 
 Columns: TypeAlias = "tuple[str, ...] | None"
-"""The columns that a partial write names; None: all."""
+"""The columns that a partial write names. None: all."""
 
 
-class NetRows:
-    """The requests of a transaction merged in memory: a refusal is found before anything is decided or written.
+class MergedTransactionRows:
+    """Merges the requests of a transaction in memory, so that a refusal comes before anything is decided or written.
 
     Not thread-safe; memory: the keys, and the merged rows.
 
     Args:
-        bucket: The bucket that they are for, as it is without them.
+        bucket: The bucket that the rows are for, without them.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -47,35 +48,35 @@ class NetRows:
 
     @property
     def state(self) -> BucketState:
-        """The bucket's, without these rows."""
+        """The state of the bucket, without these rows."""
         return self._bucket.state
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys as they would be, None where there would be none."""
+        """Returns the rows of some encoded keys as the transaction leaves them, None where no row is left."""
         missing = [key for key in keys if key not in self._rows]
         stored = dict(zip(missing, self._bucket.get(missing), strict=True)) if missing else {}
         return [stored[key] if key in stored else self._rows[key] for key in keys]
 
-    def note(self, rows: PreparedRows) -> None:
-        """Takes notice of the keys of a request, and of the columns that it writes; of each request once, in order."""
+    def add_keys(self, rows: PreparedRows) -> None:
+        """Adds the keys of a request, and the columns that it writes. Call it once for each request, in order."""
         columns = None if rows.written is None else rows.written.columns
         for key in rows.keys.to_pylist():
             self._columns[key] = _union(self._columns.get(key, columns), columns)
 
-    def leave_out(self, applied: int) -> None:
-        """Merges no rows of keys that the bucket has already, once all requests are noted.
+    def skip_applied(self, applied: int) -> None:
+        """Makes `merge` skip the keys that the bucket has already. Call it once the keys of all requests are added.
 
         Args:
-            applied: How many keys these are, of those in `steps`, from the first on.
+            applied: How many of the first keys of `steps` the bucket has.
         """
         keys = [key for _, group in self._groups() for key in group]
         self._applied = frozenset(keys[:applied])
 
     def merge(self, rows: PreparedRows, merger: Merger) -> None:
-        """Merges rows in, request by request. Blocks; hold the bucket's mutex.
+        """Merges the rows of the next request. Blocks; hold the bucket's mutex.
 
         Raises:
-            InvalidRequest, RequestTooLarge: They cannot be merged.
+            InvalidRequest, RequestTooLarge: The rows cannot be merged.
         """
         if self._applied:
             rows = rows.where(np.array([key not in self._applied for key in rows.keys.to_pylist()], np.bool_))
@@ -90,14 +91,14 @@ class NetRows:
         return len(self._columns)
 
     def _groups(self) -> Iterator[tuple[Columns, list[bytes]]]:
-        """The keys, by the columns that are written of them: a changelog record is of one set of columns."""
+        """Groups the keys by written columns, because a changelog record has one set of columns."""
         groups: dict[Columns, list[bytes]] = {}
         for key, columns in self._columns.items():
             groups.setdefault(columns, []).append(key)
         yield from groups.items()
 
     def steps(self, applied: int, indexes: int) -> Iterator[tuple[Columns, list[bytes]]]:
-        """The keys that one WriteBatch each is for, behind the first `applied`, with the columns that are written."""
+        """Yields the keys of one WriteBatch at a time, with their written columns; skips the first `applied` keys."""
         for columns, keys in self._groups():
             left, applied = keys[applied:], max(applied - len(keys), 0)
             while left:
@@ -106,9 +107,9 @@ class NetRows:
                 left = left[step:]
 
     def change(self, keys: list[bytes], number: int, codec: TableCodec) -> BucketChange:
-        """What becomes of some keys of bucket `number`. Blocks; hold the bucket's mutex. Raises DataLoss."""
+        """Returns the change of some keys of bucket `number`. Blocks; hold the bucket's mutex. Raises DataLoss."""
         rows, old = self._rows, dict(zip(keys, self._bucket.get(keys), strict=True))
-        # At keys that are not in `rows`, nothing counted.
+        # A key that is not in `rows` has no effective write.
         put = [key for key in keys if rows.get(key) is not None]
         gone = [key for key in keys if key in rows and rows[key] is None and old[key] is not None]
         values = pa.array([rows[key] for key in put], pa.binary())

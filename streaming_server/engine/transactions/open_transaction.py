@@ -1,4 +1,4 @@
-"""One transaction that is neither committed nor aborted: what it has staged, and how long it is kept."""
+"""An open transaction: what it has staged, and when it expires."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from streaming_server.storage.transactions.staging import StagingDirectory
 
 MAX_ID: Final = 128
-"""Characters of the id of a transaction, or of a part."""
+"""The most characters in the id of a transaction or of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionOptions:
-    """How a transaction is begun.
+    """The options with which a transaction begins.
 
     Attributes:
-        id: What it is, over crashes of whoever writes it. Empty: nothing.
-        attempt: Names the call that begins it.
-        finds_conflicts: Whether its commit fails when a key that it writes was changed meanwhile.
-        ttl: For how many seconds it is kept when nothing is heard of it.
-        writer: The id of the writer whose changes those of it are. Empty: nobody's.
+        id: The id under which its client finds the transaction again after a crash. Empty: the transaction has none.
+        attempt: Identifies the call that begins it, so that a repeated call returns the same transaction.
+        finds_conflicts: Whether the commit fails if another writer has changed a key that the transaction writes.
+        ttl: After how many seconds without a call the transaction expires.
+        writer: The id of the writer to whom the changelog attributes its changes. Empty: none.
     """
 
     id: str
@@ -42,7 +42,7 @@ class TransactionOptions:
     writer: str = ""
 
     def check(self) -> None:
-        """Raises InvalidRequest unless a transaction may be begun so."""
+        """Raises InvalidRequest unless the options are allowed."""
         check_lease_id(self.attempt)
         if self.id:
             check_id("id", self.id)
@@ -50,41 +50,43 @@ class TransactionOptions:
             check_writer_id(self.writer)
         if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
             raise InvalidRequest(
-                f"a transaction's time to live is {self.ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to "
-                f"{MAX_LEASE_SECONDS:g}"
+                f"a transaction's time to live must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:g} s, not "
+                f"{self.ttl:g} s"
             )
 
 
 def check_id(what: str, text: str) -> None:
     """Raises InvalidRequest unless a text may name a transaction, or a part of one."""
     if not 1 <= len(text) <= MAX_ID or not text.isprintable():
-        raise InvalidRequest(f"a transaction's {what} has 1 to {MAX_ID} printable characters, not {text[:MAX_ID]!r}")
+        raise InvalidRequest(
+            f"a transaction's {what} must be 1 to {MAX_ID} printable characters, not {text[:MAX_ID]!r}"
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OpenTransaction:
-    """One of them. Bound to the event loop.
+    """A transaction that is neither committed nor aborted. Bound to the event loop.
 
     Attributes:
-        token: Names it.
-        terms: How it was begun.
-        directory: Where it is staged.
-        clock: The server's.
-        begun: When it was begun, or the server was started, on the monotonic clock.
-        expires: When it is aborted if nothing is heard of it, on the same clock.
-        since: By table and bucket, the offsets behind which a change of a key that it writes is a conflict.
-        parts: What is staged, by the ids of the parts, in the order in which they were begun.
-        lock: Held while something is staged.
-        commit: The commit that is under way.
-        deleting: By part and number of their request, the deletions of whole tables that are being staged.
-        has_ended: Whether it is over.
+        token: The server's name of the transaction.
+        options: The options of the `begin` call.
+        directory: The directory of its staged requests.
+        clock: The server's clock.
+        began_at: When it began, or when the server loaded it after a restart, on the monotonic clock.
+        expires: When it is aborted unless a call renews it, on the same clock.
+        since: By table and bucket, the offsets after which a change of a key that it writes is a conflict.
+        parts: Its staged parts by id, in the order in which they began.
+        lock: Held while a request is staged.
+        commit: The running commit.
+        deleting: The deletions of all rows of a table that are being staged, by part and request number.
+        has_ended: Whether it was committed or aborted, or has expired.
     """
 
     token: str
-    terms: TransactionOptions
+    options: TransactionOptions
     directory: StagingDirectory
     clock: ServerClock
-    begun: float = field(init=False)
+    began_at: float = field(init=False)
     expires: float = 0.0
     since: dict[str, dict[int, int]] = field(default_factory=dict)
     parts: dict[str, PartFile] = field(default_factory=dict)
@@ -94,31 +96,31 @@ class OpenTransaction:
     has_ended: bool = False
 
     def __post_init__(self) -> None:
-        """Begins its time to live."""
-        self.begun = self.clock.monotonic()
+        """Starts the time to live."""
+        self.began_at = self.clock.monotonic()
         self.renew()
 
     def renew(self) -> None:
-        """Begins its time to live anew."""
-        self.expires = self.clock.monotonic() + self.terms.ttl
+        """Restarts the time to live."""
+        self.expires = self.clock.monotonic() + self.options.ttl
 
     @property
     def size(self) -> int:
-        """Bytes that are staged."""
+        """How many bytes are staged."""
         return sum(part.size + part.piece_bytes for part in self.parts.values())
 
     def check_open(self) -> None:
-        """Raises TransactionLost or TransactionCommitted unless something may be staged."""
+        """Raises TransactionLost or TransactionCommitted unless requests can be staged."""
         if self.has_ended:
-            raise lost(self.token)
+            raise transaction_lost(self.token)
         if self.commit is not None:
             raise TransactionCommitted("the transaction is being committed: begin another one")
 
     def part(self, part: str, sequence: int) -> PartFile | None:
-        """The part that a request belongs to; None when that was staged already.
+        """Returns the part of a request, or None if the request is staged already.
 
         Raises:
-            InvalidRequest: Requests of the part are missing before it.
+            InvalidRequest: Earlier requests of the part are missing.
         """
         staged = self.parts.get(part)
         if staged is None:
@@ -127,19 +129,19 @@ class OpenTransaction:
             staged = PartFile(self.directory.part_path(number), part)
         if sequence > staged.requests:
             raise InvalidRequest(
-                f"the request is number {sequence} of its part, of which the server has {staged.requests}: those "
-                "before it come first"
+                f"request {sequence} of the part is too early: the server has {staged.requests} requests of it; send "
+                "the earlier ones first"
             )
         return None if sequence < staged.requests else staged
 
-    def counted(self, sizes: Sequence[tuple[str, int]]) -> list[PartFile]:
-        """The parts that count, in their order.
+    def select_parts(self, sizes: Sequence[tuple[str, int]]) -> list[PartFile]:
+        """Returns the parts to commit, in the order of `sizes`.
 
         Args:
-            sizes: Their ids, and how many requests each has. Empty: all that there are.
+            sizes: Their ids, and the number of requests of each. Empty: all parts, in the order in which they began.
 
         Raises:
-            InvalidRequest: One has another number of requests, or comes twice.
+            InvalidRequest: A part has another number of requests, or is listed twice.
         """
         if not sizes:
             return list(self.parts.values())
@@ -156,7 +158,7 @@ class OpenTransaction:
 
     @property
     def retention_holds(self) -> dict[str, dict[int, int]]:
-        """By table and bucket, from where on changes are looked at when it is committed. In any thread."""
+        """The first offset that the commit reads, by table and bucket. Safe in any thread."""
         holds = dict(self.since)
         for part in list(self.parts.values()):
             for name, touched in list(part.tables.items()):
@@ -165,22 +167,22 @@ class OpenTransaction:
         return holds
 
     def content(self) -> dict[str, Any]:
-        """What its directory says of it."""
+        """The metadata that its directory stores."""
         return {
-            "id": self.terms.id,
-            "attempt": self.terms.attempt,
-            "finds_conflicts": self.terms.finds_conflicts,
-            "ttl": self.terms.ttl,
-            "writer": self.terms.writer,
+            "id": self.options.id,
+            "attempt": self.options.attempt,
+            "finds_conflicts": self.options.finds_conflicts,
+            "ttl": self.options.ttl,
+            "writer": self.options.writer,
             "since": self.since,
         }
 
     @classmethod
     def load(cls, directory: StagingDirectory, clock: ServerClock) -> OpenTransaction | None:
-        """The transaction in a directory, its time to live begun anew; None where nothing is left of one. Blocks.
+        """Loads the transaction of a directory, and restarts its time to live; None if no metadata is left. Blocks.
 
         Raises:
-            DataLoss: What it is cannot be read.
+            DataLoss: The metadata cannot be read.
         """
         content = directory.read_metadata()
         if content is None:
@@ -188,7 +190,7 @@ class OpenTransaction:
         since = content.pop("since")
         return cls(
             token=directory.path.name,
-            terms=TransactionOptions(**content),
+            options=TransactionOptions(**content),
             directory=directory,
             clock=clock,
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},
@@ -197,20 +199,22 @@ class OpenTransaction:
 
 
 def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
-    """What parts do to each table, by name."""
+    """Returns what some parts do to each table, by table name. Raises InvalidRequest for a recreated table."""
     tables: dict[str, TableFootprint] = {}
     for part in parts:
         for name, touched in part.tables.items():
             known = tables.setdefault(name, TableFootprint(touched.incarnation))
             if known.incarnation != touched.incarnation:
-                raise InvalidRequest(f"table {name} was dropped, and made anew, since the transaction was begun")
+                raise InvalidRequest(
+                    f"table {name} was dropped and made anew since the transaction began: begin another one"
+                )
             known.merge(touched)
     return tables
 
 
-def lost(token: str) -> TransactionLost:
-    """The error for a token that names no open transaction."""
+def transaction_lost(token: str) -> TransactionLost:
+    """Returns the error for a token of no open transaction."""
     return TransactionLost(
-        f"there is no open transaction {token[:64]!r}: it was aborted, has expired, was begun again elsewhere, or "
-        "never was; nothing of it was written: begin another one",
+        f"no open transaction {token[:64]!r} exists: it was aborted, has expired, was begun again elsewhere, or never "
+        "existed; it has written nothing: begin another one",
     )

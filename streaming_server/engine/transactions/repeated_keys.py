@@ -1,7 +1,7 @@
-"""Which request of a transaction is the last one to write a key, where its last row replaces those before it.
+"""Finds the last request of a transaction that writes a key, in tables where the last row of a key wins.
 
-So that the changes of a transaction are net, see `net_rows`, without merging it in memory: rows that a later request
-replaces, or deletes, are left out.
+This makes the changes of a transaction net, see `net_rows`, without merging it in memory: a row that a later request
+replaces or deletes is skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class RepeatedKeys:
     """The keys that several requests of a transaction write in one bucket. Not thread-safe.
 
-    Keys are told apart by digests of 128 bits, as two halves. Memory: 16 bytes for each key until `close`, three times
-    as much in it; from then on 24 for each key that is in several requests.
+    Keys are compared by digests of 128 bits, as two halves. Memory: 16 bytes a key until `close`, 48 during it, then
+    24 for each key that several requests write.
 
     Attributes:
-        keys: How many different ones there are, once it is closed.
+        keys: The number of distinct keys, after `close`.
     """
 
     def __init__(self) -> None:
@@ -37,16 +37,16 @@ class RepeatedKeys:
         self._last = np.zeros(0, np.int64)
 
     def add(self, request: int, keys: pa.Array) -> None:
-        """Adds the encoded keys of a request, each once. Requests come in order."""
+        """Adds the encoded keys of a request, each once. Call it in the order of the requests."""
         self._digests.append(_digests(keys))
         self._requests.append(request)
 
     def close(self) -> None:
-        """Finds out which are repeated, when all requests were added."""
+        """Finds the repeated keys. Call it once all requests are added."""
         halves, others = np.concatenate([self._repeated, *self._digests], axis=1)
         requests = np.repeat(np.array(self._requests, np.int64), [each.shape[1] for each in self._digests])
         self._digests, self.keys = [], len(halves)
-        # Mostly none is, which one of the halves tells faster.
+        # Repeated keys are rare. Comparing one of the halves rules them out faster.
         ascending = np.sort(halves)
         if not (ascending[1:] == ascending[:-1]).any():
             return
@@ -59,13 +59,13 @@ class RepeatedKeys:
         self._repeated, self._last = np.stack([halves[is_repeated], others[is_repeated]]), requests[is_repeated]
 
     def last(self, request: int, keys: pa.Array) -> Mask | None:
-        """Which of the keys of a request no later one writes. None: all of them."""
+        """Returns a mask of the keys of a request that no later request writes. None: all of them."""
         if not len(self._last):
             return None
         halves, others = _digests(keys)
         first = np.searchsorted(self._repeated[0], halves)
         replaced = np.zeros(len(halves), np.bool_)
-        # Two digests may have one half in common, and not three.
+        # Two digests may share their first half by chance. That three do is ruled out.
         for places in (first, first + 1):
             at = places.clip(max=len(self._last) - 1)
             same = (self._repeated[0][at] == halves) & (self._repeated[1][at] == others)

@@ -1,7 +1,7 @@
-"""Applying a transaction that is decided: whatever was applied before a crash is left as it is.
+"""Applies a decided transaction, and skips what was applied before a crash.
 
-Rule: each bucket is on its own. One that cannot be written, because it or what was staged is damaged, or because the
-disk is full, keeps none of the others from having all of the transaction.
+Rule: buckets are independent. A bucket that cannot be written, because it or a staged request is damaged or the disk is
+full, does not keep the others from getting all of the transaction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
-from streaming_server.engine.transactions.net_rows import NetRows
+from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.staged_rows import repeated_keys, staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
@@ -35,21 +35,21 @@ _log: Final = logging.getLogger(__name__)
 
 
 class RollForward:
-    """One transaction on its way into its tables.
+    """Applies one transaction to its tables.
 
-    Its changes in a bucket are net, and all of one time: those of one request of the writer that transactions are. With
-    each WriteBatch the bucket notes how many of its keys are in.
+    Its changes in a bucket are net and have one commit time. To the bucket they are one request of the writer
+    `TRANSACTIONS`: each WriteBatch records how many keys of the request are applied.
 
     Args:
         decision: The transaction.
-        decisions: All that there are, which say what the buckets may forget.
-        files: The file of each part, and how many of its requests count.
-        tables: Its tables, by name. They are not altered meanwhile.
-        executor: Runs what blocks.
+        decisions: All decisions, from which follows what the buckets may forget.
+        files: The file of each part, and how many of its requests are committed.
+        tables: Its tables, by name. The caller keeps them from being altered.
+        executor: Runs blocking work.
 
     Attributes:
-        offsets: By table and bucket, where all of it is in and durable: the offset behind it.
-        failed: Where it is not, and why.
+        offsets: The offset after the transaction, by table and bucket, where all of it is applied and durable.
+        failed: The buckets that lack rows of it, and why.
     """
 
     def __init__(
@@ -70,53 +70,53 @@ class RollForward:
         self._tables = tables
         self._executor = executor
         self._repeated: Mapping[LiveBucket, RepeatedKeys] = {}
-        # By bucket: how many keys came by, how many of the first are in, and the offset behind them.
-        self._passed: dict[LiveBucket, int] = {}
+        # By bucket: how many keys were read, how many of the first keys are applied, and the offset after them.
+        self._keys_seen: dict[LiveBucket, int] = {}
         self._applied: dict[LiveBucket, int] = {}
-        self._behind: dict[LiveBucket, int] = {}
-        self._whole: set[LiveBucket] = set()
+        self._end_offsets: dict[LiveBucket, int] = {}
+        self._complete: set[LiveBucket] = set()
 
     async def run(
         self,
         touched: Mapping[str, TableFootprint],
-        net: Mapping[LiveBucket, NetRows],
+        net: Mapping[LiveBucket, MergedTransactionRows],
         repeated: Mapping[LiveBucket, RepeatedKeys],
     ) -> None:
-        """Applies it to all of its buckets, which have nothing of it; what fails is in `failed`.
+        """Applies the transaction to all of its buckets, which have nothing of it yet; failures are in `failed`.
 
         Args:
             touched: What it does to each table.
-            net: What becomes of the rows of those whose rows are merged.
-            repeated: Which keys of the others are in several requests; see `repeated_keys`.
+            net: The merged rows of buckets of tables whose rows are merged.
+            repeated: For other buckets, the keys that several requests write; see `repeated_keys`.
         """
         self._repeated = repeated
         await self._begin()
         try:
-            await self._rows(net, touched)
+            await self._apply_rows(net, touched)
         except Exception as error:
             self._fail_rest(error)
         await self._end()
 
     async def run_again(self) -> None:
-        """Applies what is missing, after a crash or a failure; what fails is in `failed`."""
+        """Applies the rest of the transaction after a crash or a failure; failures are in `failed`."""
         await self._begin()
-        if self._left():
+        if self._pending():
             try:
-                # All of it is read first, so that nothing is applied of what is damaged.
+                # Read all parts first, so that nothing of a damaged transaction is applied.
                 touched = footprints_of(await self._executor.run(load_parts, self._files))
                 self._repeated = await repeated_keys(self._files, self._tables, touched, self._executor)
-                await self._rows(await self._merged_again(touched), touched)
+                await self._apply_rows(await self._merge_all_again(touched), touched)
             except Exception as error:
                 self._fail_rest(error)
         await self._end()
 
     def _fail_rest(self, error: Exception) -> None:
-        for live in self._left():
+        for live in self._pending():
             self._fail(live, error)
 
     @property
     def buckets(self) -> list[LiveBucket]:
-        """Those that may lack a part of it."""
+        """The buckets that may lack rows of the transaction."""
         return [
             table.buckets[number]
             for name, table in self._tables.items()
@@ -125,116 +125,124 @@ class RollForward:
         ]
 
     def applied_to(self, live: LiveBucket) -> int:
-        """How many of its keys in a bucket, of the first ones, are applied as far as is known."""
+        """Returns how many of its first keys are known to be applied to a bucket."""
         return self._applied.get(live, 0)
 
-    def _left(self) -> list[LiveBucket]:
-        return [live for live in self.buckets if live not in self.failed and live not in self._whole]
+    def _pending(self) -> list[LiveBucket]:
+        return [live for live in self.buckets if live not in self.failed and live not in self._complete]
 
     async def _begin(self) -> None:
-        """Finds out how much of it each bucket has."""
-        await all_ended(map(self._ask, self.buckets))
+        """Loads how many keys of the transaction each bucket has."""
+        await all_ended(map(self._load_progress, self.buckets))
 
-    async def _ask(self, live: LiveBucket) -> None:
+    async def _load_progress(self, live: LiveBucket) -> None:
         try:
             earlier = self._decisions.pending_before(self._decision, live.table, live.number)
             if earlier is not None:
-                # Each bucket takes transactions in their order, or an old row would replace a newer one.
+                # Transactions are applied to a bucket in order. Otherwise an old row would replace a newer one.
                 raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
                 bucket = await live.open()
                 answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
-            self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
+            self._end_offsets[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.complete:
-                self._whole.add(live)
+                self._complete.add(live)
         except Exception as error:
             self._fail(live, error)
 
     @property
     def _identity(self) -> WriteIdentity:
         number = self._decision.number
-        # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
+        # Earlier transactions are complete in each of these buckets, and the log has that durably: see `Decisions`.
         return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
-    async def _merged_again(self, touched: Mapping[str, TableFootprint]) -> dict[LiveBucket, NetRows]:
-        """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""
+    async def _merge_all_again(self, touched: Mapping[str, TableFootprint]) -> dict[LiveBucket, MergedTransactionRows]:
+        """Merges the rows of tables whose rows are merged, except for keys that a bucket has already."""
         tables = {name: table for name, table in self._tables.items() if touched[name].merges}
-        net: dict[LiveBucket, NetRows] = {}
-        # First which keys there are, in which order: only then it shows which of them are in.
+        net: dict[LiveBucket, MergedTransactionRows] = {}
+        # The first pass collects the keys in order, which shows which of them are applied. The second merges the rest.
         for is_first in (True, False):
             async with staged_rows(self._files, tables, self._executor, _writes) as requests:
                 async for rows in requests:
                     for part in rows.parts:
                         live = rows.table.buckets[part.bucket]
-                        if live in self._left():
+                        if live in self._pending():
                             await self._merge_again(rows.table, live, part, net, is_first=is_first)
             if is_first:
                 for live, merged in net.items():
-                    merged.leave_out(self._applied[live])
+                    merged.skip_applied(self._applied[live])
         return net
 
     async def _merge_again(
-        self, table: LiveTable, live: LiveBucket, part: PreparedRows, net: dict[LiveBucket, NetRows], *, is_first: bool
+        self,
+        table: LiveTable,
+        live: LiveBucket,
+        part: PreparedRows,
+        net: dict[LiveBucket, MergedTransactionRows],
+        *,
+        is_first: bool,
     ) -> None:
         try:
             async with live.mutex.bypass_barrier():
-                merged = net.setdefault(live, NetRows(await live.open()))
+                merged = net.setdefault(live, MergedTransactionRows(await live.open()))
                 if is_first:
-                    merged.note(part)
+                    merged.add_keys(part)
                 else:
                     await live.run(merged.merge, part, table.writes.merger)
         except Exception as error:
             self._fail(live, error)
 
-    async def _rows(self, net: Mapping[LiveBucket, NetRows], touched: Mapping[str, TableFootprint]) -> None:
-        """Applies what is left, of merged rows first."""
+    async def _apply_rows(
+        self, net: Mapping[LiveBucket, MergedTransactionRows], touched: Mapping[str, TableFootprint]
+    ) -> None:
+        """Applies the remaining rows, merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
-        async with staged_rows(self._files, plain, self._executor, _writes, self._net) as requests:
+        async with staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)
 
-    def _net(self, request: int, table: LiveTable, part: PreparedRows) -> PreparedRows:
-        """The rows of a request that no later one replaces, in the order in which a bucket takes them best."""
+    def _net_part(self, request: int, table: LiveTable, part: PreparedRows) -> PreparedRows:
+        """Returns the rows of a request that no later request replaces, in key order, which is fastest to write."""
         repeated = self._repeated.get(table.buckets[part.bucket])
         mask = None if repeated is None else repeated.last(request, part.keys)
         return (part if mask is None else part.where(mask)).by_key()
 
-    async def _apply_net(self, live: LiveBucket, net: NetRows) -> None:
+    async def _apply_net(self, live: LiveBucket, net: MergedTransactionRows) -> None:
         table = self._tables[live.table]
         indexes = table.state.codec.indexes
         try:
             for columns, keys in net.steps(self._applied[live], len(indexes)):
                 async with live.mutex.bypass_barrier():
                     await self._apply_step(table, live, net, columns, keys)
-            self._whole.add(live)
+            self._complete.add(live)
         except Exception as error:
             self._fail(live, error)
 
     async def _apply_step(
-        self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
+        self, table: LiveTable, live: LiveBucket, net: MergedTransactionRows, columns: Columns, keys: list[bytes]
     ) -> None:
         bucket, codec = await live.open(), table.state.codec
-        behind = self._applied[live] + len(keys)
+        end_row = self._applied[live] + len(keys)
         await live.run(
             apply_change,
             live,
             bucket,
             lambda: net.change(keys, live.number, codec),
             codec.rows,
-            WriteStep(identity=self._identity, rows=behind, complete=behind == len(net)),
+            WriteStep(identity=self._identity, rows=end_row, complete=end_row == len(net)),
             origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
-        self._applied[live], self._behind[live] = behind, bucket.state.log_offset
+        self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
 
     async def _apply(self, table: LiveTable, part: PreparedRows) -> None:
         live = table.buckets[part.bucket]
-        start = self._passed.get(live, 0)
-        end = self._passed[live] = start + len(part.keys)
+        start = self._keys_seen.get(live, 0)
+        end = self._keys_seen[live] = start + len(part.keys)
         try:
-            while live in self._left() and self._applied[live] < end:
+            while live in self._pending() and self._applied[live] < end:
                 await self._step(table, live, part, start)
         except Exception as error:
             self._fail(live, error)
@@ -245,27 +253,27 @@ class RollForward:
             bucket = await live.open()
             applied, end = self._applied[live], start + len(part.keys)
             merger = table.writes.merger
-            behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
-            rows = part.slice(applied - start, behind - applied)
+            end_row = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
+            rows = part.slice(applied - start, end_row - applied)
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
-            step = WriteStep(identity=self._identity, rows=behind, complete=behind == total)
+            step = WriteStep(identity=self._identity, rows=end_row, complete=end_row == total)
             await live.run(
                 apply_rows,
                 *(live, bucket, rows, merger, step),
                 *(self._decision.writer or None, self._decision.micros),
             )
-            self._applied[live], self._behind[live] = behind, bucket.state.log_offset
-            if behind == total:
-                self._whole.add(live)
+            self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
+            if end_row == total:
+                self._complete.add(live)
 
     async def _end(self) -> None:
-        """Makes what is applied durable."""
-        self._fail_rest(InternalError("not all of its rows were found"))
-        await all_ended(self._sync(live) for live in self._whole if live not in self.failed)
-        for live in self._whole:
+        """Makes the applied rows durable."""
+        self._fail_rest(InternalError("not all staged rows of the transaction were found"))
+        await all_ended(self._sync(live) for live in self._complete if live not in self.failed)
+        for live in self._complete:
             if live not in self.failed:
-                self.offsets.setdefault(live.table, {})[live.number] = self._behind[live]
+                self.offsets.setdefault(live.table, {})[live.number] = self._end_offsets[live]
 
     async def _sync(self, live: LiveBucket) -> None:
         try:
@@ -276,7 +284,7 @@ class RollForward:
     def _fail(self, live: LiveBucket, error: Exception) -> None:
         trace = None if isinstance(error, ScanKvError) else error
         _log.error(
-            "%s lacks what the transaction %s has written: %s",
+            "%s lacks rows of the transaction %s: %s",
             live.location,
             self._decision.token,
             error,

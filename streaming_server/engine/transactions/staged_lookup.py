@@ -1,4 +1,4 @@
-"""Rows as a transaction would leave them: those that are committed, with what it has staged merged in."""
+"""Looks up rows as a transaction would leave them: the committed rows with its staged rows merged in."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class StagedRowView:
-    """The stored rows of some encoded keys, and what becomes of them. Not thread-safe."""
+    """The stored rows of some encoded keys, with staged rows merged in. Not thread-safe."""
 
     def __init__(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> None:
         self._rows = dict(zip(keys, rows, strict=True))
         self._keys = pa.array(list(self._rows), pa.binary())
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some of them, None where there is none."""
+        """Returns the rows of some of the keys, None where no row exists."""
         return [self._rows[key] for key in keys]
 
     def merge(self, part: PreparedRows, table: LiveTable) -> None:
-        """Merges in what is written to these keys. Blocks.
+        """Merges in the staged rows of these keys. Blocks.
 
         Raises:
-            InvalidRequest, RequestTooLarge: It cannot be merged.
+            InvalidRequest, RequestTooLarge: The rows cannot be merged.
         """
         wanted = pc.is_in(part.keys, value_set=self._keys).to_numpy(zero_copy_only=False)
         if wanted.any():
@@ -54,18 +54,18 @@ async def with_staged(
     keys: Sequence[bytes],
     rows: Sequence[bytes | None],
 ) -> list[bytes | None]:
-    """Stored rows after what some files have staged for their keys. Memory: these rows, and two requests.
+    """Returns stored rows with the staged rows of some files merged in. Memory: these rows, and two requests.
 
     Args:
         table: The table.
-        files: The file of each part, and how many of its requests count.
-        executor: Runs what blocks.
+        files: The file of each part, and how many of its requests are merged.
+        executor: Runs blocking work.
         keys: The encoded keys.
-        rows: What stands there, None where nothing does.
+        rows: The stored rows, None where no row exists.
 
     Raises:
-        InvalidRequest, RequestTooLarge: It cannot be merged; or the rows do not fit into an answer.
-        DataLoss: What is staged is damaged.
+        InvalidRequest, RequestTooLarge: The rows cannot be merged, or do not fit into an answer.
+        DataLoss: A staged request is damaged.
     """
     known, name = StagedRowView(keys, rows), table.definition.name
     async with staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
@@ -75,6 +75,7 @@ async def with_staged(
     found = known.get(list(keys))
     if total_bytes(found) > MAX_REQUEST_BYTES:
         raise RequestTooLarge(
-            f"the rows would take over {MAX_REQUEST_BYTES:,} bytes, which is the limit of an answer: ask for fewer keys"
+            f"the answer has more than {MAX_REQUEST_BYTES:,} bytes; the limit is {MAX_REQUEST_BYTES:,}: ask for fewer "
+            "keys"
         )
     return found

@@ -1,4 +1,4 @@
-"""The staged requests of a transaction on their way into its tables: read, and made ready, one ahead of their taker."""
+"""Reads and prepares the staged requests of a transaction, one request ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """One request: its rows or keys by bucket, ascending, of its table."""
+    """A staged request with its table, and its rows or keys by bucket, ascending."""
 
     request: StagedRequest
     table: LiveTable
     parts: Sequence[PreparedRows]
 
 
-def check_of(
+def request_check(
     table: LiveTable, action: str, data: bytes, schema_id: int, kind: WriteKind
 ) -> Callable[[], tuple[int, list[PreparedRows]]]:
-    """What checks a request in a thread: how many rows or keys it has, and these by bucket. Raises InvalidRequest."""
+    """Returns a function that checks a request in a thread, and gives its size and its rows or keys by bucket.
+
+    Raises:
+        InvalidRequest: The table has no such schema.
+    """
     writes = table.writes
     return writes.check_upsert(data, schema_id, kind) if action == UPSERT else writes.check_delete(data, kind)
 
@@ -49,17 +53,17 @@ async def staged_rows(
     wanted: Callable[[StagedRequest], bool],
     shape: Callable[[int, LiveTable, PreparedRows], PreparedRows] = lambda _, __, part: part,
 ) -> AsyncIterator[AsyncIterator[StagedRows]]:
-    """The wanted ones of the requests staged in some files, in order; of tables that are not given there are none.
+    """Yields the staged requests that `wanted` selects, in order; skips tables that are not in `tables`.
 
-    They are not altered meanwhile. Memory: two requests.
+    The caller keeps the tables from being altered. Memory: two requests.
 
     Args:
-        files: The file of each part, and how many of its requests count.
+        files: The file of each part, and how many of its requests belong to the transaction.
         tables: The tables, by name.
-        executor: Runs what blocks.
-        wanted: Which of the requests are.
-        shape: What is made of the rows of each bucket, given the number of their request among all in the files, and
-            the table.
+        executor: Runs blocking work.
+        wanted: Selects requests.
+        shape: Transforms the rows of each bucket; gets the number of their request among all in the files, and the
+            table.
 
     Raises:
         DataLoss: Staged requests are missing, or damaged.
@@ -71,10 +75,10 @@ async def staged_rows(
             if request.table in tables and wanted(request):
                 kind = WriteKind(columns=request.columns, overwrite=request.overwrite)
                 table = tables[request.table]
-                _, parts = check_of(table, request.action, data, request.schema_id, kind)()
+                _, parts = request_check(table, request.action, data, request.schema_id, kind)()
                 yield StagedRows(request, table, [shape(number, table, part) for part in parts])
 
-    async with aclosing(_ahead(read(), executor)) as rows:
+    async with aclosing(_prefetch(read(), executor)) as rows:
         yield rows
 
 
@@ -84,9 +88,9 @@ async def repeated_keys(
     touched: Mapping[str, TableFootprint],
     executor: StorageExecutor,
 ) -> dict[LiveBucket, RepeatedKeys]:
-    """Which request of a transaction is the last of each key, in the buckets that several write; see `RepeatedKeys`.
+    """Finds the keys that several requests of a transaction write, by bucket; see `RepeatedKeys`.
 
-    Not of tables whose rows are merged. Memory: as `RepeatedKeys`, and two requests.
+    Skips tables whose rows are merged. Memory: as `RepeatedKeys`, and two requests.
 
     Raises:
         DataLoss: Staged requests are missing, or damaged.
@@ -114,28 +118,28 @@ async def repeated_keys(
             repeated.close()
             yield True
 
-    async with aclosing(_ahead(read(), executor)) as steps:
+    async with aclosing(_prefetch(read(), executor)) as steps:
         async for _ in steps:
             pass
     return found
 
 
 def _requests(files: Sequence[tuple[Path, int]]) -> Iterator[tuple[int, StagedRequest, bytes]]:
-    """The requests in some files, numbered, with their rows or keys. Raises DataLoss."""
+    """Yields the requests of some files, numbered, with their rows or keys. Raises DataLoss."""
     requests = (request for path, count in files for request in read_staged_requests(path, count))
     for number, (request, data) in enumerate(requests):
         yield number, request, data
 
 
-async def _ahead(reading: Iterator[T], executor: StorageExecutor) -> AsyncGenerator[T]:
-    """What an iterator that blocks gives, one ahead of its taker."""
+async def _prefetch(reading: Iterator[T], executor: StorageExecutor) -> AsyncGenerator[T]:
+    """Yields the items of a blocking iterator, and reads one item ahead."""
     following = asyncio.ensure_future(executor.run(_next, reading))
     try:
         while (rows := await following) is not None:
             following = asyncio.ensure_future(executor.run(_next, reading))
             yield rows
     finally:
-        # A thread may be at work in the generator, which can only be closed by nobody else.
+        # A thread may still run the iterator, and an iterator cannot be closed while it runs: wait for the thread.
         await asyncio.wait([following])
         if not following.cancelled():
             following.exception()

@@ -1,4 +1,4 @@
-"""What is said of transactions that are committed and not applied everywhere: why, and what to do."""
+"""The errors of committed transactions that are not applied everywhere: why, and what to do."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
 
 RETRY_SECONDS: Final = 5.0
-"""What is committed and could not be applied is tried again that often."""
+"""How often the server retries to apply a stuck transaction."""
 
-UNTOLD: Final = "whether the transaction is committed cannot be told yet"
+OUTCOME_UNKNOWN: Final = "whether the transaction is committed cannot be told yet"
 
 
-def _way_out(token: str) -> str:
-    """What to do about a transaction for which stored data is damaged."""
+def _remedy(token: str) -> str:
+    """What to do about a transaction that damaged data keeps from being applied."""
     return (
-        "restore what is damaged from a copy, and start the server again; or drop the table; or give up what is "
-        f"lost: scankv transactions give-up {token}"
+        "restore the damaged data from a copy and restart the server; or drop the table; or give up the lost rows: "
+        f"scankv transactions give-up {token}"
     )
 
 
 def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
-    """What all get who read or write a bucket that lacks a committed transaction.
+    """Returns the error for reads and writes of a bucket that lacks rows of a committed transaction.
 
-    It is no `DiskFull`: reads, too, have to wait for the bucket.
+    The error is never `DiskFull`, because reads have to wait for the bucket, too.
     """
-    what = f"{live.location} lacks what a committed transaction has written, and is not served"
+    what = f"{live.location} lacks rows of a committed transaction, and is not served"
     if isinstance(error, DataLoss):
         return DataLoss(
-            f"{what}: {error.message}; {_way_out(token)}",
+            f"{what}: {error.message}; {_remedy(token)}",
             table=live.table,
             bucket=live.number,
         )
-    return not_yet(Unavailable, what, error)
+    return retried_error(Unavailable, what, error)
 
 
 def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Mapping[str, ScanKvError]) -> ScanKvError:
-    """What whoever asks for a committed transaction gets that could not be applied everywhere.
+    """Returns the error for a caller of a committed transaction that could not be applied everywhere.
 
     Args:
-        token: The transaction's.
-        failed: The buckets that lack it, and why.
-        unreadable: Why tables of it cannot be used.
+        token: The transaction's token.
+        failed: The buckets that lack rows of it, and why.
+        unreadable: Its tables that cannot be used, and why.
     """
     places = ", ".join(sorted([*(live.location for live in failed), *(f"table {name}" for name in unreadable)]))
-    what = f"the transaction is committed, and could not be written to {places}"
+    what = f"the transaction is committed, but could not be written to {places}"
     for error in failed.values():
         if not isinstance(error, DataLoss):
-            return not_yet(kind_of(error), what, error)
-    return DataLoss(f"{what}, because stored data is damaged: {_way_out(token)}")
+            return retried_error(retried_kind(error), what, error)
+    return DataLoss(f"{what}, because stored data is damaged: {_remedy(token)}")
 
 
-def kind_of(error: BaseException) -> type[DiskFull | Unavailable]:
-    """What whoever commits gets, because of an error: out of space where that is the cause."""
+def retried_kind(error: BaseException) -> type[DiskFull | Unavailable]:
+    """Returns the error class for a retried failure: `DiskFull` where space is the cause."""
     return DiskFull if isinstance(error, DiskFull) else Unavailable
 
 
-def not_yet(kind: type[DiskFull | Unavailable], what: str, error: BaseException) -> ScanKvError:
-    """The error for something that is tried again."""
+def retried_error(kind: type[DiskFull | Unavailable], what: str, error: BaseException) -> ScanKvError:
+    """Returns the error for a failure that the server retries."""
     cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
+    return kind(f"{what}: {cause}; the server retries it every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Who needs tables to stay as they are, and who changes them: transactions being committed, and definitions altered."""
+"""The lock between commits of transactions, which use tables, and changes of table definitions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ if TYPE_CHECKING:
 
 
 class TableUsageLock:
-    """While some use a table, nobody alters or drops it, and the other way round. Bound to the event loop."""
+    """Shared for users of tables, exclusive for the one task that alters or drops a table. Bound to the event loop."""
 
     def __init__(self) -> None:
-        """Begins with nobody."""
         self._using: Counter[str] = Counter()
         self._altering: set[str] = set()
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
     async def using(self, tables: Collection[str]) -> AsyncIterator[None]:
-        """Keeps tables as they are for the length of the block."""
+        """Keeps tables from being altered or dropped for the length of the block."""
         names = list(tables)
         async with self._changed:
             await self._changed.wait_for(lambda: self._altering.isdisjoint(names))
@@ -36,7 +35,7 @@ class TableUsageLock:
 
     @asynccontextmanager
     async def altering(self, table: str) -> AsyncIterator[None]:
-        """Has a table to oneself for the length of the block; one at a time."""
+        """Keeps all users out of a table for the length of the block. The caller alters one table at a time."""
         self._altering.add(table)
         try:
             async with self._changed:

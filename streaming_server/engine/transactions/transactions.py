@@ -1,4 +1,4 @@
-"""The transactions of a server: begun, staged, committed or aborted, and rolled forward after a crash."""
+"""The transactions of a server: begin, stage, commit or abort, and roll forward after a crash."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from streaming_server.engine.transactions.open_transaction import (
     OpenTransaction,
     TransactionOptions,
     footprints_of,
-    lost,
+    transaction_lost,
 )
 from streaming_server.engine.transactions.staged_lookup import with_staged
-from streaming_server.engine.transactions.staged_rows import check_of
+from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.transactions.decisions import Decisions
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitStats
-    from streaming_server.engine.transactions.give_up import LostWrites
+    from streaming_server.engine.transactions.give_up import BucketLoss
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
     from streaming_server.storage.transactions.staging import TableFootprint
 
@@ -72,13 +72,13 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLimits:
-    """What bounds transactions.
+    """The limits of transactions.
 
     Attributes:
-        open: How many there may be at once that are neither committed nor aborted.
-        bytes: How many bytes each may stage.
-        ttl_seconds: How long one is kept when nothing is heard of it, if it does not say.
-        remembered_seconds: How long a commit is remembered.
+        open: How many transactions may be open at once.
+        bytes: How many bytes each transaction may stage.
+        ttl_seconds: The default time to live of a transaction without calls.
+        remembered_seconds: How long the server remembers the commit of a transaction with an id.
     """
 
     open: int
@@ -89,7 +89,7 @@ class TransactionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRequestId:
-    """Which request of a transaction a staged one is: of the transaction `token`, number `sequence` of `part`."""
+    """Identifies a staged request: number `sequence` of `part` of the transaction `token`."""
 
     token: str
     part: str
@@ -97,21 +97,21 @@ class StagedRequestId:
 
 
 class Transactions:
-    """All of them. Bound to the event loop.
+    """All transactions of a server. Bound to the event loop.
 
-    What has begun to be committed comes to its end, also when its caller gives up.
+    A commit that has started runs to completion, even when its caller cancels the call.
 
     Args:
-        root: Where they lie; made when it is not there.
-        executor: Runs what blocks.
-        table: Gives a table by its name; raises TableNotFound.
-        limits: What bounds them.
-        clock: The server's.
+        root: The directory of the transactions; created if missing.
+        executor: Runs blocking work.
+        table: Returns the table of a name, or raises TableNotFound.
+        limits: The limits of transactions.
+        clock: The server's clock.
 
     Attributes:
-        uses: Keeps the tables of commits from being altered.
+        uses: Keeps tables from being altered while a commit uses them.
 
-    When it cannot be read which transactions were committed, every method raises that, and the tables are served.
+    If the transaction log cannot be read, every method raises the reason. The tables are served all the same.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Transactions:
             _log.error("%s: transactions cannot be used: %s", error.reason, error.message)
             self._damage = error
             self._decisions = Decisions(root, clock, UnreadableLog(error))
-        self._committing = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
-        self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
+        self._coordinator = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
+        self._committed = CommittedTransactions(limits.remembered_seconds, self._table_exists)
         for committed in self._decisions.take_finished():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
@@ -146,34 +146,34 @@ class Transactions:
 
     @property
     def open(self) -> list[OpenTransaction]:
-        """Those that are neither committed nor aborted, the oldest first."""
-        return sorted(self._open.values(), key=lambda each: each.begun)
+        """The transactions that are neither committed nor aborted, the oldest first."""
+        return sorted(self._open.values(), key=lambda each: each.began_at)
 
     @property
     def default_ttl(self) -> float:
-        """For how many seconds one is kept that does not say."""
+        """The time to live, in seconds, of a transaction that does not name its own."""
         return self._limits.ttl_seconds
 
     @property
-    def figures(self) -> CommitStats:
-        """What there is to say of the commits since the start."""
-        return self._committing.figures
+    def stats(self) -> CommitStats:
+        """The stats of the commits since the start."""
+        return self._coordinator.stats
 
     async def recover(self) -> None:
-        """Carries out what was decided before a crash, and loads what was staged. Nobody reads or writes meanwhile.
+        """Rolls forward what was decided before a crash, and loads what was staged. Call it before tables are served.
 
-        Rule: no transaction keeps other tables from being served. Buckets to which a committed one cannot be applied
-        are blocked, see `LiveBucket.block`; if the log cannot be read, all to which one may have been committed.
+        Rule: no transaction keeps other tables from being served. A bucket to which a committed transaction cannot be
+        applied is blocked, see `LiveBucket.block`. If the log cannot be read, every bucket with staged rows is blocked.
         """
-        # First, since they hold changes of the buckets that are opened then.
+        # First, because open transactions hold changes of the buckets that the roll-forward opens.
         for token in await self._executor.run(list_tokens, self._root):
             try:
                 await self._recover_staged(StagingDirectory(self._root, token))
             except Exception:
-                _log.exception("what the transaction %s has staged is left as it is", token)
+                _log.exception("the staged rows of the transaction %s cannot be loaded; they stay on disk", token)
         for decision in list(self._decisions.unfinished.values()):
             _log.info("applying the transaction %s, which was committed before the last stop", decision.token)
-            committed = await self._committing.roll_forward(decision)
+            committed = await self._coordinator.roll_forward(decision)
             if committed is not None:
                 await self._conclude(committed)
         self._committed.forget(self._clock.service_micros())
@@ -190,14 +190,14 @@ class Transactions:
             await self._executor.run(self._load, directory)
 
     def _block(self, tables: Mapping[str, TableFootprint], damage: ScanKvError) -> None:
-        """Blocks the buckets for which a transaction has staged rows, because nobody knows if they are to be there."""
+        """Blocks the buckets for which a transaction has staged rows: whether it was committed is unknown."""
         for name, touched in tables.items():
-            if self._is_there(name, touched.incarnation):
+            if self._table_exists(name, touched.incarnation):
                 for number in touched.buckets:
                     live = self._table(name).buckets[number]
                     live.block(
                         type(damage)(
-                            f"{live.location} may lack what a committed transaction has written, and is not served: "
+                            f"{live.location} may lack rows of a committed transaction, and is not served: "
                             f"{damage.message}",
                             table=name,
                             bucket=number,
@@ -207,10 +207,10 @@ class Transactions:
     async def _shorten_log(self) -> None:
         if self._damage is None:
             try:
-                await self._committing.rewrite_log(self._committed)
+                await self._coordinator.rewrite_log(self._committed)
             except (ScanKvError, OSError) as error:
-                # It stays as long as it is, until the next time.
-                _log.warning("the transaction log cannot be made shorter: %s", error)
+                # The log keeps its length until the next attempt.
+                _log.warning("the transaction log cannot be shortened: %s", error)
 
     def _load(self, directory: StagingDirectory) -> None:
         try:
@@ -224,12 +224,12 @@ class Transactions:
             self._open[transaction.token] = transaction
 
     def start(self) -> None:
-        """Starts letting transactions expire, and applying what could not be applied, until `close`."""
+        """Starts to expire transactions, and to retry stuck commits, until `close`."""
         self._reaper.start()
         self._retrying.start()
 
     async def close(self) -> None:
-        """Stops that, once commits that have begun are at their end. What is staged stays."""
+        """Stops the background tasks, and waits for running commits. Staged rows stay on disk."""
         await self._reaper.close()
         await self._retrying.close()
         for deleting in [task for each in self._open.values() for task in each.deleting.values()]:
@@ -238,25 +238,25 @@ class Transactions:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
 
-    async def begin(self, terms: TransactionOptions) -> OpenTransaction | CommittedTransaction:
-        """Begins a transaction; or gives the commit of its id, when there was one. See transaction.proto.
+    async def begin(self, options: TransactionOptions) -> OpenTransaction | CommittedTransaction:
+        """Begins a transaction, or returns the earlier commit of its id. See transaction.proto.
 
         Raises:
-            InvalidRequest: The id, or the time to live.
-            TooManyTransactions: There are as many as there may be.
+            InvalidRequest: The id or the time to live is not allowed.
+            TooManyTransactions: The limit of open transactions is reached.
         """
-        terms.check()
+        options.check()
         self._check_log()
-        if terms.id:
-            while (before := self._open_of(terms.id)) is not None:
-                if before.terms.attempt == terms.attempt:
+        if options.id:
+            while (before := self._find_open(options.id)) is not None:
+                if before.options.attempt == options.attempt:
                     before.renew()
                     return before
                 await self._settle(before)
-            committed = self._committed.find("", terms.id)
+            committed = self._committed.find("", options.id)
             if committed is not None:
                 return committed
-            self._check_not_stuck("", terms.id)
+            self._check_not_stuck("", options.id)
         if len(self._open) >= self._limits.open:
             raise TooManyTransactions(
                 f"there are {len(self._open)} open transactions, which is the limit: commit or abort some, or raise "
@@ -266,10 +266,10 @@ class Transactions:
         token = uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(
-            token=token, terms=terms, directory=directory, clock=self._clock
+            token=token, options=options, directory=directory, clock=self._clock
         )
         try:
-            # Others who begin it meanwhile have its token, and wait here with what they stage.
+            # Concurrent calls with the same attempt get this token. Their stage calls wait for this lock.
             async with transaction.lock:
                 await self._executor.run(directory.create, transaction.content())
         except BaseException:
@@ -279,22 +279,22 @@ class Transactions:
         self._reaper.notify(transaction.expires)
         return transaction
 
-    def _open_of(self, id_: str) -> OpenTransaction | None:
-        return next((each for each in self._open.values() if each.terms.id == id_), None)
+    def _find_open(self, id_: str) -> OpenTransaction | None:
+        return next((each for each in self._open.values() if each.options.id == id_), None)
 
     async def _settle(self, transaction: OpenTransaction) -> None:
-        """Aborts a transaction, unless it is being committed: then waits for the end of that."""
+        """Aborts a transaction. If it is being committed, waits for the end of the commit first."""
         while transaction.commit is not None and not transaction.has_ended:
             with suppress(ScanKvError):
                 await asyncio.shield(transaction.commit)
-            if self._committing.is_decided(transaction.token):
-                # It cannot be applied.
-                await self.commit(transaction.token, transaction.terms.id, ())
+            if self._coordinator.is_decided(transaction.token):
+                # The commit is decided, but stuck: this raises why.
+                await self.commit(transaction.token, transaction.options.id, ())
         await self._end(transaction)
 
     async def stage(
         self,
-        place: StagedRequestId,
+        request_id: StagedRequestId,
         table: LiveTable,
         action: str,
         data: bytes,
@@ -303,29 +303,29 @@ class Transactions:
         kind: WriteKind,
         column_locks: Sequence[str] = (),
     ) -> int:
-        """Checks a write as the table would, and stages it: how many rows or keys it has.
+        """Checks a write as the table would, stages it, and returns its number of rows or keys.
 
         Args:
-            place: Which request of a transaction it is.
+            request_id: Which request of a transaction it is.
             table: The table.
             action: UPSERT or DELETE.
             data: Its rows or keys, an Arrow IPC stream.
             schema_id: The version of the table's schema that the rows were made for. 0: the current one.
-            kind: What it does with them.
-            column_locks: The ids of the column locks that its writer has.
+            kind: How the rows are written.
+            column_locks: The ids of the column locks that the writer holds.
 
         Raises:
-            TransactionLost, TransactionCommitted: Nothing can be staged any more.
-            RequestTooLarge: It is too large, or the transaction would be.
-            ScanKvError: What the table refuses.
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+            RequestTooLarge: The request, or the transaction with it, exceeds its limit.
+            ScanKvError: The table refuses the write.
         """
-        transaction = self._staging(place.token)
+        transaction = self._staging(request_id.token)
         definition, indexes = table.definition, tuple(table.state.codec.indexes)
-        rows, parts = await self._executor.run(check_of(table, action, data, schema_id, kind))
-        with table.writes.locks.admitted(kind.columns or None, column_locks):
+        rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
+        with table.writes.locks.admit(kind.columns or None, column_locks):
             pass
         request = StagedRequest(
-            part=place.part,
+            part=request_id.part,
             table=definition.name,
             incarnation=definition.incarnation,
             action=action,
@@ -338,32 +338,32 @@ class Transactions:
             merges=any(part.written is not None for part in parts),
             column_locks=tuple(sorted(set(column_locks))),
         )
-        await self._append(transaction, place, request, data, table)
+        await self._append(transaction, request_id, request, data, table)
         return rows
 
     async def stage_delete_all(
-        self, place: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
+        self, request_id: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
     ) -> int | None:
-        """Stages the deletion of all rows that a table has now: how many they are; None while that is under way.
+        """Stages the deletion of all current rows of a table. Returns how many, or None while it is still running.
 
-        It goes on when the caller gives up; who calls again waits for it, or is told what came of it.
+        The work continues when the caller cancels. A repeated call waits for it, or returns its result.
 
         Args:
-            place: Which request of a transaction it is.
+            request_id: Which request of a transaction it is.
             table: The table.
-            kind: What becomes of the rows.
-            column_locks: The ids of the column locks that the writer has.
-            wait: For how many seconds to wait for its end.
+            kind: How the rows are deleted.
+            column_locks: The ids of the column locks that the writer holds.
+            wait: How many seconds to wait for the result.
 
         Raises:
             TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
         """
-        transaction = self._staging(place.token)
-        key = (place.part, place.sequence)
+        transaction = self._staging(request_id.token)
+        key = (request_id.part, request_id.sequence)
         task = transaction.deleting.get(key)
         if task is None:
-            work = self._delete_all(transaction, place, table, kind, column_locks)
-            task = transaction.deleting[key] = self._to_its_end(work)
+            work = self._delete_all(transaction, request_id, table, kind, column_locks)
+            task = transaction.deleting[key] = self._run_to_completion(work)
             task.add_done_callback(lambda _: transaction.deleting.pop(key))
         await asyncio.wait([task], timeout=wait)
         if not task.done():
@@ -378,31 +378,31 @@ class Transactions:
     async def _delete_all(
         self,
         transaction: OpenTransaction,
-        place: StagedRequestId,
+        request_id: StagedRequestId,
         table: LiveTable,
         kind: WriteKind,
         column_locks: Sequence[str],
     ) -> int:
         def check(more: int) -> None:
-            # A commit waits for it, as for all that is being staged.
+            # A commit waits for the lock, and so for this deletion. Only an abort or an expiry can end the transaction.
             if transaction.has_ended:
-                raise lost(transaction.token)
+                raise transaction_lost(transaction.token)
             transaction.renew()
             self._check_room(transaction, more)
 
         async with transaction.lock:
             transaction.check_open()
-            part = transaction.part(place.part, place.sequence)
+            part = transaction.part(request_id.part, request_id.sequence)
             if part is None:
-                path = transaction.parts[place.part].path
-                return (await self._executor.run(read_staged_request, path, place.sequence)).rows
+                path = transaction.parts[request_id.part].path
+                return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
-            with table.writes.locks.admitted(kind.columns or None, column_locks):
+            with table.writes.locks.admit(kind.columns or None, column_locks):
                 pass
-            # Before the rows are looked at: a change behind that is a conflict.
+            # Before the rows are read: a change after this offset is a conflict.
             await self._find_conflicts(transaction, table)
             request = StagedRequest(
-                part=place.part,
+                part=request_id.part,
                 table=definition.name,
                 incarnation=definition.incarnation,
                 action=DELETE,
@@ -418,52 +418,55 @@ class Transactions:
             request = await deleting.stage(request)
             check(request.piece_bytes)
             await self._executor.run(part.append, request, b"")
-            transaction.parts[place.part] = part
+            transaction.parts[request_id.part] = part
             return request.rows
 
     async def get_for_update(
-        self, place: StagedRequestId, table: LiveTable, keys: bytes
+        self, request_id: StagedRequestId, table: LiveTable, keys: bytes
     ) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `TableReads.lookup`, and has the commit depend on them.
+        """Looks keys up as `TableReads.lookup`, and makes the commit depend on them.
 
         Raises:
             TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
             ScanKvError: As for the lookup.
         """
-        transaction = self._staging(place.token)
+        transaction = self._staging(request_id.token)
         _check_has_changes(table)
         rows, found, offsets = await table.reads.lookup(keys, None)
         request = StagedRequest(
-            part=place.part,
+            part=request_id.part,
             table=table.definition.name,
             incarnation=table.definition.incarnation,
             action=READ,
             rows=len(found),
             buckets=offsets,
         )
-        await self._append(transaction, place, request, keys, table)
+        await self._append(transaction, request_id, request, keys, table)
         return rows, found
 
-    async def lookup(self, place: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `TableReads.lookup`, as they are once what a part has staged so far is merged in.
+    async def lookup(self, request_id: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `TableReads.lookup`, with the rows that a part has staged so far merged in.
 
         Args:
-            place: The part, and how many requests it has staged: those are seen.
+            request_id: The part, and how many requests it has staged; the lookup sees these.
             table: The table.
             keys: An Arrow IPC stream.
 
         Raises:
-            TransactionLost, TransactionCommitted: Nothing can be staged any more.
-            InvalidRequest: The part has not as many requests; or they cannot be merged.
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+            InvalidRequest: The part has another number of requests, or they cannot be merged.
             ScanKvError: As for the lookup.
         """
-        transaction = self._staging(place.token)
+        transaction = self._staging(request_id.token)
         async with transaction.lock:
             transaction.check_open()
-            parts = transaction.counted([(place.part, place.sequence)])
+            parts = transaction.select_parts([(request_id.part, request_id.sequence)])
             for name, touched in footprints_of(parts).items():
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
-                    raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
+                    raise TableNotFound(
+                        f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                        table=name,
+                    )
             files = [(part.path, part.requests) for part in parts]
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
@@ -471,26 +474,26 @@ class Transactions:
     async def _append(
         self,
         transaction: OpenTransaction,
-        place: StagedRequestId,
+        request_id: StagedRequestId,
         request: StagedRequest,
         data: bytes,
         table: LiveTable,
     ) -> None:
         async with transaction.lock:
             transaction.check_open()
-            part = transaction.part(place.part, place.sequence)
+            part = transaction.part(request_id.part, request_id.sequence)
             if part is None:
                 return
             self._check_room(transaction, len(data))
             if request.action != READ:
                 await self._find_conflicts(transaction, table)
             await self._executor.run(part.append, request, data)
-            transaction.parts[place.part] = part
+            transaction.parts[request_id.part] = part
             if request.action == READ:
                 self._hold_log(transaction, table)
 
     def _check_room(self, transaction: OpenTransaction, more: int) -> None:
-        """Raises RequestTooLarge unless so many bytes more may be staged."""
+        """Raises RequestTooLarge unless `more` bytes fit into the transaction."""
         if transaction.size + more > self._limits.bytes:
             raise RequestTooLarge(
                 f"the transaction would stage over {self._limits.bytes:,} bytes: commit it in several, or raise "
@@ -498,49 +501,49 @@ class Transactions:
             )
 
     async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
-        """Notes from where on a change is a conflict, before the first write to a table. Hold the lock."""
+        """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock."""
         name = table.definition.name
-        if transaction.terms.finds_conflicts and name not in transaction.since:
+        if transaction.options.finds_conflicts and name not in transaction.since:
             _check_has_changes(table)
             transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
             self._hold_log(transaction, table)
             await self._executor.run(transaction.directory.write_metadata, transaction.content())
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
-        """Keeps the changes in which conflicts will be looked for."""
+        """Retains the changes in which the commit looks for conflicts."""
         offsets = transaction.retention_holds.get(table.definition.name, {})
-        # One that was made anew may have fewer buckets.
+        # A table that was dropped and recreated may have fewer buckets.
         for live in table.buckets:
             if live.number in offsets and not transaction.has_ended:
                 live.retain_log(_owner(transaction), offsets[live.number])
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        """Returns the first retained offset of a bucket's changelog, by owner. Safe in any thread."""
         holds = {_owner(each): each.retention_holds.get(table, {}) for each in list(self._open.values())}
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
     def _staging(self, token: str) -> OpenTransaction:
-        """An open transaction, from which was heard now."""
+        """Returns an open transaction, and renews its time to live."""
         self._check_log()
         transaction = self._open.get(token)
         if transaction is None:
             if self._committed.find(token, "") is not None:
                 raise TransactionCommitted("the transaction is committed: begin another one")
-            raise lost(token)
+            raise transaction_lost(token)
         transaction.check_open()
         transaction.renew()
         return transaction
 
     async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
-        """Commits a transaction, or gives the answer of its commit; see `CommitCoordinator.commit`.
+        """Commits a transaction, or returns its earlier commit; see `CommitCoordinator.commit`.
 
         Args:
             token: The transaction's token.
-            id_: Its id, by which its commit is found when the token is forgotten.
-            sizes: The parts that count, and how many requests each has. Empty: all that there are.
+            id_: Its id, which finds the commit once the token is forgotten.
+            sizes: The parts to commit, and the number of requests of each. Empty: all parts.
 
         Raises:
-            TransactionLost: There is none.
+            TransactionLost: No such transaction exists.
             ScanKvError: As `CommitCoordinator.commit`.
         """
         self._check_log()
@@ -550,9 +553,9 @@ class Transactions:
         self._check_not_stuck(token, id_)
         transaction = self._open.get(token)
         if transaction is None:
-            raise lost(token)
+            raise transaction_lost(token)
         if transaction.commit is None:
-            transaction.commit = self._to_its_end(self._commit(transaction, list(sizes)))
+            transaction.commit = self._run_to_completion(self._commit(transaction, list(sizes)))
         try:
             return await asyncio.shield(transaction.commit)
         except ScanKvError as error:
@@ -560,110 +563,110 @@ class Transactions:
 
     async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         try:
-            # What is being staged now is in it.
+            # Wait for a request that is being staged: it belongs to the commit.
             async with transaction.lock:
                 pass
-            committed = await self._committing.commit(transaction, sizes)
+            committed = await self._coordinator.commit(transaction, sizes)
         except BaseException:
-            if not self._committing.is_decided(transaction.token):
+            if not self._coordinator.is_decided(transaction.token):
                 self._open_again(transaction)
             raise
         self._committed.add(committed)
         self._forget(transaction)
-        self._to_its_end(self._conclude(committed))
+        self._run_to_completion(self._conclude(committed))
         return committed
 
     def _open_again(self, transaction: OpenTransaction) -> None:
-        """Lets a transaction be committed again, or aborted, that is not committed though that was tried."""
+        """Reopens a transaction after a failed commit, so that it can be committed again or aborted."""
         transaction.commit = None
         transaction.renew()
         self._reaper.notify(transaction.expires)
 
     async def _conclude(self, committed: CommittedTransaction) -> None:
-        """Has a commit remembered, and nothing of it staged any more."""
+        """Remembers a commit, and removes its staged rows."""
         self._committed.add(committed)
         try:
-            await self._committing.finish(committed)
+            await self._coordinator.finish(committed)
         except (ScanKvError, OSError) as error:
-            # The next decision, or the next start, finds it applied already.
-            _log.error("that the transaction %s is done cannot be noted: %s", committed.token, error)
+            # The next decision, or the next start, finds the transaction applied already.
+            _log.error("the end of the transaction %s cannot be recorded: %s", committed.token, error)
             return
         if self._decisions.is_rewrite_due:
             self._committed.forget(self._clock.service_micros())
             await self._shorten_log()
 
     async def _retry(self) -> None:
-        """Tries again what could not be done: to apply a transaction, or to note that it is applied."""
+        """Retries to apply stuck transactions, and to record the end of applied ones."""
         try:
-            await asyncio.shield(self._to_its_end(self.retry()))
+            await asyncio.shield(self._run_to_completion(self.retry()))
         except (ScanKvError, OSError) as error:
-            _log.warning("noting that transactions are done: %s", error)
+            _log.warning("the end of transactions cannot be recorded: %s", error)
 
     async def retry(self, dropped: str | None = None) -> None:
-        """Applies what was committed and could not be applied, as far as that can be done now.
+        """Applies stuck commits, as far as that is possible now.
 
         Args:
-            dropped: A table that was dropped, if that is why it is tried.
+            dropped: The dropped table that is the reason for this attempt, if one is.
         """
-        if dropped is None and not self._committing.has_more_to_do:
+        if dropped is None and not self._coordinator.has_more_to_do:
             return
-        if self._committing.is_uncertain:
-            for token in await self._committing.settle(self._committed):
+        if self._coordinator.is_uncertain:
+            for token in await self._coordinator.settle(self._committed):
                 if (undecided := self._open.get(token)) is not None:
                     self._open_again(undecided)
-        done = await self._committing.retry(dropped)
+        done = await self._coordinator.retry(dropped)
         if not done:
-            await self._committing.tidy_up()
+            await self._coordinator.tidy_up()
         for committed in done:
             transaction = self._open.get(committed.token)
             if transaction is not None:
                 self._forget(transaction)
             await self._conclude(committed)
 
-    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
+    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
         """Accepts that a committed transaction is lost where it cannot be applied; see `CommitCoordinator.give_up`.
 
-        Comes to its end, also when its caller gives up.
+        Runs to completion, even when the caller cancels.
         """
         self._check_log()
-        return await asyncio.shield(self._to_its_end(self._give_up(token)))
+        return await asyncio.shield(self._run_to_completion(self._give_up(token)))
 
-    async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
-        committed, lost = await self._committing.give_up(token)
+    async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
+        committed, lost = await self._coordinator.give_up(token)
         transaction = self._open.get(token)
         if transaction is not None:
             self._forget(transaction)
         await self._conclude(committed)
-        # Later ones may have waited for it.
+        # Later transactions may have waited for this one.
         await self.retry()
         return committed, lost
 
     @property
     def stuck(self) -> list[tuple[Decision, ScanKvError]]:
-        """The transactions that are committed and could not be applied everywhere, and why; the oldest first."""
+        """The committed transactions that could not be applied everywhere, each with the reason; the oldest first."""
         return [
-            (decision, self._committing.stuck[token])
+            (decision, self._coordinator.stuck[token])
             for token, decision in self._decisions.unfinished.items()
-            if token in self._committing.stuck
+            if token in self._coordinator.stuck
         ]
 
     def _check_log(self) -> None:
-        """Raises why no transaction can be used, if it is so."""
+        """Raises the damage of the transaction log, if it is damaged."""
         if self._damage is not None:
             raise copy(self._damage)
 
     def _check_not_stuck(self, token: str, id_: str) -> None:
-        """Raises why a transaction is committed, but not yet there for everybody, if it is so."""
+        """Raises why a committed transaction is not applied everywhere yet, if it is stuck."""
         for decision in self._decisions.unfinished.values():
-            stuck = self._committing.stuck.get(decision.token)
+            stuck = self._coordinator.stuck.get(decision.token)
             if stuck is not None and (decision.token == token or (id_ and decision.id == id_)):
                 raise copy(stuck)
 
     async def abort(self, token: str) -> None:
-        """Ends a transaction, if it is there, and removes what it has staged.
+        """Aborts a transaction, if it exists, and removes its staged rows.
 
         Raises:
-            TransactionCommitted: It is committed, or being committed.
+            TransactionCommitted: The transaction is committed, or being committed.
         """
         self._check_log()
         transaction = self._open.get(token)
@@ -674,11 +677,11 @@ class Transactions:
             await self._end(transaction)
 
     async def _end(self, transaction: OpenTransaction) -> None:
-        """Ends a transaction that is not being committed, if nobody has done so meanwhile."""
+        """Ends a transaction, unless it has ended or is being committed."""
         if transaction.has_ended or transaction.commit is not None:
             return
         self._forget(transaction)
-        await asyncio.shield(self._to_its_end(self._remove(transaction)))
+        await asyncio.shield(self._run_to_completion(self._remove(transaction)))
 
     async def _remove(self, transaction: OpenTransaction) -> None:
         async with transaction.lock:
@@ -688,27 +691,27 @@ class Transactions:
         transaction.has_ended = True
         del self._open[transaction.token]
         for name in transaction.retention_holds:
-            # One that was dropped has no changes any more.
+            # A dropped table has no changes to release.
             with suppress(ScanKvError):
                 for live in self._table(name).buckets:
                     live.release_log(_owner(transaction))
 
-    def _is_there(self, name: str, incarnation: str) -> bool:
+    def _table_exists(self, name: str, incarnation: str) -> bool:
         try:
             return self._table(name).definition.incarnation == incarnation
         except ScanKvError:
             return False
 
-    def _to_its_end(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+    def _run_to_completion(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Looked at, in case that nobody waits for it any more.
+            # Retrieve the exception, in case no caller awaits the task any more.
             task.exception()
 
     def _next_expiry(self) -> float | None:
@@ -722,14 +725,14 @@ class Transactions:
 
 
 def _owner(transaction: OpenTransaction) -> str:
-    """As whom a transaction holds changes."""
+    """The name of a transaction's retention hold."""
     return f"transaction {transaction.token}"
 
 
 def _check_has_changes(table: LiveTable) -> None:
-    """Raises InvalidRequest unless it can be told whether keys of a table have changed."""
+    """Raises InvalidRequest unless the table has a changelog, which conflict checks read."""
     if table.definition.options.changelog == "none":
         raise InvalidRequest(
-            f"table {table.definition.name} has no changelog, so whether a key has changed cannot be told: create it "
+            f"table {table.definition.name} has no changelog, which finds out whether a key has changed: create it "
             'with changelog="full" or "upsert"'
         )

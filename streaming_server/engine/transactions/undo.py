@@ -1,4 +1,4 @@
-"""Undo: takes back what a writer has done behind some offsets, by the changelog, where nobody has written over it."""
+"""Undo: reverts the changes of a writer after some offsets, from the changelog."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import LogRecord
 
 _PASS_CHANGES: Final = 500_000
-"""So many changes are planned for at once; where there are more, they are read several times, each for some keys."""
+"""The most changes in one plan. A longer range of changes is read several times, each time for some of the keys."""
 
 _STEP_CHANGES: Final = 65_536
 _STEP_BYTES: Final = 16 << 20
@@ -43,7 +43,7 @@ _TRIES: Final = 5
 
 @dataclass(slots=True)
 class UndoResult:
-    """What an undo has done: see `UndoResponse` in write.proto."""
+    """The counts of an undo: see `UndoResponse` in write.proto."""
 
     restored: int = 0
     deleted: int = 0
@@ -51,34 +51,36 @@ class UndoResult:
 
 
 class UndoOperation:
-    """One undo. Memory: 500,000 changes.
+    """Reverts the changes of one writer, where no other writer has written over them. Memory: 500,000 changes.
 
     Args:
         table: The table.
         writer: The id of the writer.
-        column_locks: The ids of the column locks that the caller has.
+        column_locks: The ids of the column locks that the caller holds.
+
+    Attributes:
+        result: What it has reverted so far.
     """
 
     def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str]) -> None:
-        self.undone = UndoResult()
+        self.result = UndoResult()
         self._table = table
         self._writer = writer
         self._column_locks = column_locks
         self._owner = f"undo-{uuid.uuid4().hex}"
 
     async def run(self, offsets: LogOffsets) -> dict[int, int]:
-        """Goes back to the offsets of some buckets, one bucket after another; durable: the offset behind it of each.
+        """Reverts buckets to their offsets, one by one, durably. Returns the offset after the undo of each bucket.
 
-        What is wrong with the offsets, and what cannot be undone exactly, is found in all buckets before anything is
-        written to the first.
+        All offsets are checked, and all changes that cannot be undone exactly are found, before the first write.
 
         Raises:
-            InvalidRequest: There are no rows before changes in the changelog, or no such bucket; or the writer has
-                written a column of which the changelog does not have everything.
+            InvalidRequest: The changelog has no before-images, or a bucket does not exist; or the writer has written a
+                column whose function keeps state that the changelog does not have.
             TableRecreated: The offsets are of another table of the same name.
             PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
-            UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Somebody has locked a column that is to be put back.
+            UndoConflict: Other writers changed the same keys during each attempt.
+            ColumnLocked: Another writer has locked a column that is to be reverted.
             LockLost: A lock of the caller has ended.
             DataLoss: A bucket is damaged.
         """
@@ -97,15 +99,18 @@ class UndoOperation:
         check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
         if definition.options.changelog != "full":
             raise InvalidRequest(
-                f"table {definition.name} has no changelog with the rows before changes, so nothing can be undone: "
+                f"table {definition.name} has no changelog with before-images, so nothing can be undone: "
                 'create it with changelog="full"'
             )
         for number in offsets:
             if not 0 <= number < len(self._table.buckets):
-                raise InvalidRequest(f"table {definition.name} has no bucket {number}", bucket=number)
+                raise InvalidRequest(
+                    f"table {definition.name} has no bucket {number}: it has 0 to {len(self._table.buckets) - 1}",
+                    bucket=number,
+                )
 
     async def _hold(self, live: LiveBucket, start: int) -> int:
-        """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
+        """Retains the changes of a bucket from an offset on until the undo ends. Returns the resolved offset."""
         async with live.mutex:
             bucket = await live.open()
             start = bucket.log.span.resolve(start, location=live.location)
@@ -113,10 +118,10 @@ class UndoOperation:
         return start
 
     async def _check_exact(self, buckets: Sequence[LiveBucket], starts: Mapping[int, int]) -> None:
-        """Refuses to undo writes to columns whose functions keep something beside them: the changelog lacks that.
+        """Refuses to undo writes to columns whose functions keep hidden state, which the changelog lacks.
 
-        Rule: undo restores all that a later merge depends on, or nothing. A mean without its sum and count would go on
-        from another mean.
+        Rule: undo restores all that a later merge depends on, or nothing. A mean without its sum and count would
+        continue from a wrong mean.
         """
         definition = self._table.definition
         hidden = {name for name, _, _ in definition.merging.hidden(definition.schema.columns)}
@@ -130,20 +135,20 @@ class UndoOperation:
             function = definition.merging.by_column[names[0]].function
             raise InvalidRequest(
                 f'the writer "{self._writer}" has written column "{names[0]}" of table {definition.name}, whose '
-                f"function {function} keeps more than the changelog has, so it cannot be undone exactly; nothing was "
+                f"function {function} keeps state that the changelog lacks, so an undo is not exact; nothing was "
                 "changed: write such columns with transactions, or with a writer of its own",
                 column=names[0],
             )
 
     async def _end(self, live: LiveBucket) -> int:
-        """Where the changelog of a bucket ends now; all before is durable."""
+        """Returns the end offset of a bucket's changelog, once all changes before it are durable."""
         async with live.mutex:
             end = (await live.open()).state.log_offset
         await live.wait_durable(end)
         return end
 
     async def _read(self, live: LiveBucket, start: int, end: int, reader: _Reader) -> None:
-        """Hands the changes of a stretch to a reader, in bounded steps."""
+        """Passes the changes of a range to a reader, in bounded steps."""
         definition = self._table.definition
         while count_of(start) < count_of(end):
             async with live.maintenance:
@@ -152,27 +157,27 @@ class UndoOperation:
     async def _undo(self, live: LiveBucket, start: int) -> int:
         passes = 1 + (count_of(await self._end(live)) - count_of(start)) // _PASS_CHANGES
         for number in range(passes):
-            await self._undo_some(live, start, number, passes)
+            await self._undo_pass(live, start, number, passes)
         return await self._end(live)
 
-    async def _undo_some(self, live: LiveBucket, start: int, number: int, passes: int) -> None:
-        """Goes back in those keys that fall to one of several passes."""
+    async def _undo_pass(self, live: LiveBucket, start: int, number: int, passes: int) -> None:
+        """Reverts the keys of one of several passes."""
         for _ in range(_TRIES):
             end = await self._end(live)
-            plan = await self._planned(live, start, end, number, passes)
+            plan = await self._plan(live, start, end, number, passes)
             try:
                 await self._write(live, end, plan)
             except WriteConflict:
-                continue  # what was put back until then is known again
-            self.undone.conflicts += plan.conflicts
+                continue  # the next plan sees what was reverted so far
+            self.result.conflicts += plan.conflicts
             return
         raise UndoConflict(
-            f"{live.location}: others have written keys of the undo each time that it was tried; repeat it",
+            f"{live.location}: other writers changed its keys during each of {_TRIES} attempts: repeat the undo",
             table=live.table,
             bucket=live.number,
         )
 
-    async def _planned(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
+    async def _plan(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
         definition, keys = self._table.definition, self._table.state.codec.keys
         schema = definition.change_schema_at(definition.schema.id)
         buckets = len(self._table.buckets)
@@ -187,7 +192,7 @@ class UndoOperation:
         return await self._table.state.executor.run(changes.plan)
 
     async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
-        """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
+        """Writes a plan that was made as of an offset. Raises WriteConflict if keys have changed since."""
         table, schema = self._table, self._table.definition.schema
         terms = WritePreconditions(
             unchanged_since=LogOffsets({live.number: end}),
@@ -198,31 +203,31 @@ class UndoOperation:
         key = list(table.definition.primary_key)
         written = [*key, *(name for name in names if name not in key)] if names else schema.names
         kind = WriteKind(columns=tuple(written) if names else (), overwrite=True)
-        # Columns may have been added since it was planned.
+        # Columns may have been added since the plan was made.
         restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
         for rows in _pieces(restore.select(written)):
             _, offsets = await table.writes.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
-            self.undone.restored += rows.num_rows
+            self.result.restored += rows.num_rows
             end = offsets[live.number]
         kind = WriteKind(columns=tuple(names), overwrite=True)
         for rows in _pieces(plan.delete.select(key)):
             _, offsets = await table.writes.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
             if names:
-                # Of some columns: a row in whose other columns others have written stays.
+                # Only some columns are deleted. A row with other columns that other writers have written stays.
                 outcome = UndoOutcome(self._writer)
                 await self._read(live, end, offsets[live.number], outcome)
-                self.undone.deleted += outcome.deleted
-                self.undone.restored += outcome.updated
+                self.result.deleted += outcome.deleted
+                self.result.restored += outcome.updated
                 end = offsets[live.number]
             else:
-                self.undone.deleted += rows.num_rows
+                self.result.deleted += rows.num_rows
 
 
 class _Reader(Protocol):
-    """Takes the records of a stretch of the changelog."""
+    """Consumes the records of a range of the changelog."""
 
     def add(self, record: LogRecord) -> None:
-        """Takes the next changes."""
+        """Adds the next record."""
 
 
 def _read_step(live: LiveBucket, reader: _Reader, start: int, end: int, definition: TableDefinition) -> int:
@@ -233,12 +238,12 @@ def _read_step(live: LiveBucket, reader: _Reader, start: int, end: int, definiti
 
 
 def _pass_of(keys: pa.Array, passes: int, buckets: int) -> pa.Array:
-    # Keys of one bucket are equal modulo the number of buckets.
+    # The hashes of the keys of one bucket are equal modulo the number of buckets.
     return pa.array(bucket_of(keys, passes * buckets) // buckets)
 
 
 def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cuts rows so that each piece is one request."""
+    """Splits rows into pieces of one request each."""
     step = max(1, min(_WRITE_ROWS, _STEP_BYTES * rows.num_rows // max(rows.nbytes, 1)))
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)

@@ -1,4 +1,4 @@
-"""What to put back of a stretch of changes to undo those of one writer. Pure."""
+"""Plans what to revert in a range of changes to undo those of one writer. Pure."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _OWN, _UNDONE, _OTHERS = range(3)
 
 
 def undo_id(writer: str) -> str:
-    """As whom the undo of a writer writes. No client can have this id."""
+    """Returns the writer id of the undo of a writer. No client can have this id."""
     return f"undo/{writer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """What to put back in one bucket.
+    """What to revert in one bucket.
 
     Attributes:
-        restore: The rows that there were before, in the columns of the table.
-        delete: The rows that there were not, and are: those that the writer has made first.
-        columns: The ids of the columns that the writer has written, ascending; empty: all.
-        conflicts: How many keys are left as they are, because others have written the same columns since.
+        restore: The earlier rows to write back, in the columns of the table.
+        delete: The rows to delete: the writer inserted them, and they still exist.
+        columns: The ids of the columns that the writer has written, ascending. Empty: all.
+        conflicts: How many keys the undo skips, because other writers have written the same columns since.
     """
 
     restore: pa.RecordBatch
@@ -45,16 +45,16 @@ class UndoPlan:
 
 
 class UndoChanges:
-    """The changes behind an offset, as they matter to the undo of one writer.
+    """Collects the changes after an offset to plan the undo of one writer.
 
-    Memory: the keys of all changes that are added, and the rows of the writer's that may be the first of their key.
+    Memory: the keys of all added changes, and the rows of the writer's changes.
 
     Args:
         writer: The writer's id.
-        schema: The columns of the rows to return.
-        keys_of: The encoded keys of rows.
-        widened: Rows of any version of the schema in these columns.
-        wanted: Which of some encoded keys are asked about, as a mask. None: all.
+        schema: The columns of the planned rows.
+        keys_of: Encodes the keys of rows.
+        widened: Converts rows of any schema version to these columns.
+        wanted: Returns the mask of the encoded keys to plan for. None: all.
     """
 
     def __init__(
@@ -71,34 +71,34 @@ class UndoChanges:
         self._keys_of = keys_of
         self._widened = widened
         self._wanted = wanted
-        self._records: list[_Noted] = []
+        self._records: list[_WrittenKeys] = []
 
     def add(self, record: LogRecord) -> None:
-        """Adds the next changes."""
+        """Adds the next record."""
         origin, rows, kinds = record.changes.origin, record.changes.rows, record.changes.kinds
-        # What was after an update says nothing that the row before does not.
-        told = kinds != RowKind.UPDATE_AFTER
+        # The before-image of an update is enough: the row after it is never written back.
+        relevant = kinds != RowKind.UPDATE_AFTER
         keys = self._keys_of(rows)
         if self._wanted is not None:
-            told &= self._wanted(keys).to_numpy(zero_copy_only=False)
-        if not told.any():
+            relevant &= self._wanted(keys).to_numpy(zero_copy_only=False)
+        if not relevant.any():
             return
         own = origin.writer == self._own
         who = _OWN if own else _UNDONE if origin.writer == self._undo else _OTHERS
-        mask = pa.array(told)
+        mask = pa.array(relevant)
         kept = self._widened(rows.filter(mask)) if own else None
-        self._records.append(_Noted(who, origin.columns, keys.filter(mask), kinds[told], kept))
+        self._records.append(_WrittenKeys(who, origin.columns, keys.filter(mask), kinds[relevant], kept))
 
     def plan(self) -> UndoPlan:
-        """What to put back."""
-        own = [noted for noted in self._records if noted.who == _OWN]
+        """Returns what to revert."""
+        own = [record for record in self._records if record.who == _OWN]
         nothing = pa.RecordBatch.from_pylist([], self._schema)
         if not own:
             return UndoPlan(restore=nothing, delete=nothing, columns=(), conflicts=0)
-        # A writer that names other columns each time: all that it has ever named.
-        every = any(not noted.columns for noted in own)
-        columns = () if every else tuple(sorted({column for noted in own for column in noted.columns}))
-        codes, places = self._coded()
+        # A writer may name other columns in each write: the plan has all that it has ever named.
+        every = any(not record.columns for record in own)
+        columns = () if every else tuple(sorted({column for record in own for column in record.columns}))
+        codes, places = self._number_keys()
         count = 1 + max(int(part.max()) for part in codes)
         first, last = self._first_and_last(codes, places, count, _OWN)
         _, undone = self._first_and_last(codes, places, count, _UNDONE)
@@ -117,13 +117,13 @@ class UndoChanges:
             conflicts=int(conflicts.sum()),
         )
 
-    def _coded(self) -> tuple[list[Places], list[Places]]:
-        """For each record the numbers of its keys, and the places of its changes among all."""
-        keys = pa.chunked_array([noted.keys for noted in self._records]).combine_chunks()
+    def _number_keys(self) -> tuple[list[Places], list[Places]]:
+        """Returns for each record the numbers of its keys, and the positions of its changes among all changes."""
+        keys = pa.chunked_array([record.keys for record in self._records]).combine_chunks()
         if isinstance(keys, pa.ChunkedArray):
             keys = pa.concat_arrays(keys.chunks)
         codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-        ends = np.cumsum([len(noted.keys) for noted in self._records])[:-1]
+        ends = np.cumsum([len(record.keys) for record in self._records])[:-1]
         return np.split(codes, ends), np.split(np.arange(len(codes)), ends)
 
     def _first_and_last(
@@ -134,11 +134,11 @@ class UndoChanges:
         who: int,
         columns: tuple[int, ...] = (),
     ) -> tuple[Places, Places]:
-        """By key, the places of somebody's first and last change, of those that are in some columns (none: all)."""
+        """Returns by key the positions of the first and last change by `who` in some columns (empty: all)."""
         first, last = np.full(count, _NEVER), np.full(count, _NEVER)
-        for noted, keys, at in zip(self._records, codes, places, strict=True):
-            apart = columns and noted.columns and set(columns).isdisjoint(noted.columns)
-            if noted.who == who and not apart:
+        for record, keys, at in zip(self._records, codes, places, strict=True):
+            apart = columns and record.columns and set(columns).isdisjoint(record.columns)
+            if record.who == who and not apart:
                 last[keys] = at
                 new, where = np.unique(keys, return_index=True)
                 unseen = first[new] == _NEVER
@@ -146,14 +146,14 @@ class UndoChanges:
         return first, last
 
     def _own_rows(self, places: Sequence[Places]) -> tuple[pa.RecordBatch, Kinds, Places]:
-        """The writer's rows, the kind of each, and its place among all changes."""
-        own = [(noted, at) for noted, at in zip(self._records, places, strict=True) if noted.rows is not None]
-        rows = pa.concat_batches([noted.rows for noted, _ in own])
-        return rows, np.concatenate([noted.kinds for noted, _ in own]), np.concatenate([at for _, at in own])
+        """Returns the writer's rows, the kind of each, and its position among all changes."""
+        own = [(record, at) for record, at in zip(self._records, places, strict=True) if record.rows is not None]
+        rows = pa.concat_batches([record.rows for record, _ in own])
+        return rows, np.concatenate([record.kinds for record, _ in own]), np.concatenate([at for _, at in own])
 
 
 class ColumnsOfWriter:
-    """Which columns a writer has written, by the changes that are added."""
+    """Collects which columns a writer has written."""
 
     def __init__(self, writer: str) -> None:
         self._own = ChangeOrigin.of(writer, ()).writer
@@ -168,15 +168,15 @@ class ColumnsOfWriter:
             self._all |= not origin.columns
 
     def has(self, column: int) -> bool:
-        """Whether it has written the column with this id."""
+        """Returns whether the writer has written the column with this id."""
         return self._all or column in self._columns
 
 
 class UndoOutcome:
-    """What the undo of a writer has done, by the changes that are added.
+    """Counts what the undo of a writer has changed.
 
     Attributes:
-        deleted: Rows that are gone.
+        deleted: Deleted rows.
         updated: Rows that stay, with other values.
     """
 
@@ -193,8 +193,8 @@ class UndoOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted:
-    """Changes of one record: whose, in which columns, their keys and kinds; of the writer's the rows."""
+class _WrittenKeys:
+    """The changes of one record: who made them, their columns, keys and kinds, and the rows if the writer made them."""
 
     who: int
     columns: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Whether a transaction can be committed: nothing that it depends on has changed, and nothing of it will be refused."""
+"""Checks that a transaction can be committed: no key it depends on has changed, and no write will be refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, TransactionConflict
-from streaming_server.engine.transactions.net_rows import NetRows
+from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.staged_rows import staged_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
 from streaming_server.storage.transactions.staging import READ
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What is to be found out before a transaction is decided; the gate before its buckets is closed.
+    """The checks before a transaction is decided, while its commit barrier is raised.
 
-    Where it was not begun with the wish to find conflicts, reads no keys for that, and merges nothing, nothing is read.
+    A transaction that neither finds conflicts, nor depends on keys that it has read, nor merges rows needs no reads.
 
     Attributes:
-        files: The file of each part, and how many of its requests count.
+        files: The file of each part, and how many of its requests are committed.
         tables: Its tables, by name.
         touched: What it does to each of them.
-        since: By table and bucket, the offset behind which a change of a key that it writes is a conflict.
+        since: By table and bucket, the offset after which a change of a key that it writes is a conflict.
     """
 
     files: Sequence[tuple[Path, int]]
@@ -42,24 +42,24 @@ class Verification:
     touched: Mapping[str, TableFootprint]
     since: Mapping[str, Mapping[int, int]]
 
-    async def run(self, executor: StorageExecutor) -> dict[LiveBucket, NetRows]:
-        """Returns when it can be committed, with what it makes of the tables whose rows are merged.
+    async def run(self, executor: StorageExecutor) -> dict[LiveBucket, MergedTransactionRows]:
+        """Returns the merged rows of tables whose rows are merged, if the transaction can be committed.
 
-        Memory: the keys that are looked for among changes, and the rows that merging would make.
+        Memory: the keys to look for among changes, and the merged rows.
 
         Raises:
-            TransactionConflict: A key has changed.
-            InvalidRequest, PositionExpired, PositionOutOfRange: Whether one has cannot be told.
-            InvalidRequest, RequestTooLarge: A write is refused, as it is now.
-            DataLoss: What is staged, or stands, is damaged.
+            TransactionConflict: A key that it depends on has changed.
+            InvalidRequest, PositionExpired, PositionOutOfRange: The changes to check are not available.
+            InvalidRequest, RequestTooLarge: A table refuses a write.
+            DataLoss: A staged request or a stored row is damaged.
         """
-        moved = {name: self._moved(name) for name in self.since if name in self.tables}
+        moved = {name: self._changed_buckets(name) for name in self.since if name in self.tables}
         stale = {name: self._is_stale(name) for name in self.tables}
         reads = {name for name, touched in self.touched.items() if touched.read_from}
         if not (reads or any(moved.values()) or any(stale.values())):
             return {}
         keys: dict[tuple[LiveBucket, int], list[pa.Array]] = {}
-        net: dict[LiveBucket, NetRows] = {}
+        net: dict[LiveBucket, MergedTransactionRows] = {}
 
         def wanted(request: StagedRequest) -> bool:
             if request.action == READ:
@@ -68,7 +68,7 @@ class Verification:
 
         async with staged_rows(self.files, self.tables, executor, wanted) as requests:
             async for rows in requests:
-                self._note_keys(rows, keys)
+                self._collect_keys(rows, keys)
                 if rows.request.action != READ and self.touched[rows.request.table].merges:
                     await _merge(rows, net)
         for (live, offset), parts in keys.items():
@@ -76,19 +76,19 @@ class Verification:
             await _check_unchanged(live, offset, pa.concat_arrays(parts), table)
         return net
 
-    def _moved(self, name: str) -> set[int]:
-        """The buckets of a table that have changes in which there may be a conflict."""
+    def _changed_buckets(self, name: str) -> set[int]:
+        """Returns the buckets of a table with changes that may conflict."""
         live = self.tables[name].buckets
         since = self.since[name]
         states = {number: live[number].state for number in self.touched[name].buckets}
         return {number for number, state in states.items() if state is None or state.log_offset != since[number]}
 
     def _is_stale(self, name: str) -> bool:
-        """Whether the writes to a table have to be checked again, or merged to see whether they can be."""
+        """Returns whether writes to a table need another check, as its indexes changed or its rows are merged."""
         touched, indexes = self.touched[name], tuple(self.tables[name].state.codec.indexes)
         return touched.merges or any(each != indexes for each in touched.indexes)
 
-    def _note_keys(self, rows: StagedRows, keys: dict[tuple[LiveBucket, int], list[pa.Array]]) -> None:
+    def _collect_keys(self, rows: StagedRows, keys: dict[tuple[LiveBucket, int], list[pa.Array]]) -> None:
         request = rows.request
         since = request.buckets if request.action == READ else self.since.get(request.table)
         if since is not None:
@@ -97,14 +97,14 @@ class Verification:
                 keys.setdefault((live, since[part.bucket]), []).append(part.keys)
 
 
-async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
+async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows]) -> None:
     table = rows.table
     for part in rows.parts:
         live = table.buckets[part.bucket]
         async with live.mutex.bypass_barrier():
             bucket = await live.open()
-            merged = net.setdefault(live, NetRows(bucket))
-            merged.note(part)
+            merged = net.setdefault(live, MergedTransactionRows(bucket))
+            merged.add_keys(part)
             try:
                 await live.run(merged.merge, part, table.writes.merger)
             except InvalidRequest as error:

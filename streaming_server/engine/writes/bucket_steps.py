@@ -1,4 +1,4 @@
-"""What is done to a bucket in one step, in a thread and with its mutex held: rows merged, rows looked up."""
+"""The steps of writes and lookups in one bucket. They run in a thread, with the bucket's mutex held."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.writer_states import WriteStep
     from streaming_server.storage.rows.row_codec import RowCodec
 
-# So that the changelog has whole records, of which its readers make whole chunks.
+# A step fills changelog records, so that readers get full chunks.
 _MAX_BATCH_ROWS = 2 * MAX_CHANGES_PER_RECORD
 _STEP_BYTES = 32 * 1024 * 1024
 
@@ -41,9 +41,10 @@ def apply_rows(
     writer: str | None = None,
     commit_micros: int | None = None,
 ) -> None:
-    """Merges rows into their bucket, and notes them beside its columnar base, and with them which step that was.
+    """Merges rows into their bucket, and adds them to the delta of its columnar base.
 
-    The changelog says that `writer` has made the changes, if it is given; and when, see `Bucket.apply`.
+    The same WriteBatch records `step`, if it is given. The changelog records `writer`, if it is given, as the
+    author, and the time `commit_micros`, see `Bucket.apply`.
 
     Runs with the bucket's mutex held, so the codec of `merger` knows every schema stored there, and all indexes.
     """
@@ -70,7 +71,7 @@ def apply_change(
     origin: ChangeOrigin,
     commit_micros: int | None,
 ) -> None:
-    """Applies the change that `make` gives, otherwise as `apply_rows`."""
+    """Applies the change that `make` returns; otherwise as `apply_rows`."""
     try:
         change = make()
         if change.changes is not None and origin is not NO_ORIGIN:
@@ -79,23 +80,23 @@ def apply_change(
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
-        live.columnar.drop("a write failed that it may lack")
+        live.columnar.drop("it may lack a failed write")
         raise
     live.columnar.record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
-    # Read once: a damaged base may be forgotten at any time.
+    # Read the delta once: a damaged base may be dropped at any time.
     delta = live.columnar.delta
     if delta is None:
         return
     try:
-        delta.add(*_noted(change), bucket.state.log_offset)
+        delta.add(*_delta_rows(change), bucket.state.log_offset)
     except Exception:
-        # The rows are written all the same.
-        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.location)
-        live.columnar.drop("a write could not be noted beside it")
+        # The write itself has succeeded.
+        _log.exception("%s: a write cannot be added to the delta of the columnar base, which is dropped", live.location)
+        live.columnar.drop("a write could not be added to its delta")
 
 
-def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
-    """The keys of a change, and what stands there from now on; None: nothing at all of them."""
+def _delta_rows(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
+    """Returns the keys of a change and their new values; None instead of the values if all keys are deleted."""
     if not len(change.delete_keys):
         return change.put_keys, change.put_values
     if not len(change.put_keys):
@@ -105,19 +106,19 @@ def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
 
 
 def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> ChangeOrigin:
-    """What the changelog says of who writes rows: only an undo need know more than the columns of a partial write."""
+    """Returns the origin that the changelog records. Undo reads it: the writer, and the columns of a partial write."""
     if writer is None and columns is None:
         return NO_ORIGIN
     return ChangeOrigin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
 
 
 def step_rows(state: BucketState, indexes: int = 0) -> int:
-    """How many rows may be read by key at once so that even the longest ones fit into memory, with their entries."""
+    """Returns how many rows one step may read by key, so that the longest, with their entries, fit in memory."""
     return max(1, min(_MAX_BATCH_ROWS, _STEP_BYTES // (max(state.longest_row, 1) * (1 + indexes))))
 
 
 def get_within(bucket: Bucket | BucketSnapshot, keys: list[bytes], room: int) -> list[bytes | None]:
-    """The stored rows of some keys, None where there is none. Raises RequestTooLarge for more than `room` bytes."""
+    """Returns the stored rows of some keys, None where no row exists. Raises RequestTooLarge over `room` bytes."""
     rows: list[bytes | None] = []
     step = step_rows(bucket.state)
     for start in range(0, len(keys), step):
@@ -126,11 +127,12 @@ def get_within(bucket: Bucket | BucketSnapshot, keys: list[bytes], room: int) ->
         room -= total_bytes(part)
         if room < 0:
             raise RequestTooLarge(
-                f"the rows found take more than {MAX_REQUEST_BYTES} bytes: ask for fewer keys at once"
+                f"the answer has more than {MAX_REQUEST_BYTES:,} bytes; the limit is {MAX_REQUEST_BYTES:,}: ask "
+                "for fewer keys at once"
             )
     return rows
 
 
 def total_bytes(rows: list[bytes | None]) -> int:
-    """How many bytes rows have together."""
+    """Returns the total size of some rows in bytes."""
     return sum(map(len, filter(None, rows)))

@@ -1,4 +1,4 @@
-"""Which of some keys have changed in their bucket since a log offset."""
+"""Finds the keys that have changed in their bucket since a log offset."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _STEP_BYTES: Final = 16 << 20
 
 
 def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec) -> pa.Array:
-    """Those of some encoded keys of a bucket that have a change at this offset or behind it, in their order.
+    """Returns the encoded keys of a bucket that have a change at this offset or after it, in their order.
 
-    Reads the changelog from there to its end, durable or not, and nothing where the offset is the end. Hold the mutex
-    of the bucket. Blocks; memory: some 16 MiB of changes at a time.
+    Reads the changelog from the offset to its end, durable or not. Reads nothing if the offset is the end. Hold the
+    mutex of the bucket. Blocks; memory: some 16 MiB of changes at a time.
 
     Args:
         bucket: The bucket.
-        offset: Where to begin: a next offset, as reads and writes give it.
+        offset: The offset to start at: a next offset, as reads and writes return it.
         keys: The encoded keys.
         codec: The table's current codec, which knows every schema of the changelog.
 
     Raises:
         InvalidRequest: The table has no changelog.
-        PositionExpired, PositionOutOfRange: It does not reach back to the offset, or never had it.
-        DataLoss: Changes are damaged.
+        PositionExpired, PositionOutOfRange: The changelog no longer has the offset, or never had it.
+        DataLoss: A change is damaged.
     """
     definition = codec.definition
     if definition.options.changelog == "none":
         raise InvalidRequest(
-            f"table {definition.name} has no changelog, so what has changed since a version cannot be told: create it "
+            f"table {definition.name} has no changelog, which finds out what has changed since a version: create it "
             'with changelog="full" or "upsert"'
         )
     start, end = bucket.log.span.resolve(offset, location=bucket.location), bucket.state.log_offset

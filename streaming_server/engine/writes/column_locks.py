@@ -1,4 +1,4 @@
-"""Column locks: leases by which one writer keeps columns of a table to itself."""
+"""Column locks: leases with which one writer reserves columns of a table for its own writes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
 
 DEFAULT_LOCK_SECONDS: Final = 30.0
-"""Seconds that a lock lives without being renewed, when its taker does not say."""
+"""The default time to live of a lock, in seconds."""
 
 _MAX_LOCKS: Final = 100
-"""Locks of one table at once."""
+"""The most locks of one table at a time."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class ColumnLock:
-    """One lock: of a table's columns, until `expires` on the monotonic clock of the server."""
+class HeldColumnLock:
+    """A lock on columns of a table that ends at `expires` on the server's monotonic clock."""
 
     lock_id: str
     table: str
@@ -56,18 +56,18 @@ class ColumnLock:
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left of it."""
+        """The remaining time to live, in seconds."""
         return max(self.expires - self.clock.monotonic(), 0.0)
 
 
-class TableLocks:
-    """The locks of one table, and the writes that they have to wait for. Bound to the event loop.
+class TableColumnLocks:
+    """The locks of one table, and the running writes that a new lock waits for. Bound to the event loop.
 
     Args:
-        definition: The table, as of when it was made or loaded.
+        definition: The table's definition when it was created or loaded.
         path: Its directory.
-        executor: Runs what blocks.
-        clock: The server's.
+        executor: Runs blocking work.
+        clock: The server's clock.
     """
 
     def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock) -> None:
@@ -75,16 +75,16 @@ class TableLocks:
         self.table = definition.name
         self._file = LockFile(path)
         self._executor = executor
-        self._locks: dict[str, ColumnLock] = {}
+        self._locks: dict[str, HeldColumnLock] = {}
         self._writes: set[asyncio.Future[None]] = set()
-        # Held while the file is written, so that it ends as what is in memory.
+        # Held while the file is written, so that the file ends up equal to memory.
         self._changing = asyncio.Lock()
         self._closed = False
         for record in self._file.read():
             self._locks[record.lock_id] = self._of(record)
 
-    def _of(self, record: LockRecord) -> ColumnLock:
-        return ColumnLock(
+    def _of(self, record: LockRecord) -> HeldColumnLock:
+        return HeldColumnLock(
             lock_id=record.lock_id,
             table=self.table,
             columns=record.columns,
@@ -94,31 +94,31 @@ class TableLocks:
             clock=self._clock,
         )
 
-    def live(self) -> list[ColumnLock]:
-        """Those that have not expired, by their ids."""
+    def live(self) -> list[HeldColumnLock]:
+        """Returns the locks that have not expired, by id."""
         return sorted((lock for lock in self._locks.values() if lock.remaining), key=lambda lock: lock.lock_id)
 
     @contextmanager
-    def admitted(self, columns: Collection[str] | None, held: Collection[str]) -> Iterator[None]:
-        """Lets a write go on: a lock that is taken meanwhile is given only behind it.
+    def admit(self, columns: Collection[str] | None, held: Collection[str]) -> Iterator[None]:
+        """Admits a write for the length of the block; a lock that is requested during it waits for its end.
 
         Rule: a write that names a lock is applied only while that lock lives. A holder that was paused, or whose lock a
-        restarted owner has taken over, believes to be alone and is not; so it is refused also when nobody has the
-        columns locked by then.
+        restarted owner has taken over, wrongly believes that it is the only writer. So its write is refused even if the
+        columns are no longer locked.
 
         Args:
-            columns: The columns that it may change. None: all, as a delete of whole rows does.
-            held: The ids of the locks that the writer has.
+            columns: The columns that the write may change. None: all, as in a delete of complete rows.
+            held: The ids of the locks that the writer holds.
 
         Raises:
-            LockLost: A lock that the writer names has ended, or is not of this table.
-            ColumnLocked: Somebody else has locked one of them.
+            LockLost: A lock that the writer names has ended, or belongs to another table.
+            ColumnLocked: Another owner has locked one of the columns.
         """
         for lock_id in held:
-            self._found(lock_id)
+            self._get(lock_id)
         for lock in self.live():
             if lock.lock_id not in held and (columns is None or not set(columns).isdisjoint(lock.columns)):
-                raise _locked(lock, lock.columns if columns is None else columns)
+                raise _column_locked(lock, lock.columns if columns is None else columns)
         over = asyncio.get_running_loop().create_future()
         self._writes.add(over)
         try:
@@ -136,28 +136,30 @@ class TableLocks:
         ttl: float | None,
         *,
         take_over: bool = False,
-    ) -> ColumnLock:
-        """Locks columns for an owner, durably; writes of others that have begun are over when this returns.
+    ) -> HeldColumnLock:
+        """Locks columns for an owner, durably. Earlier writes of others have ended when this returns.
 
         Args:
             definition: The table's current definition.
             columns: The columns.
-            owner: What others are told.
-            lock_id: Names the lock: one that is there already is renewed. Empty: the table's choice.
+            owner: The name of the owner, which errors of other writers show.
+            lock_id: The id of the lock; an existing lock of this id is renewed. Empty: the server chooses an id.
             ttl: Its time to live, in seconds. None: the default.
-            take_over: Whether other locks of the same owner on any of the columns end in its place, in the same step.
+            take_over: Whether this lock atomically replaces other locks of the same owner on any of the columns.
 
         Raises:
-            InvalidRequest, SchemaMismatch: What is wrong with the columns, the owner, the id or the time to live.
+            InvalidRequest, SchemaMismatch: The columns, the owner, the id or the time to live are not allowed.
             ColumnLocked: Another lock has one of the columns.
-            TooManyLocks: There are as many as there may be.
+            TooManyLocks: The table has reached its limit of locks.
         """
         seconds = DEFAULT_LOCK_SECONDS if ttl is None else ttl
         _check(definition, columns, owner, lock_id, seconds)
         async with self._changing:
             known = self._locks.get(lock_id)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
-                raise InvalidRequest(f"there is a column lock {lock_id} of other columns, or of another owner")
+                raise InvalidRequest(
+                    f"column lock {lock_id} exists, with other columns or another owner: choose another id"
+                )
             ended = self._of_owner(owner, columns) if take_over else []
             self._check_free(columns, {lock_id, *ended})
             record = LockRecord(lock_id=lock_id or uuid.uuid4().hex, columns=tuple(columns), owner=owner, ttl=seconds)
@@ -178,26 +180,27 @@ class TableLocks:
         return lock
 
     def _of_owner(self, owner: str, columns: Sequence[str]) -> list[str]:
-        """The ids of the locks that an owner has on any of the columns."""
+        """Returns the ids of an owner's locks on any of the columns."""
         mine = (lock for lock in self.live() if lock.owner == owner)
         return [lock.lock_id for lock in mine if not set(columns).isdisjoint(lock.columns)]
 
-    def _check_free(self, columns: Sequence[str], but: Collection[str]) -> None:
-        live = [lock for lock in self.live() if lock.lock_id not in but]
+    def _check_free(self, columns: Sequence[str], except_for: Collection[str]) -> None:
+        live = [lock for lock in self.live() if lock.lock_id not in except_for]
         for lock in live:
             if not set(columns).isdisjoint(lock.columns):
-                raise _locked(lock, columns)
+                raise _column_locked(lock, columns)
         if len(live) >= _MAX_LOCKS:
             raise TooManyLocks(
-                f"table {self.table} has {len(live)} column locks, which is the limit: release some", table=self.table
+                f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",
+                table=self.table,
             )
 
-    async def renew(self, lock_id: str, ttl: float | None) -> ColumnLock:
-        """Begins a lock's time to live anew, or (with `ttl`) another one. Raises LockLost, InvalidRequest."""
+    async def renew(self, lock_id: str, ttl: float | None) -> HeldColumnLock:
+        """Restarts a lock's time to live, with `ttl` a new one. Raises LockLost, InvalidRequest."""
         if ttl is not None:
             _check_ttl(ttl)
         async with self._changing:
-            lock = self._found(lock_id)
+            lock = self._get(lock_id)
             seconds = lock.ttl if ttl is None else ttl
             changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, self._clock.monotonic() + seconds
             if changed:
@@ -207,7 +210,7 @@ class TableLocks:
     async def release(self, lock_id: str) -> None:
         """Ends a lock, durably. Raises LockLost."""
         async with self._changing:
-            self._found(lock_id)
+            self._get(lock_id)
             await self._remove([lock_id])
 
     async def expire(self) -> None:
@@ -223,23 +226,23 @@ class TableLocks:
         return min((lock.expires for lock in self._locks.values()), default=None)
 
     async def close(self) -> None:
-        """Refuses further locks, because the table is dropped; returns when nobody writes the file any more."""
+        """Refuses further locks, because the table is dropped, and waits until the file is no longer written."""
         self._closed = True
         async with self._changing:
             pass
 
     def has(self, lock_id: str) -> bool:
-        """Whether there is a lock of that id, and it has not expired."""
+        """Returns whether a lock of this id exists and has not expired."""
         lock = self._locks.get(lock_id)
         return lock is not None and bool(lock.remaining)
 
-    def _found(self, lock_id: str) -> ColumnLock:
+    def _get(self, lock_id: str) -> HeldColumnLock:
         if not self.has(lock_id):
             raise lock_lost(lock_id)
         return self._locks[lock_id]
 
     async def _remove(self, lock_ids: Sequence[str]) -> None:
-        # First on disk: should that fail, they are still there, and end when they expire.
+        # If the file cannot be written, the locks stay in memory as well, and end when they expire.
         before = dict(self._locks)
         for lock_id in lock_ids:
             del self._locks[lock_id]
@@ -251,7 +254,7 @@ class TableLocks:
 
     async def _store(self) -> None:
         if self._closed:
-            raise _dropped(self.table)
+            raise _table_dropped(self.table)
         records = [
             LockRecord(lock_id=lock.lock_id, columns=lock.columns, owner=lock.owner, ttl=lock.ttl)
             for lock in self._locks.values()
@@ -263,19 +266,19 @@ class ColumnLocks:
     """The column locks of all tables. Bound to the event loop.
 
     Args:
-        executor: Runs what blocks.
-        clock: The server's.
+        executor: Runs blocking work.
+        clock: The server's clock.
     """
 
     def __init__(self, executor: StorageExecutor, clock: ServerClock) -> None:
         self._executor = executor
         self._clock = clock
-        self._tables: dict[str, TableLocks] = {}
+        self._tables: dict[str, TableColumnLocks] = {}
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
-        """Takes notice of a table, and of the locks that its directory has: their time to live begins now."""
-        self._tables[definition.name] = TableLocks(definition, path, self._executor, self._clock)
+        """Adds a table, and loads the locks in its directory. Their time to live restarts now."""
+        self._tables[definition.name] = TableColumnLocks(definition, path, self._executor, self._clock)
 
     async def drop(self, table: str) -> None:
         """Forgets the locks of a table that is being dropped."""
@@ -283,34 +286,34 @@ class ColumnLocks:
         if locks is not None:
             await locks.close()
 
-    def of(self, table: str) -> TableLocks:
-        """The locks of one table. Raises TableNotFound."""
+    def of(self, table: str) -> TableColumnLocks:
+        """Returns the locks of one table. Raises TableNotFound."""
         if table not in self._tables:
-            raise _dropped(table)
+            raise _table_dropped(table)
         return self._tables[table]
 
-    def with_id(self, lock_id: str) -> TableLocks:
-        """The locks of the table that has this one. Raises LockLost."""
+    def with_id(self, lock_id: str) -> TableColumnLocks:
+        """Returns the locks of the table that has this lock. Raises LockLost."""
         for locks in self._tables.values():
             if locks.has(lock_id):
                 return locks
         raise lock_lost(lock_id)
 
-    def listed(self, table: str | None) -> list[ColumnLock]:
-        """The locks of one table, or of all, by table and id."""
+    def list_locks(self, table: str | None) -> list[HeldColumnLock]:
+        """Returns the locks of one table, or of all tables (None), by table and id."""
         chosen = [self.of(table)] if table is not None else [self._tables[name] for name in sorted(self._tables)]
         return [lock for locks in chosen for lock in locks.live()]
 
     def start(self) -> None:
-        """Starts letting locks expire, until `close`."""
+        """Starts to expire locks, until `close`."""
         self._reaper.start()
 
-    def notify(self, lock: ColumnLock) -> None:
-        """Takes notice of a lock that was taken, or given another time to live."""
+    def notify(self, lock: HeldColumnLock) -> None:
+        """Reports a new lock, or a new time to live, to the task that expires locks."""
         self._reaper.notify(lock.expires)
 
     async def close(self) -> None:
-        """Stops that. Locks stay on disk."""
+        """Stops the task that expires locks. Locks stay on disk."""
         await self._reaper.close()
 
     def _next_expiry(self) -> float | None:
@@ -318,28 +321,28 @@ class ColumnLocks:
         return min((expiry for expiry in expiries if expiry is not None), default=None)
 
     async def _expire(self) -> None:
-        # One table's failing disk does not keep the others' locks.
+        # A failing disk of one table does not keep the locks of other tables from expiring.
         await all_ended(locks.expire() for locks in list(self._tables.values()))
 
 
-def _dropped(table: str) -> TableNotFound:
+def _table_dropped(table: str) -> TableNotFound:
     return TableNotFound(f'table "{table}" was dropped', table=table)
 
 
 def lock_lost(lock_id: str) -> LockLost:
-    """The error for an id that names no lock."""
+    """Returns the error for an id of no lock."""
     return LockLost(
-        f"there is no column lock {lock_id[:64]!r}: it was released, has expired, went with its table, or never was; "
-        "take a new one",
+        f"no column lock {lock_id[:64]!r} exists: it was released, has expired, was dropped with its table, or never "
+        "existed; take a new one",
         lock=lock_id[:64],
     )
 
 
-def _locked(lock: ColumnLock, columns: Collection[str]) -> ColumnLocked:
+def _column_locked(lock: HeldColumnLock, columns: Collection[str]) -> ColumnLocked:
     names = ", ".join(sorted(set(lock.columns).intersection(columns)))
     seconds = round(lock.remaining, 1)
     return ColumnLocked(
-        f'"{lock.owner}" has locked {names} of {lock.table}, for another {seconds:g} s unless that is renewed; nothing '
+        f'"{lock.owner}" has locked {names} of {lock.table}, for another {seconds:g} s unless it is renewed; nothing '
         "was written: write other columns, or wait",
         table=lock.table,
         owner=lock.owner,
@@ -354,9 +357,9 @@ def _check(definition: TableDefinition, columns: Sequence[str], owner: str, lock
         check_lease_id(lock_id)
     _check_ttl(ttl)
     if not columns:
-        raise InvalidRequest("a column lock is of at least one column: name those that the writer fills")
+        raise InvalidRequest("a column lock must have at least one column: name those that the writer fills")
     if len(set(columns)) != len(columns):
-        raise InvalidRequest("a column is named twice")
+        raise InvalidRequest("the columns of a column lock name a column twice: name each once")
     names = definition.schema.arrow.names
     for name in columns:
         if name not in names:
@@ -364,11 +367,14 @@ def _check(definition: TableDefinition, columns: Sequence[str], owner: str, lock
                 f'table {definition.name} has no column "{name}"{did_you_mean(name, names)}', column=name
             )
         if name in definition.primary_key:
-            raise InvalidRequest(f'column "{name}" is of the key, which no write changes: it cannot be locked')
+            raise InvalidRequest(
+                f'column "{name}" is part of the primary key, which no write changes: lock other columns'
+            )
 
 
 def _check_ttl(ttl: float) -> None:
     if not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
         raise InvalidRequest(
-            f"a column lock's time to live is {ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:g}"
+            f"a column lock's time to live must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:g} s, "
+            f"not {ttl:g} s"
         )

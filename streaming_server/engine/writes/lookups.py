@@ -1,4 +1,4 @@
-"""Stored rows looked up by key: as of one side of every transaction, and without waiting for one."""
+"""Looks up stored rows by key: entirely before or after each transaction, and mostly without waiting for one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 
-_TRIES_APART: Final = 3
-"""So often a lookup reads its buckets one by one before it waits until it has all of them at once."""
+_MAX_TRIES: Final = 3
+"""How often a lookup reads its buckets one by one before it locks all of them together."""
 
 
 async def lookup_rows(
     buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]]
 ) -> tuple[list[bytes | None], dict[int, int]]:
-    """The stored rows of encoded keys, bucket by bucket, and the offset that each bucket's are as of; durable.
+    """Returns the stored rows of encoded keys, bucket by bucket, and the offset that each bucket was read at; durable.
 
     Args:
         buckets: All buckets of the table.
@@ -34,20 +34,22 @@ async def lookup_rows(
         DataLoss: A bucket is damaged.
     """
     wanted = [(buckets[number], each) for number, each in keys.items()]
-    for _ in range(_TRIES_APART):
+    for _ in range(_MAX_TRIES):
         commits = [live.commits for live, _ in wanted]
-        rows, offsets = await _apart(wanted)
-        # Else a part of a transaction may be in it, and another not.
+        rows, offsets = await _read_one_by_one(wanted)
+        # Otherwise the rows may have one part of a transaction and lack another.
         if len(wanted) < 2 or commits == [live.commits for live, _ in wanted]:
             break
     else:
-        rows, offsets = await _at_once(wanted)
+        rows, offsets = await _read_together(wanted)
     await wait_until_readable(buckets, offsets)
     return rows, offsets
 
 
-async def _apart(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list[bytes | None], dict[int, int]]:
-    """Reads one bucket after another: those that a transaction is being written to, as of before it."""
+async def _read_one_by_one(
+    wanted: Sequence[tuple[LiveBucket, list[bytes]]],
+) -> tuple[list[bytes | None], dict[int, int]]:
+    """Reads one bucket after another. A bucket that a transaction is being applied to is read as of before it."""
     rows: list[bytes | None] = []
     offsets: dict[int, int] = {}
     room = MAX_REQUEST_BYTES
@@ -64,8 +66,8 @@ async def _apart(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list
     return rows, offsets
 
 
-async def _at_once(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list[bytes | None], dict[int, int]]:
-    """Reads all buckets while nothing is written to any: waits for a transaction that is."""
+async def _read_together(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list[bytes | None], dict[int, int]]:
+    """Reads all buckets with all mutexes held, which waits for running commits of transactions."""
     rows: list[bytes | None] = []
     room = MAX_REQUEST_BYTES
     async with lock_buckets([live for live, _ in wanted]) as opened:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.engine.writes.column_locks import TableLocks
+    from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
 
 
@@ -40,10 +40,10 @@ class TableWrites:
     Args:
         table: The table.
         locks: The locks on its columns.
-        installed: The aggregate functions that the server has from other packages.
+        installed: The aggregate functions that other packages provide.
     """
 
-    def __init__(self, table: TableState, locks: TableLocks, installed: Installed) -> None:
+    def __init__(self, table: TableState, locks: TableColumnLocks, installed: Installed) -> None:
         self._table = table
         self._installed = installed
         self._merger: Merger | None = None
@@ -51,41 +51,41 @@ class TableWrites:
 
     @property
     def merger(self) -> Merger:
-        """Merges rows of the current definition. Raises InvalidRequest where the server lacks a function of it."""
+        """The merger of the current definition. Raises InvalidRequest if the server lacks one of its functions."""
         codec = self._table.codec
         if self._merger is None or self._merger.codec is not codec:
             self._merger = Merger.of(codec, self._installed)
         return self._merger
 
     async def upsert(
-        self, data: bytes, schema_id: int, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
+        self, data: bytes, schema_id: int, preconditions: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
-        """Writes the rows of an Arrow IPC stream, which are of a schema of the table (0: the current one).
+        """Writes the rows of an Arrow IPC stream, made for a schema of the table (0: the current one).
 
-        Returns once all of it is durable: the number of rows, and the next log offset of each bucket that was written.
+        Once all of it is durable, returns the number of rows, and the next log offset of each written bucket.
         The data is checked completely before anything is written. Whether a merge has a result is known only when it
         is computed, for up to 8,192 keys of a bucket at a time.
 
         Raises:
-            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: What is wrong, with column and row.
+            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: The rows are refused; names the column and row.
             WriterFenced, WriterExpired, TooManyWriters, ColumnLocked, WriteConflict, PositionExpired,
             PositionOutOfRange: A precondition does not hold: see `WriteOperation`.
             DataLoss: A bucket is damaged.
         """
         check = self.check_upsert(data, schema_id, kind)
-        return await self._write(*await self._table.executor.run(check), terms, kind.columns or None)
+        return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
 
     async def delete(
-        self, data: bytes, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
+        self, data: bytes, preconditions: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
         check = self.check_delete(data, kind)
-        return await self._write(*await self._table.executor.run(check), terms, kind.columns or None)
+        return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
 
     def check_upsert(
         self, data: bytes, schema_id: int, kind: WriteKind
     ) -> Callable[[], tuple[int, list[PreparedRows]]]:
-        """Returns a function that checks an upsert in a thread, and gives its number of rows and the rows by bucket.
+        """Returns a function that checks an upsert in a thread, and returns its number of rows and the rows by bucket.
 
         Raises:
             InvalidRequest: The table has no such schema.
@@ -114,7 +114,7 @@ class TableWrites:
         return check
 
     def request_keys(self, data: bytes, schema_id: int, *, upsert: bool) -> list[tuple[int, pa.Array]]:
-        """The encoded keys of a checked upsert of complete rows, or of a delete: by bucket, each once. Blocks.
+        """Returns the encoded keys of a checked upsert of complete rows or of a delete, by bucket, each once. Blocks.
 
         Raises:
             InvalidRequest: As when it was checked.
@@ -123,7 +123,7 @@ class TableWrites:
         if upsert:
             asked = request_schema(codec.definition, schema_id, MERGE)
             batch = read_request(data, asked, CHANGE_TYPE_FIELD)
-            # Without change types every row counts, so it need not be encoded.
+            # Without change types all rows are upserts, so the rows need not be encoded.
             if batch.num_columns == len(asked):
                 encoded, buckets = codec.keys.encode(codec.keys.canonical(batch))
                 return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
@@ -131,10 +131,10 @@ class TableWrites:
         return [(part.bucket, part.keys) for part in check()[1]]
 
     async def open_writer(self, writer: str) -> tuple[int, int]:
-        """Begins a new epoch of a writer in every bucket, durably: the epoch, and the next sequence number.
+        """Begins a new epoch of a writer in every bucket, durably. Returns the epoch and the next sequence number.
 
         Raises:
-            TooManyWriters: The writer is new, and the table has as many as it may have.
+            TooManyWriters: The writer is new, and the table has reached its limit of writers.
             DataLoss: A bucket is damaged.
         """
         buckets = self._table.buckets
@@ -151,15 +151,15 @@ class TableWrites:
         return epoch, sequence
 
     async def _write(
-        self, rows: int, parts: list[PreparedRows], terms: WritePreconditions, columns: Collection[str] | None
+        self, rows: int, parts: list[PreparedRows], preconditions: WritePreconditions, columns: Collection[str] | None
     ) -> tuple[int, dict[int, int]]:
-        """Writes checked rows; `columns` are those that the request may change, None for all."""
+        """Writes checked rows. The request may change `columns`; None: all."""
         definition = self._table.definition
-        if terms.unchanged_since is not None:
-            check_incarnation(terms.unchanged_since.table_incarnation, definition.name, definition.incarnation)
+        if preconditions.unchanged_since is not None:
+            check_incarnation(preconditions.unchanged_since.table_incarnation, definition.name, definition.incarnation)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger,
-            admitted=partial(self.locks.admitted, columns, terms.column_locks),
+            admit=partial(self.locks.admit, columns, preconditions.column_locks),
         )
-        return rows, await WriteOperation(parts, terms, scope).run()
+        return rows, await WriteOperation(parts, preconditions, scope).run()

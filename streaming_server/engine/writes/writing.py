@@ -1,4 +1,4 @@
-"""One write request: checked in all its buckets, then applied to each, once however often it is repeated."""
+"""One write request: checked in all of its buckets, then applied exactly once, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePreconditions:
-    """On what terms a request writes.
+    """The preconditions of a write request.
 
     Attributes:
-        identity: Which request of which writer it is. None: repeating it applies it again.
-        unchanged_since: Nothing is written if one of its keys has changed since these offsets. None: always.
-        column_locks: The ids of the column locks that its writer has.
-        undo_as: Who the changelog says has made the changes of an undo. None: the writer, if it was opened.
+        identity: The writer, and the number of its request. None: a repeated request is applied again.
+        unchanged_since: Nothing is written if one of its keys has changed since these offsets. None: no such check.
+        column_locks: The ids of the column locks that the writer holds.
+        undo_as: The writer that the changelog records for an undo. None: the writer of `identity`, if it was opened.
     """
 
     identity: WriteIdentity | None = None
@@ -43,70 +43,70 @@ class WritePreconditions:
     undo_as: str | None = None
 
     @property
-    def noted_as(self) -> str | None:
-        """Who the changelog says has made the changes. None: it does not say."""
+    def changelog_writer(self) -> str | None:
+        """The writer that the changelog records for the changes. None: no writer."""
         if self.undo_as is not None or self.identity is None:
             return self.undo_as
         return self.identity.writer if self.identity.epoch else None
 
 
 NO_PRECONDITIONS: Final = WritePreconditions()
-"""Those of a request that is written in any case."""
+"""The preconditions of an unconditional write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteScope:
-    """What a request writes to.
+    """The table of a write request.
 
     Attributes:
         table: The table.
-        merger: Merges rows of the table as of now.
-        admitted: Keeps from the request's columns whoever wants to lock them, for as long as it is entered; raises
-            ColumnLocked when somebody has.
+        merger: Returns the merger of the table's current definition.
+        admit: Returns a context that keeps others from locking the request's columns; raises ColumnLocked if another
+            owner has locked one.
     """
 
     table: TableState
     merger: Callable[[], Merger]
-    admitted: Callable[[], AbstractContextManager[None]]
+    admit: Callable[[], AbstractContextManager[None]]
 
 
 class WriteOperation:
-    """One request on its way into its buckets.
+    """Applies one request to its buckets.
 
     Args:
-        parts: Its rows by bucket, ascending. A repeated request has the same ones.
-        terms: On what terms they are written.
-        scope: What they are written to.
+        parts: Its rows by bucket, ascending. A repeated request has the same rows.
+        preconditions: The preconditions of the request.
+        scope: The table.
     """
 
-    def __init__(self, parts: Sequence[PreparedRows], terms: WritePreconditions, scope: WriteScope) -> None:
+    def __init__(self, parts: Sequence[PreparedRows], preconditions: WritePreconditions, scope: WriteScope) -> None:
         self._parts = parts
-        self._terms = terms
+        self._preconditions = preconditions
         self._scope = scope
         self._done: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
 
     async def run(self) -> dict[int, int]:
-        """Returns once all is durable: by bucket the next offset behind the request, when it was applied.
+        """Applies the request. Once all is durable, returns the next offset after it by bucket.
 
-        What is refused, or damaged, is found before anything is written.
+        Preconditions are checked before anything is written.
 
         Raises:
             WriterFenced, WriterExpired, TooManyWriters: See `Bucket.find_answer`.
-            ColumnLocked: Somebody else has locked a column of it.
-            WriteConflict: A key of it has changed.
-            InvalidRequest, PositionExpired, PositionOutOfRange: Whether one has cannot be told.
-            InvalidRequest, RequestTooLarge, DataLoss: As for `apply_rows`; steps before may have been applied.
+            ColumnLocked: Another owner has locked one of its columns.
+            WriteConflict: One of its keys has changed.
+            InvalidRequest, PositionExpired, PositionOutOfRange: The changes to check are not available.
+            InvalidRequest, RequestTooLarge, DataLoss: As for `apply_rows`; earlier steps may have been applied.
         """
-        with ExitStack() as admitted:
+        with ExitStack() as admissions:
             async with lock_buckets([self._live(part) for part in self._parts]) as opened:
-                answers = [await self._answer(live, bucket) for live, bucket in opened]
+                answers = [await self._find_answer(live, bucket) for live, bucket in opened]
                 if not all(answer is not None and answer.complete for answer in answers):
-                    admitted.enter_context(self._scope.admitted())
-                if self._terms.unchanged_since is not None:
+                    admissions.enter_context(self._scope.admit())
+                if self._preconditions.unchanged_since is not None:
                     for (live, bucket), part, answer in zip(opened, self._parts, answers, strict=True):
                         await self._check_unchanged(live, bucket, part, 0 if answer is None else answer.rows)
-                    # With all the mutexes still held: nothing comes between what was checked and what is written.
+                    # All mutexes are still held, so no other write comes between the check and the write.
                     for (live, bucket), part in zip(opened, self._parts, strict=True):
                         while not await self._step(live, bucket, part):
                             pass
@@ -114,35 +114,38 @@ class WriteOperation:
         return self._offsets
 
     async def _write_bucket(self, part: PreparedRows) -> None:
-        live, whole = self._live(part), False
-        while not whole and self._done.get(part.bucket) != len(part.keys):
+        live, complete = self._live(part), False
+        while not complete and self._done.get(part.bucket) != len(part.keys):
             async with live.mutex:
-                whole = await self._step(live, await live.open(), part)
+                complete = await self._step(live, await live.open(), part)
         if self._scope.table.codec.rows.hidden:
-            # What is hidden beside a row may have changed without an offset.
+            # Hidden state of a row may have changed without a new offset.
             await live.wait_written()
         await live.wait_durable(self._offsets[part.bucket])
 
     async def _step(self, live: LiveBucket, bucket: Bucket, part: PreparedRows) -> bool:
-        """Applies the next rows of a part with one WriteBatch; whether all are applied. Hold the mutex."""
-        answer = await self._answer(live, bucket)
+        """Applies the next rows of a part with one WriteBatch; returns whether all are applied. Hold the mutex."""
+        answer = await self._find_answer(live, bucket)
         if answer is not None and answer.complete:
             self._offsets[part.bucket] = answer.offset
             return True
         done, count = self._done.get(part.bucket, 0) if answer is None else answer.rows, len(part.keys)
         if done >= count:
-            raise InvalidRequest("a request was repeated with other rows: each needs a sequence of its own")
+            raise InvalidRequest("a request was repeated with other rows: give each request its own sequence")
         merger = self._scope.merger()
-        behind, identity = min(done + step_rows(bucket.state, len(merger.codec.indexes)), count), self._terms.identity
-        step = None if identity is None else WriteStep(identity=identity, rows=behind, complete=behind == count)
-        rows, writer = part.slice(done, behind - done), self._terms.noted_as
+        end, identity = (
+            min(done + step_rows(bucket.state, len(merger.codec.indexes)), count),
+            self._preconditions.identity,
+        )
+        step = None if identity is None else WriteStep(identity=identity, rows=end, complete=end == count)
+        rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
         await live.run(apply_rows, live, bucket, rows, merger, step, writer)
-        self._done[part.bucket], self._offsets[part.bucket] = behind, bucket.state.log_offset
-        return behind == count
+        self._done[part.bucket], self._offsets[part.bucket] = end, bucket.state.log_offset
+        return end == count
 
-    async def _answer(self, live: LiveBucket, bucket: Bucket) -> WriteAnswer | None:
-        """How far an earlier attempt of the request has come in a bucket. Hold the mutex."""
-        identity = self._terms.identity
+    async def _find_answer(self, live: LiveBucket, bucket: Bucket) -> WriteAnswer | None:
+        """Returns what an earlier attempt of the request has applied to a bucket. Hold the mutex."""
+        identity = self._preconditions.identity
         if identity is None:
             return None
         if bucket.writers.is_cached(identity.writer):
@@ -150,15 +153,15 @@ class WriteOperation:
         return await live.run(bucket.find_answer, identity)
 
     async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: PreparedRows, done: int) -> None:
-        """Raises WriteConflict when a key of a part, of which so many rows were applied earlier, has changed."""
-        assert self._terms.unchanged_since is not None
+        """Raises WriteConflict if a key of a part has changed; skips the first `done` rows, applied earlier."""
+        assert self._preconditions.unchanged_since is not None
         if done == len(part.keys):
             return
-        offset = self._terms.unchanged_since.get(part.bucket)
+        offset = self._preconditions.unchanged_since.get(part.bucket)
         if offset is None:
             raise InvalidRequest(
-                f"the request has keys of bucket {part.bucket}, and no version of it: read these keys, and give the "
-                "log offsets of that",
+                f"the request has keys of bucket {part.bucket}, but no version of it: read these keys, and give the "
+                "log offsets of that read",
                 bucket=part.bucket,
             )
         keys = part.keys.slice(done)

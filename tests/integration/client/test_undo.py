@@ -108,7 +108,7 @@ async def test_it_goes_past_the_merge_engine_and_survives_the_rewriting_of_the_c
 async def test_what_cannot_be_undone_is_refused(client: Client, name: str) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
     short = await client.create_table(f"{name}_short", SCHEMA, primary_key=["k"], changelog="upsert")
-    with pytest.raises(InvalidRequest, match="no changelog with the rows before"):
+    with pytest.raises(InvalidRequest, match="no changelog with before-images"):
         await short.undo("job", {0: 0}, any_incarnation=True)
     with pytest.raises(InvalidRequest, match="no bucket 2"):
         await table.undo("job", {2: 0}, any_incarnation=True)

@@ -119,7 +119,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             for live in (held_bucket, free):
                 assert live.durable_offset == before[live.number]
                 assert not live.is_quiet_at(before[live.number])
-            assert tables.transactions.figures.closed_commit_barriers == 1
+            assert tables.transactions.stats.closed_commit_barriers == 1
             assert not any(task.done() for task in waiting.values())
             assert not told
             held.release.set()
@@ -130,7 +130,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             await task
         assert committed.log_offsets["game.other"] == (await other.reads.view_now(None)).log_offsets
         assert (await table.reads.count(None))[0] == 41
-        assert tables.transactions.figures.closed_commit_barriers == 0
+        assert tables.transactions.stats.closed_commit_barriers == 0
 
 
 async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
@@ -177,7 +177,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
                 with pytest.raises(Unavailable):
                     await commit
         for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), lookup_rows(table)):
-            with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
+            with pytest.raises(Unavailable, match="lacks rows of a committed transaction"):
                 await call
     monkeypatch.undo()
     async with tables_in(tmp_path / "data") as tables:

@@ -123,13 +123,13 @@ async def test_a_consumer_of_which_nothing_is_heard_expires_and_keeps_nothing(tm
         async with streaming(tables, plan("busy")):
 
             async def only_one() -> bool:
-                return [info.consumer_id for info in await tables.consumers.listed(table.state)] == ["busy"]
+                return [info.consumer_id for info in await tables.consumers.list_consumers(table.state)] == ["busy"]
 
             await await_until(only_one, "only the consumer with a stream")
         assert [file.name for file in (table.state.path / "consumers").iterdir()] == ["busy.json"]
 
         async def none() -> bool:
-            return await tables.consumers.listed(table.state) == []
+            return await tables.consumers.list_consumers(table.state) == []
 
         await await_until(none, "no consumer")
         assert await trimmed(table) == 30
@@ -140,9 +140,9 @@ async def test_a_commit_lets_a_consumer_live_on(tmp_path: Path) -> None:
         table = await new_table(tables)
         async with streaming(tables) as opened:
             fence, token = opened.consumer_fence, opened.token(None)
-        (before,) = await tables.consumers.listed(table.state)
+        (before,) = await tables.consumers.list_consumers(table.state)
         await tables.consumers.commit(table.state, "c", fence, token)
-        (after,) = await tables.consumers.listed(table.state)
+        (after,) = await tables.consumers.list_consumers(table.state)
         assert (before.committed_micros, after.committed_micros > 0) == (0, True)
         assert 0 <= 7 * 86_400 - after.remaining < 1
 
@@ -165,7 +165,7 @@ async def test_a_stream_that_cannot_be_opened_makes_no_consumer(tmp_path: Path) 
         wrong = plan(buckets=(9,))
         results = await asyncio.gather(*(read_and_commit(tables, wrong) for _ in range(3)), return_exceptions=True)
         assert [type(result) for result in results] == [InvalidRequest] * 3
-        assert await tables.consumers.listed(table.state) == []
+        assert await tables.consumers.list_consumers(table.state) == []
         mixed = await asyncio.gather(read_and_commit(tables, wrong), read_and_commit(tables), return_exceptions=True)
         assert [type(result) for result in mixed] == [InvalidRequest, type(None)]
 
@@ -195,7 +195,7 @@ async def test_a_damaged_consumer_is_told_and_not_begun_anew_until_it_is_deleted
         file.write_text(file.read_text().replace('"token": "', '"token": "A'))
     async with tables_in(tmp_path) as tables:
         table = tables.table(TABLE)
-        (info,) = await tables.consumers.listed(table.state)
+        (info,) = await tables.consumers.list_consumers(table.state)
         assert "checksum" in info.damage
         for attempt in (
             read_and_commit(tables),
@@ -244,12 +244,12 @@ async def test_consumers_go_with_their_table(tmp_path: Path) -> None:
         with pytest.raises(ScanKvError):
             await tables.consumers.commit(table.state, "c", fence, token)
         table = await new_table(tables)
-        assert await tables.consumers.listed(table.state) == []
+        assert await tables.consumers.list_consumers(table.state) == []
         with pytest.raises(ConsumerNotFound):
             await tables.consumers.delete(table.state, "c")
         await read_and_commit(tables)
     async with tables_in(tmp_path) as tables:
-        assert [info.consumer_id for info in await tables.consumers.listed(tables.table(TABLE).state)] == ["c"]
+        assert [info.consumer_id for info in await tables.consumers.list_consumers(tables.table(TABLE).state)] == ["c"]
 
 
 async def test_a_caller_who_gives_up_leaves_a_consumer_as_it_is_on_disk(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ async def test_a_caller_who_gives_up_leaves_a_consumer_as_it_is_on_disk(tmp_path
                 await asyncio.sleep(0)
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
-        (known,) = await tables.consumers.listed(table.state)
+        (known,) = await tables.consumers.list_consumers(table.state)
         assert not known.live
         record = dict(tables.consumers._groups[TABLE].directory.read())["c"]
         assert record.fence == tables.consumers._groups[TABLE].consumers["c"].fence  # type: ignore[union-attr]

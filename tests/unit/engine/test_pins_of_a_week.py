@@ -36,7 +36,7 @@ async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path,
             await tables.snapshots.release(snapshot.snapshot_id)
             if number % 5 == 4:
                 for live in table.buckets:
-                    await tables._log_maintenance.look_after(table.state, live)
+                    await tables._log_maintenance.maintain(table.state, live)
             most = max(most, open_files() - before)
         assert most < MOST_FILES
         snapshot = await tables.snapshots.pin(table.pinning)

@@ -60,14 +60,14 @@ async def test_repeated_calls_stage_and_begin_once_and_missing_ones_are_refused(
         assert await begin(tables, id="job:1") is begun
         for _ in range(3):
             assert await stage(tables, begun.token, 0, ann=1) == 1
-        with pytest.raises(InvalidRequest, match="number 2 of its part, of which the server has 1"):
+        with pytest.raises(InvalidRequest, match="request 2 of the part is too early: the server has 1"):
             await stage(tables, begun.token, 2, ben=1)
         assert await stage(tables, begun.token, 1, ben=1) == 1
         assert [part.requests for part in begun.parts.values()] == [2]
         results = await asyncio.gather(*(tables.transactions.commit(begun.token, "job:1", ()) for _ in range(3)))
         assert results == [results[0]] * 3
         assert results[0].rows == 2
-        assert isinstance(await tables.transactions.begin(begun.terms), CommittedTransaction)
+        assert isinstance(await tables.transactions.begin(begun.options), CommittedTransaction)
 
 
 async def test_several_begin_one_transaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ async def test_what_is_staged_survives_a_restart_and_finds_conflicts_over_it(tmp
     async with tables_in(tmp_path / "data") as tables:
         await tables.recover()
         transactions = tables.transactions
-        assert {each.terms.id for each in transactions.open} == {"good", "bad"}
+        assert {each.options.id for each in transactions.open} == {"good", "bad"}
         await stage(tables, good.token, 0, ann=1)
         await stage(tables, good.token, 1, ann=2)
         with pytest.raises(TransactionConflict):
