@@ -47,9 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one benchmark instead of all; repeatable; {', '.join(sorted(ON_REQUEST))} are run only so",
     )
-    parser.add_argument(
-        "--experiments", action="store_true", help="the experiments behind the choices of ARCHITECTURE.md instead"
-    )
+    parser.add_argument("--experiments", action="store_true", help="the experiments behind docs/decisions instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to put the results as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where to put the results as Markdown")
     return parser

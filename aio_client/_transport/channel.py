@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from aio_client._transport.flow_control import flow_control_options
+
 # A row of 16 MiB, the largest possible, fits into one message with its Arrow framing.
 _MAX_RECEIVE_BYTES: Final = 48 * 1024 * 1024
 
@@ -17,9 +19,7 @@ def channel_options(window: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
         ("grpc.max_send_message_length", _MAX_RECEIVE_BYTES),
-        # Both are needed to bound the read-ahead: with probing, gRPC widens the window to tens of MiB.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", window),
+        *flow_control_options(window),
         # Only the client knows which calls may be repeated.
         ("grpc.enable_retries", 0),
         # With gRPC's defaults, a server that is back is noticed after up to two minutes.

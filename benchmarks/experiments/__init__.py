@@ -1,4 +1,4 @@
-"""The experiments behind the choices that ARCHITECTURE.md explains, by name."""
+"""The experiments behind the decisions in docs/decisions, by name."""
 
 from __future__ import annotations
 

@@ -102,14 +102,22 @@ class ServerRefused(ScanKvError):
 
 
 class TableNotFound(ServerRefused):
-    """The table does not exist, or was dropped in the meantime."""
+    """The table does not exist, or was dropped in the meantime.
+
+    What to do:
+        Check the name and the server: `scankv tables` lists the tables. Create the table if it should exist.
+    """
 
     code = "NOT_FOUND"
     reason = "TABLE_NOT_FOUND"
 
 
 class TableExists(ServerRefused):
-    """A table with this name exists already."""
+    """A table with this name exists already.
+
+    What to do:
+        Use the existing table, drop it first, or choose another name.
+    """
 
     code = "ALREADY_EXISTS"
     reason = "TABLE_EXISTS"
@@ -119,6 +127,9 @@ class TableRecreated(ServerRefused):
     """The log offsets belong to an earlier incarnation of the table, which was dropped since. Nothing was done.
 
     In the present table the offsets would name other changes, or none. Read the table from the start instead.
+
+    What to do:
+        Discard the stored offsets and start from the full table.
     """
 
     code = "FAILED_PRECONDITION"
@@ -126,45 +137,73 @@ class TableRecreated(ServerRefused):
 
 
 class InvalidRequest(ServerRefused):
-    """The request is not valid for this table. Nothing was changed."""
+    """The request is not valid for this table. Nothing was changed.
+
+    What to do:
+        Correct the request as the message says.
+    """
 
     code = "INVALID_ARGUMENT"
     reason = "INVALID_REQUEST"
 
 
 class SchemaMismatch(InvalidRequest):
-    """A column is missing, unknown, of another type, or null although it is NOT NULL."""
+    """A column is missing, unknown, of another type, or null although it is NOT NULL.
+
+    What to do:
+        Correct the data: the message names the column and the row. `scankv describe` shows the table's columns.
+    """
 
     reason = "SCHEMA_MISMATCH"
 
 
 class InvalidOption(InvalidRequest):
-    """A table option does not exist, or does not allow the value."""
+    """A table option does not exist, or does not allow the value.
+
+    What to do:
+        Correct the option that the message names.
+    """
 
     reason = "INVALID_OPTION"
 
 
 class InvalidKey(InvalidRequest):
-    """A key is null, too long, or not of the type of the key."""
+    """A key is null, too long, or not of the type of the key.
+
+    What to do:
+        Correct the key: the message names the row and the limit.
+    """
 
     reason = "INVALID_KEY"
 
 
 class InvalidResumeToken(InvalidRequest):
-    """A resume token is damaged, or comes from another query, table, schema or snapshot."""
+    """A resume token is damaged, or comes from another query, table, schema or snapshot.
+
+    What to do:
+        Resume with the same query that produced the token, or start the scan again.
+    """
 
     reason = "INVALID_RESUME_TOKEN"
 
 
 class UnknownField(ServerRefused):
-    """The request has a field that this server does not know. Ignoring it could change what the request means."""
+    """The request has a field that this server does not know. Ignoring it could change what the request means.
+
+    What to do:
+        Upgrade the server, or leave out what only the newer client knows.
+    """
 
     code = "UNIMPLEMENTED"
     reason = "UNKNOWN_FIELD"
 
 
 class RequestTooLarge(ServerRefused):
-    """A request, a row or a result exceeds its limit."""
+    """A request, a row or a result exceeds its limit.
+
+    What to do:
+        Send less at once, or ask for less: split the request, add a limit, or scan instead of looking up.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "REQUEST_TOO_LARGE"
@@ -174,6 +213,10 @@ class ServerBusy(ServerRefused):
     """The server has reached its limit of request bytes in memory, or of open files.
 
     `retry_after` says when to try again. A client retries by itself until its operation timeout.
+
+    What to do:
+        Retry after `retry_after` seconds, with fewer calls at once. If it persists, raise
+        `max_request_bytes_in_flight` or the limit of open files.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -184,6 +227,10 @@ class PositionExpired(ServerRefused):
     """The changelog no longer reaches back to a position: retention has removed the changes there.
 
     `details` has `wanted`, `earliest` and `latest`, which are offsets of the bucket in `bucket`.
+
+    What to do:
+        Read the full table again (`StartFrom.FULL`). To prevent it, use a consumer or raise the table's log
+        retention.
     """
 
     code = "OUT_OF_RANGE"
@@ -194,6 +241,10 @@ class PositionOutOfRange(ServerRefused):
     """A position is not in the changelog: it is beyond the end, or belongs to changes that a crash has lost.
 
     `details` as for `PositionExpired`.
+
+    What to do:
+        Check that the offsets belong to this table and bucket. After a crash of the server, start from the
+        offsets that a scan reports.
     """
 
     code = "OUT_OF_RANGE"
@@ -201,49 +252,79 @@ class PositionOutOfRange(ServerRefused):
 
 
 class TooManyScans(ServerRefused):
-    """The server has reached its limit of live scans. `retry_after` says when to try again."""
+    """The server has reached its limit of live scans. `retry_after` says when to try again.
+
+    What to do:
+        Retry after `retry_after` seconds, or read fewer scans at once. `scankv ps` lists the live ones. The
+        limits are `max_live_scans` and `max_live_scans_per_bucket`.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SCANS"
 
 
 class ScanNotFound(ServerRefused):
-    """No live scan has this id: it has ended, or never existed."""
+    """No live scan has this id: it has ended, or never existed.
+
+    What to do:
+        Nothing: the scan is over. `scankv ps` lists those that are live.
+    """
 
     code = "NOT_FOUND"
     reason = "SCAN_NOT_FOUND"
 
 
 class ScanCancelled(ServerRefused):
-    """An operator ended the scan. The rows received are incomplete."""
+    """An operator ended the scan. The rows received are incomplete.
+
+    What to do:
+        Ask the operator who ended it. The scan can be resumed with `resume_token`.
+    """
 
     code = "ABORTED"
     reason = "SCAN_CANCELLED"
 
 
 class SnapshotLost(ServerRefused):
-    """No snapshot has this id: its lease was released or has expired, its table was dropped, or it never existed."""
+    """No snapshot has this id: its lease was released or has expired, its table was dropped, or it never existed.
+
+    What to do:
+        Take a new snapshot. Renew leases, or ask for a longer `ttl`, if it expired.
+    """
 
     code = "FAILED_PRECONDITION"
     reason = "SNAPSHOT_LOST"
 
 
 class SnapshotNotTaken(ServerRefused):
-    """Taking the snapshot would have paused the writers of the table too long. `retry_after` says when to try again."""
+    """Taking the snapshot would have paused the writers of the table too long. `retry_after` says when to try again.
+
+    What to do:
+        Retry after `retry_after` seconds. Tables with many buckets take longer to pin.
+    """
 
     code = "ABORTED"
     reason = "SNAPSHOT_NOT_TAKEN"
 
 
 class TooManySnapshots(ServerRefused):
-    """The server has reached its limit of leases on snapshots, or of disk space that snapshots keep."""
+    """The server has reached its limit of leases on snapshots, or of disk space that snapshots keep.
+
+    What to do:
+        Release snapshots that are no longer needed: `scankv snapshot` lists them. The limits are
+        `max_snapshot_leases` and `max_snapshot_bytes`.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SNAPSHOTS"
 
 
 class ConsumerNotFound(ServerRefused):
-    """The table has no consumer with this id: it was deleted, has expired, or never existed."""
+    """The table has no consumer with this id: it was deleted, has expired, or never existed.
+
+    What to do:
+        Check the id: `scankv consumers list` shows all. An expired consumer has to start again.
+    """
 
     code = "NOT_FOUND"
     reason = "CONSUMER_NOT_FOUND"
@@ -253,6 +334,10 @@ class ConsumerFenced(ServerRefused):
     """This stream no longer owns the consumer: another stream took it over, or it was reset, deleted, or has expired.
 
     The next stream of the consumer reads again what this one has not committed.
+
+    What to do:
+        Stop this reader: another one has its place. If no other should run, look for a second instance with the
+        same consumer id.
     """
 
     code = "FAILED_PRECONDITION"
@@ -260,7 +345,12 @@ class ConsumerFenced(ServerRefused):
 
 
 class TooManyConsumers(ServerRefused):
-    """The server has reached its limit of consumers."""
+    """The server has reached its limit of consumers.
+
+    What to do:
+        Delete consumers that are no longer needed: `scankv consumers list` shows them. The limit is
+        `max_consumers`.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_CONSUMERS"
@@ -270,6 +360,9 @@ class WriterFenced(ServerRefused):
     """Another instance has opened the writer with the same id, so this instance may no longer write.
 
     Nothing of the request was written.
+
+    What to do:
+        Stop this instance: a newer one writes under its id. If no other should run, look for a second instance.
     """
 
     code = "FAILED_PRECONDITION"
@@ -280,6 +373,10 @@ class WriterExpired(ServerRefused):
     """The server no longer knows whether it has applied a request before, so it has not applied it now.
 
     The writer was idle for too long, or the request arrived after too many later requests of its writer.
+
+    What to do:
+        Find out whether the write was applied by reading its rows, then write again. Open the writer again if
+        it had an id.
     """
 
     code = "FAILED_PRECONDITION"
@@ -287,7 +384,11 @@ class WriterExpired(ServerRefused):
 
 
 class TooManyWriters(ServerRefused):
-    """A bucket has reached its limit of writers. It forgets writers some time after their last request."""
+    """A bucket has reached its limit of writers. It forgets writers some time after their last request.
+
+    What to do:
+        Reuse clients and writers instead of creating one for each write, or raise `max_writers_per_bucket`.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_WRITERS"
@@ -297,6 +398,9 @@ class WriteConflict(ServerRefused):
     """A row of a conditional write has changed since the version in its precondition. Nothing was written.
 
     `details` has `bucket`, and in `keys` the number of changed keys in it.
+
+    What to do:
+        Read the rows again, decide again, and repeat the write with the new versions.
     """
 
     code = "ABORTED"
@@ -307,6 +411,9 @@ class ColumnLocked(ServerRefused):
     """Another writer has locked a column that the write would change. Nothing was written.
 
     `details` has `owner`, `columns`, and `seconds` until the lock expires unless it is renewed.
+
+    What to do:
+        Wait until the lock ends, or ask its owner to release it: `scankv locks` lists the locks.
     """
 
     code = "FAILED_PRECONDITION"
@@ -314,21 +421,33 @@ class ColumnLocked(ServerRefused):
 
 
 class LockLost(ServerRefused):
-    """No column lock has this id: it was released, has expired, its table was dropped, or it never existed."""
+    """No column lock has this id: it was released, has expired, its table was dropped, or it never existed.
+
+    What to do:
+        Acquire the lock again. What was written without it has to be checked first.
+    """
 
     code = "FAILED_PRECONDITION"
     reason = "LOCK_LOST"
 
 
 class TooManyLocks(ServerRefused):
-    """A table has reached its limit of column locks."""
+    """A table has reached its limit of column locks.
+
+    What to do:
+        Release locks that are no longer needed: `scankv locks` lists them.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_LOCKS"
 
 
 class TransactionLost(ServerRefused):
-    """No such transaction is open: it was aborted, has expired, was begun again elsewhere, or never existed."""
+    """No such transaction is open: it was aborted, has expired, was begun again elsewhere, or never existed.
+
+    What to do:
+        Begin the transaction again and repeat its writes. Ask for a longer `ttl` if it expired.
+    """
 
     code = "NOT_FOUND"
     reason = "TRANSACTION_LOST"
@@ -338,6 +457,9 @@ class TransactionConflict(ServerRefused):
     """A key that the transaction depends on has changed since the transaction read it. Nothing was written.
 
     `details` has `table`, `bucket`, and in `keys` the number of changed keys in it.
+
+    What to do:
+        Begin again: read the rows again and repeat the writes in a new transaction.
     """
 
     code = "ABORTED"
@@ -345,14 +467,22 @@ class TransactionConflict(ServerRefused):
 
 
 class TransactionCommitted(ServerRefused):
-    """The transaction is committed or is being committed. It can no longer be aborted or written to."""
+    """The transaction is committed or is being committed. It can no longer be aborted or written to.
+
+    What to do:
+        Nothing: its writes are applied or being applied. Use a new id for other writes.
+    """
 
     code = "FAILED_PRECONDITION"
     reason = "TRANSACTION_COMMITTED"
 
 
 class TooManyTransactions(ServerRefused):
-    """The server has reached its limit of open transactions."""
+    """The server has reached its limit of open transactions.
+
+    What to do:
+        Commit or abort open transactions: `scankv transactions` lists them. The limit is `max_transactions`.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_TRANSACTIONS"
@@ -362,6 +492,9 @@ class UndoConflict(ServerRefused):
     """Other writers wrote keys of an undo while it ran, at each of its attempts. Repeat the undo.
 
     Rows that were reverted so far stay reverted.
+
+    What to do:
+        Repeat the undo. A column lock keeps others out while it runs.
     """
 
     code = "ABORTED"
@@ -373,6 +506,10 @@ class DiskFull(ServerRefused):
 
     `details` has `directory`, where the server could not write. A request that writes to several buckets, or in several
     steps, may have been written in part.
+
+    What to do:
+        Free space on the disk of the data directory: drop tables, release snapshots, shorten log retention. The
+        server continues by itself; then retry.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -380,14 +517,23 @@ class DiskFull(ServerRefused):
 
 
 class DataLoss(ServerRefused):
-    """Stored data is damaged. Rows that were read before the error are incomplete."""
+    """Stored data is damaged. Rows that were read before the error are incomplete.
+
+    What to do:
+        Restore the table from an export or load it again. `scankv tables` and `scankv check` show what is
+        damaged; the rest is served.
+    """
 
     code = "DATA_LOSS"
     reason = "DATA_LOSS"
 
 
 class InternalError(ServerRefused):
-    """The server failed unexpectedly. Its log has the cause, under the id in `details["incident"]`."""
+    """The server failed unexpectedly. Its log has the cause, under the id in `details["incident"]`.
+
+    What to do:
+        Look for the incident in the server's log and report it. Retrying may work.
+    """
 
     code = "INTERNAL"
     reason = "INTERNAL"
@@ -400,6 +546,10 @@ class ConnectionFailed(ScanKvError):
 class Unavailable(ConnectionFailed):
     """No server answers at the address, or the connection broke.
 
+    What to do:
+        Check that the server runs and that the address is right (`scankv wait`). Retrying is safe for reads and
+        for writes with an identity.
+
     Attributes:
         shed: Whether gRPC or a proxy dropped only this call, while the server was reachable.
     """
@@ -411,49 +561,79 @@ class Unavailable(ConnectionFailed):
 
 
 class DeadlineExceeded(ConnectionFailed):
-    """The operation did not finish, or the stream made no progress, within its timeout."""
+    """The operation did not finish, or the stream made no progress, within its timeout.
+
+    What to do:
+        Check the load of the server, or raise `operation_timeout` or `attempt_timeout` of `connect`.
+    """
 
     code = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"
 
 
 class ServerDraining(ConnectionFailed):
-    """The server is shutting down and takes no new work."""
+    """The server is shutting down and takes no new work.
+
+    What to do:
+        Retry when the server has been started again.
+    """
 
     code = "UNAVAILABLE"
     reason = "SERVER_DRAINING"
 
 
 class ScanStalled(ConnectionFailed):
-    """The reader took nothing for the server's stall timeout, so the server ended the scan."""
+    """The reader took nothing for the server's stall timeout, so the server ended the scan.
+
+    What to do:
+        Read faster, or move slow work out of the loop. Resume with `resume_token`, or raise
+        `stall_timeout_seconds`.
+    """
 
     code = "DEADLINE_EXCEEDED"
     reason = "SCAN_STALLED"
 
 
 class ScanTooLong(ConnectionFailed):
-    """The scan took longer than the server's longest scan, so the server ended it."""
+    """The scan took longer than the server's longest scan, so the server ended it.
+
+    What to do:
+        Resume with `resume_token`, read less, or raise `max_scan_seconds`.
+    """
 
     code = "DEADLINE_EXCEEDED"
     reason = "SCAN_TOO_LONG"
 
 
 class ScanInterrupted(ConnectionFailed):
-    """A scan broke off before its end. The rows received are incomplete."""
+    """A scan broke off before its end. The rows received are incomplete.
+
+    What to do:
+        Resume with `scan.resume_from(error.resume_token)`, or scan a pinned snapshot, which resumes by itself.
+    """
 
     code = "ABORTED"
     reason = "SCAN_INTERRUPTED"
 
 
 class UsageError(ScanKvError):
-    """The client library was used wrongly. No request was sent."""
+    """The client library was used wrongly. No request was sent.
+
+    What to do:
+        Correct the call as the message says.
+    """
 
     code = "FAILED_PRECONDITION"
     reason = "USAGE"
 
 
 class ProtocolViolation(ScanKvError):
-    """The other side violated the protocol, as with a missing trailer, wrong totals or a wrong checksum."""
+    """The other side violated the protocol, as with a missing trailer, wrong totals or a wrong checksum.
+
+    What to do:
+        Do not use the rows received. Check that client and server have matching versions and that no proxy
+        changes the stream, then report it.
+    """
 
     code = "INTERNAL"
     reason = "PROTOCOL_VIOLATION"

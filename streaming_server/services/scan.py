@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -22,6 +20,7 @@ from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
 from streaming_server.services.errors import mapped_errors
+from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.intake import GuardedServer
-
-Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ScanService:
@@ -112,7 +109,7 @@ class ScanService:
                 peer=context.peer(),
             )
             with self._registry.call(scan):
-                async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
+                async with one_in_flight(context, scan) as send, self._registry.admit(scan):
                     async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
                         if opened.large_chunks:
@@ -172,7 +169,7 @@ class ScanService:
             follows=True,
         )
         with self._registry.call(scan):
-            async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
+            async with one_in_flight(context, scan) as send, self._registry.admit(scan):
                 async with self._opened_log(table, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)
@@ -202,46 +199,3 @@ class ScanService:
                 await asyncio.sleep(0)
             else:
                 await send(message)
-
-
-@asynccontextmanager
-async def _one_in_flight(
-    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
-) -> AsyncIterator[Send]:
-    """Makes a `send` that returns while its message is being sent, so that the next one is built concurrently.
-
-    One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
-    gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.
-    A reader that takes nothing holds the call here, with the one or two messages made and nothing else.
-    """
-    loop = asyncio.get_running_loop()
-    writes: list[asyncio.Task[None]] = []
-
-    async def settle() -> None:
-        while writes:
-            await writes.pop()
-
-    async def write(message: bytes) -> None:
-        scan.sending_since = began = loop.time()
-        await context.write(message)
-        scan.sending_since, scan.progress_at = None, loop.time()
-        scan.last_took = scan.progress_at - began
-
-    async def send(message: bytes) -> None:
-        await settle()
-        if scan.ended is not None:
-            raise copy(scan.ended)
-        writes.append(asyncio.create_task(write(message)))
-        # Let the write begin before the next chunk takes the loop.
-        await asyncio.sleep(0)
-
-    try:
-        try:
-            yield send
-        except Exception:
-            await settle()
-            raise
-        await settle()
-    finally:
-        for task in writes:
-            task.cancel()

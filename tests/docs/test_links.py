@@ -82,6 +82,8 @@ def test_relative_links_lead_to_files_and_headings(path: str) -> None:
         page = ((ROOT / path).parent / file).resolve() if file else ROOT / path
         if not page.exists():
             broken.append(target)
+        elif page.is_relative_to(ROOT / "docs" / "reference"):
+            continue  # its headings are generated; Sphinx checks the anchors
         elif anchor and page.suffix == ".md" and anchor not in list_anchors(page.relative_to(ROOT).as_posix()):
             broken.append(target)
     assert broken == []

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from tests.support.server_process import ServerProcess
 
-PAGES = [page for page in list_pages() if not page.is_for_spark and page.path != "README.md"]
+PAGES = [page for page in list_pages() if not page.is_for_spark]
 
 
+@pytest.mark.timeout(180)  # a page runs several programs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_the_code_of_the_page_runs_and_prints_what_it_says(
     page: Page, shared_server: ServerProcess, tmp_path: Path

@@ -24,3 +24,19 @@ def test_every_public_name_is_on_one_page(module: str) -> None:
         name for name in public.__all__ if name != "sync" and getattr(errors, name, None) is not getattr(public, name)
     }
     assert sorted(listed) == sorted(expected)
+
+
+def _subclasses(cls: type[errors.ScanKvError]) -> list[type[errors.ScanKvError]]:
+    return [each for sub in cls.__subclasses__() for each in (sub, *_subclasses(sub))]
+
+
+def test_every_error_says_what_to_do() -> None:
+    families = {errors.ServerRefused, errors.ConnectionFailed}
+    silent = [
+        cls.__name__
+        for cls in _subclasses(errors.ScanKvError)
+        if cls.__module__ in {"scankv", errors.__name__}
+        and cls not in families
+        and "\n    What to do:\n        " not in (cls.__doc__ or "")
+    ]
+    assert silent == []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PAGES = [page for page in list_pages() if page.is_for_spark]
 
 
+@pytest.mark.timeout(300)  # a page runs several streaming queries, each with its own start and end
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_the_code_of_the_page_runs_and_prints_what_it_says(
     page: Page, spark: SparkSession, shared_server: ServerProcess, tmp_path: Path

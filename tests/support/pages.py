@@ -47,6 +47,7 @@ HIDDEN = re.compile(r"\A<!-- (python|bash)\n(.*?)-->\s*\Z", re.DOTALL)
 END = "end of a block"
 LANGUAGES = ("bash", "python", "sql", "text")
 SHOWN_ADDRESS = "localhost:7070"
+CHECKPOINT = '"checkpointLocation", "'
 QUICKSTART_ROWS = [
     {"player": "ann", "score": 99, "league": "a"},
     {"player": "bob", "score": 27, "league": "b"},
@@ -166,6 +167,8 @@ class _InProcess:
     def run(self, block: Block, path: str) -> str:
         """Runs a block, in the event loop only where it awaits: the blocking client refuses to run inside one."""
         source = "\n" * (block.line - 1) + block.code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"])
+        # Spark's JVM has a working directory of its own.
+        source = source.replace(CHECKPOINT, f"{CHECKPOINT}{Path.cwd()}/")
         code = compile(source, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -143,7 +143,7 @@ def test_a_refused_time_is_named_as_people_write_it() -> None:
     machine.set_wall(DAY)
     with pytest.raises(InvalidRequest) as caught:
         clock.check_time(machine.wall_micros - 60_000_000, "the start")
-    assert "the start is at 2023-11-15T22:12:20Z, and from 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z" in str(
+    assert "the start is at 2023-11-15T22:12:20Z, but from 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z" in str(
         caught.value
     )
 

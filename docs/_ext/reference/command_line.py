@@ -11,7 +11,7 @@ from typer.cli import get_docs_for_click
 from scankv.cli.app import app
 
 CUT = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
-CODE = re.compile(r"^```console\n.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(^```console\n.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
 def describe_commands() -> str:
@@ -20,4 +20,10 @@ def describe_commands() -> str:
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="scankv", title=" ")
     # The lists of commands repeat the headings, and cut what they say.
     text = CUT.sub("", text).partition("\n")[2]
-    return CODE.sub(lambda code: html.unescape(code[0]), text)
+    return "".join(map(_escape, CODE.split(text)))
+
+
+def _escape(part: str) -> str:
+    """Escape text, and only text: Typer does so in code, too, and not in every docstring."""
+    plain = html.unescape(part)
+    return plain if part.startswith("`") else plain.replace("<", "&lt;")

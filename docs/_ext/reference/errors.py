@@ -11,7 +11,7 @@ from scankv.model import errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ADVICE = "What to do:\n"
+ADVICE = re.compile(r"^What to do:\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 
 def describe_errors() -> str:
@@ -26,7 +26,9 @@ def _iterate(cls: type[errors.ScanKvError]) -> Iterator[type[errors.ScanKvError]
 
 
 def _describe(cls: type[errors.ScanKvError]) -> str:
-    meaning, _, advice = inspect.cleandoc(cls.__doc__ or "").partition(ADVICE)
+    docstring = inspect.cleandoc(cls.__doc__ or "")
+    advice = ADVICE.search(docstring)
+    meaning = ADVICE.sub("", docstring)
     parents = [base.__name__ for base in cls.__mro__[1:] if issubclass(base, errors.ScanKvError)]
     lines = [f"## `{cls.__name__}`\n"]
     if "reason" in vars(cls) and cls is not errors.ScanKvError:
@@ -35,7 +37,7 @@ def _describe(cls: type[errors.ScanKvError]) -> str:
         lines.append(f"Kind of {_link(parents)}.\n")
     lines.append(_format(meaning))
     if advice:
-        lines.append(f"**What to do:** {' '.join(inspect.cleandoc(advice).split())}\n")
+        lines.append(f"**What to do:** {' '.join(advice[1].split())}\n")
     return "\n".join(lines)
 
 

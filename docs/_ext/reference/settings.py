@@ -17,7 +17,7 @@ GROUPS = {
     "Memory and files": "block_cache write_buffer result_cache max_open_buckets bucket_idle",
     "Requests and connections": "max_request request_receive max_calls min_ping max_waiting_calls",
     "Scans": "chunk_bytes max_live max_waiting_scans admission stall max_scan heartbeat",
-    "Changes and consumers": "max_followers follow log_ catch_up consumer max_consumers",
+    "Changes and consumers": "max_followers follow log_ catch_up consumer max_consumers max_retention_hold retention",
     "Snapshots": "snapshot max_snapshot",
     "Writers and transactions": "writer max_writers max_transaction transaction committed",
     "Columnar bases": "base_",
@@ -36,7 +36,7 @@ def describe_settings() -> str:
         names = [name for name in left if name.startswith(tuple(beginnings.split()))]
         parts += [f"## {group}\n", *(_describe(left.pop(name), meanings[name]) for name in names)]
     if left:
-        raise ValueError(f"the settings {', '.join(left)} are in no group of {__file__}")
+        parts += ["## Other\n", *(_describe(field, meanings[name]) for name, field in left.items())]
     return "\n".join(parts)
 
 

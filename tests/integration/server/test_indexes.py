@@ -288,4 +288,4 @@ def test_too_many_ties_are_refused(wire: Wire, name: str) -> None:
     for by in ("score", "level"):
         request = lookup_pb2.TopNRequest(table=name, by=by, n=1, with_ties=True)
         found = refusal(wire.lookups.TopN, request)
-        assert (found.reason, "over 100,000" in found.message) == ("INVALID_REQUEST", True)
+        assert (found.reason, "more than 100,000" in found.message) == ("INVALID_REQUEST", True)
