@@ -42,7 +42,7 @@ class BaseRecord:
         """Why there is no base that scans read, in words."""
         return "; ".join(filter(None, (self.lost, self.waits)))
 
-    def taken_up(self, base_bytes: int, cut_millis: int) -> None:
+    def adopt(self, base_bytes: int, cut_millis: int) -> None:
         """A base of these files is read from now on."""
         self.base_bytes, self.cut_millis = base_bytes, cut_millis
         self.lost = self.waits = ""

@@ -1,4 +1,4 @@
-"""Group commit: everybody who waits for durability of one bucket shares the syncs of its write-ahead log."""
+"""Group commit: all requests that wait for durability of one bucket share the syncs of its write-ahead log."""
 
 from __future__ import annotations
 

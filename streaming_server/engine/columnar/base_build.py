@@ -45,11 +45,11 @@ _log: Final = logging.getLogger(__name__)
 
 
 class BaseNotBuiltError(Exception):
-    """No base came of it, and writes went on meanwhile; says why in words."""
+    """The build was given up and writes were not disturbed; the message says why."""
 
 
-class Rests:
-    """Work of which none but a share of a core is to be used: whoever does a piece of it rests for a while.
+class CpuShare:
+    """Limits background work to a share of one core: after each piece of work, `rest` waits long enough.
 
     Attributes:
         spent: Seconds of a core that all pieces took.
@@ -91,17 +91,19 @@ class BaseBuild:
         table: The table.
         live: The bucket.
         directory: That of its bases.
-        rests: Runs the work.
+        share: Runs the work.
         limits: What it may cost.
     """
 
-    def __init__(self, table: TableState, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
+    def __init__(
+        self, table: TableState, live: LiveBucket, directory: Path, share: CpuShare, limits: BaseLimits
+    ) -> None:
         self._table = table
         self._live = live
         self._directory = directory
-        self._rests = rests
+        self._share = share
         self._limits = limits
-        self._spent_before = rests.spent
+        self._spent_before = share.spent
 
     async def run(self) -> None:
         """Does it. The base before is read until the new one is there, and on if none will be.
@@ -121,7 +123,7 @@ class BaseBuild:
             # Of now: who had the mutex before may have written rows of a newer schema.
             codec, offset = table.codec.rows, bucket.state.log_offset
             changed, live.columnar.record.wanted = live.columnar.record.changed_bytes, False
-            cursor, delta = self._begun(bucket, codec, offset)
+            cursor, delta = self._begin_cursor(bucket, codec, offset)
             current = live.columnar.delta
             assert current is not None
             since = current.view()
@@ -133,10 +135,10 @@ class BaseBuild:
         try:
             with closing(source):
                 # Else the first step would sort them on the event loop.
-                await self._rests.run(since.merge)
+                await self._share.run(since.merge)
                 await live.wait_durable(offset)
                 with translate_disk_errors(self._directory):
-                    base = await self._written(codec, source, offset, lambda: live.columnar.delta is current, delta)
+                    base = await self._write_base(codec, source, offset, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
                 live.columnar.drop("the last one could not be built")
@@ -153,12 +155,12 @@ class BaseBuild:
             # Else a write could not be noted, or the base that this one is made of was found damaged.
             if live.columnar.delta is current and not delta.is_full:
                 live.columnar.base, live.columnar.delta = base, delta
-                live.columnar.record.taken_up(base.info.disk_bytes, base.info.cut_millis)
+                live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
                 live.columnar.record.changed_bytes -= changed
-        await self._rests.run(_remove, self._directory, base.info.name)
-        await self._rests.rest()
+        await self._share.run(_remove, self._directory, base.info.name)
+        await self._share.rest()
 
-    def _begun(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
+    def _begin_cursor(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
         """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
         live = self._live
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
@@ -171,30 +173,30 @@ class BaseBuild:
         live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
         return cursor, live.columnar.delta
 
-    async def _written(
+    async def _write_base(
         self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], delta: Delta
     ) -> ColumnarBase:
-        rests, live = self._rests, self._live
+        share, live = self._share, self._live
         now_micros = self._table.clock.commit_micros()
-        writer = await rests.run(
+        writer = await share.run(
             partial(BaseWriter, self._directory, codec.definition, live.number, now_micros=now_micros)
         )
         try:
-            while (chunk := rests.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
-                await rests.run(_write, writer, chunk.batch, self._table)
-                await rests.rest()
+            while (chunk := share.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
+                await share.run(_write, writer, chunk.batch, self._table)
+                await share.rest()
                 if delta.is_full or not is_wanted():
                     raise BaseNotBuiltError("more was written while it was built than there is memory for")
-            path = await rests.run(writer.finish, offset)
+            path = await share.run(writer.finish, offset)
         except BaseException:
-            await rests.run(writer.discard)
+            await share.run(writer.discard)
             raise
-        base = await rests.run(ColumnarBase.open, path, live.location)
-        await rests.rest()
+        base = await share.run(ColumnarBase.open, path, live.location)
+        await share.rest()
         return base
 
     def _note_cost(self, written: int) -> None:
-        record, spent = self._live.columnar.record, self._rests.spent - self._spent_before
+        record, spent = self._live.columnar.record, self._share.spent - self._spent_before
         record.cpu_seconds += spent
         if written:
             record.builds += 1

@@ -45,7 +45,7 @@ def choose_bases(
 def choose_read_path(
     plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
 ) -> tuple[ReadPath, str]:
-    """What `bases_of` would choose now, and why, in words. Takes no mutex."""
+    """What `choose_bases` would choose now, and why, in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     based = [live.number for live in filled if live.columnar.is_usable]
     return base_view.choose_read_path(
@@ -56,7 +56,7 @@ def choose_read_path(
 def record_errors(
     buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
 ) -> Callable[[int, ScanKvError], ScanKvError]:
-    """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.noted`.
+    """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.record_error`.
 
     A damaged base is no damage of its bucket: it is read no more, and built again. Bases go by their names, so that
     whoever may still get an error keeps none of them.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from scankv.model.errors import ScanKvError
-from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, Rests
+from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, CpuShare
 from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
 from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.background import Background, repeat
@@ -64,7 +64,7 @@ class BaseMaintenance(Background):
         self._tables = tables
         self._executor = executor
         self._limits = limits
-        self._rests = Rests(executor, limits.cpu_share)
+        self._share = CpuShare(executor, limits.cpu_share)
         super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self._bound_memory))
         self._building: LiveBucket | None = None
         self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
@@ -77,7 +77,7 @@ class BaseMaintenance(Background):
                 if self._not_before.get(live, 0.0) > self._clock.monotonic():
                     continue
                 try:
-                    await self.look_after(table, live)
+                    await self.maintain_bucket(table, live)
                 except (ScanKvError, OSError) as error:
                     if live.open_bucket is None:
                         continue  # It was closed meanwhile.
@@ -92,7 +92,7 @@ class BaseMaintenance(Background):
         live.columnar.record.waits = why
         self._not_before[live] = self._clock.monotonic() + seconds
 
-    async def look_after(self, table: TableState, live: LiveBucket) -> None:
+    async def maintain_bucket(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
         bucket = live.open_bucket
         if bucket is None:
@@ -111,7 +111,7 @@ class BaseMaintenance(Background):
         live.columnar.record.waits, self._building = "it is being built", live
         began = self._clock.monotonic()
         try:
-            await BaseBuild(table, live, _directory(table, live), self._rests, self._limits).run()
+            await BaseBuild(table, live, _directory(table, live), self._share, self._limits).run()
         except BaseNotBuiltError as error:
             self._pause(live, str(error), _PAUSES * (self._clock.monotonic() - began))
         finally:
@@ -140,17 +140,17 @@ class BaseMaintenance(Background):
         if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
             replay = BaseReplay(table, live, base, Delta(info.log_offset, self._limits.delta_bytes))
             if await replay.run():
-                live.columnar.record.taken_up(info.disk_bytes, info.cut_millis)
+                live.columnar.record.adopt(info.disk_bytes, info.cut_millis)
                 return
         await self._executor.run(_remove_all, directory)
 
     async def _bound_memory(self) -> None:
-        self.let_go_beyond_memory()
+        self.bound_delta_memory()
 
-    def let_go_beyond_memory(self) -> None:
-        """Where deltas take more memory together than they may, lets go those that have most, and their bases.
+    def bound_delta_memory(self) -> None:
+        """Drops the largest deltas, with their bases, until all deltas together fit their memory limit.
 
-        That of the base that is being built is the last one, because it is about to become small.
+        The delta of the base that is being built goes last, because it is about to become small.
         """
         found = [live for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
         taken = {live: live.columnar.delta_bytes for live in found}

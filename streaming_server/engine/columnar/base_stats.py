@@ -40,7 +40,7 @@ class BaseStats:
 
 
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
-    """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
+    """The stats at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
     base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
     taken = live.columnar.delta_bytes

@@ -1,9 +1,9 @@
 """About how many keys lie where in a range, by a bounded number of looks: pure arithmetic, but for the looks.
 
 A look gives a few keys in a row. How close they are together tells how many there are up to the next look, if the rest
-is like them. The stretch with the most keys by that estimate is halved, and looked at in its middle, as often as
-allowed. So the estimate is good where keys are even over long stretches, such as numbers, times and random ids, and
-rough where they are not: parts that are cut by it are less even then, but complete all the same.
+is like them. The span with the most keys by that estimate is halved, and looked at in its middle, as often as
+allowed. So the estimate is good where keys are even over long spans, such as numbers, times and random ids, and rough
+where they are not: parts that are cut by it are less even then, but complete all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keys(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class KeySpan:
     """Keys from one place up to, but without, another, and about how many there are.
 
     Attributes:
@@ -51,8 +51,8 @@ class Stretch:
     rows: float
 
     @classmethod
-    def of(cls, run: list[bytes], end: bytes, most: float) -> Stretch | None:
-        """A stretch that begins with some keys; None where none of them is below its end."""
+    def of(cls, run: list[bytes], end: bytes, most: float) -> KeySpan | None:
+        """A span that begins with some keys; None where none of them is below its end."""
         run = [key for key in run if key < end]
         if not run:
             return None
@@ -73,8 +73,8 @@ class Stretch:
         return middle if low < middle < high else None
 
 
-def stretches(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Iterator[list[Stretch] | None]:
-    """Gives the stretches of a range, ascending, at last; before that, None as often as others may have their turn.
+def estimate_spans(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Iterator[list[KeySpan] | None]:
+    """Yields None wherever the event loop may take a turn, and in the end the spans of a range, ascending.
 
     Args:
         keys: The keys.
@@ -86,11 +86,11 @@ def stretches(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Itera
     if last is None or last < (key_range.start or b""):
         yield []
         return
-    first = Stretch.of(keys.keys_from(key_range.start or b"", KEYS_A_LOOK), last + b"\0", most)
-    largest: list[tuple[float, bytes, Stretch]] = []
+    first = KeySpan.of(keys.keys_from(key_range.start or b"", KEYS_A_LOOK), last + b"\0", most)
+    largest: list[tuple[float, bytes, KeySpan]] = []
     if first is not None:
         heappush(largest, (-first.rows, first.start, first))
-    done: list[Stretch] = []
+    done: list[KeySpan] = []
     while largest and looks > 0:
         stretch = heappop(largest)[2]
         middle = stretch.middle
@@ -98,10 +98,10 @@ def stretches(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Itera
             done.append(stretch)
             continue
         looks -= 1
-        above = Stretch.of(keys.keys_from(middle, KEYS_A_LOOK), stretch.end, most)
+        above = KeySpan.of(keys.keys_from(middle, KEYS_A_LOOK), stretch.end, most)
         # Up to its last key: what is empty between two groups of keys must not count.
         last = keys.last_below(middle)
-        below = Stretch.of(list(stretch.run), middle if last is None else min(last + b"\0", middle), most)
+        below = KeySpan.of(list(stretch.run), middle if last is None else min(last + b"\0", middle), most)
         for half in (below, above):
             if half is not None:
                 heappush(largest, (-half.rows, half.start, half))
@@ -110,7 +110,7 @@ def stretches(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Itera
 
 
 def _distance(low: bytes, high: bytes, first: bytes, end: bytes) -> int:
-    """How far apart two keys are, counted in digits after what the ends of a stretch have in common."""
+    """How far apart two keys are, counted in digits after what the ends of a span have in common."""
     same = shared_length(first, end)
     return _number(high, same) - _number(low, same)
 

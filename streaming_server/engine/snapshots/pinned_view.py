@@ -112,7 +112,7 @@ class PinnedView:
             raise copy(self._manifest)
         return self._manifest
 
-    def chosen(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
+    def select_buckets(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
         """Some buckets (None: all) in ascending order. Raises InvalidRequest for one that does not exist."""
         manifest = self.manifest
         chosen = tuple(sorted(manifest.buckets if numbers is None else numbers))
@@ -126,14 +126,14 @@ class PinnedView:
             raise InvalidRequest("a bucket is asked for twice")
         return chosen
 
-    async def opened(self, numbers: Sequence[int] | None) -> SnapshotReader:
+    async def open_buckets(self, numbers: Sequence[int] | None) -> SnapshotReader:
         """Some buckets (None: all), open, for a user of the view. They stay so until `close`.
 
         Raises:
             InvalidRequest: A bucket does not exist.
             DataLoss: One of them, or the manifest, is damaged.
         """
-        chosen = self.chosen(numbers)
+        chosen = self.select_buckets(numbers)
         async with self._opening:
             # One after another: opening holds the interpreter lock, some 8 ms each.
             for number in chosen:
@@ -157,9 +157,9 @@ class PinnedView:
         try:
             await self.executor.run(work)
         except ScanKvError as error:
-            raise self.noted(number, error) from error.__cause__
+            raise self.record_error(number, error) from error.__cause__
 
-    async def opened_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
+    async def open_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
         """The columnar bases that there are of some buckets, open, for a user of the view. They stay so until `close`.
 
         One that is damaged is read no more: the checkpoint has the same rows.
@@ -208,7 +208,7 @@ class PinnedView:
         if self._gone is not None:
             raise copy(self._gone)
 
-    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+    def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
         """The same error, with table and bucket in its details; logged when it is damage."""
         error.details.setdefault("table", self.table)
         error.details.setdefault("bucket", str(bucket))
@@ -302,7 +302,7 @@ class SnapshotReader:
             self._shown,
             self.view_id,
             self._view.checkpoint,
-            partial(self.noted_of, bases.keys()),
+            partial(self.record_base_error, bases.keys()),
             bases,
         )
         self.watch(opened.source)
@@ -320,18 +320,18 @@ class SnapshotReader:
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""
         wanted = self._filled() if consider_bases(plan, reader).base else []
-        views = await self._view.opened_bases(wanted)
+        views = await self._view.open_bases(wanted)
         return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
 
     def _filled(self) -> list[int]:
         """The buckets that may have rows."""
         return [number for number, rows in self.rows.items() if rows != 0]
 
-    def noted_of(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
-        """As `noted`, where some buckets are read out of their bases."""
+    def record_base_error(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
+        """As `record_error`, where some buckets are read out of their bases."""
         if bucket in bases and isinstance(error, DataLoss):
             return self._view.base_damaged(bucket, error)
-        return self.noted(bucket, error)
+        return self.record_error(bucket, error)
 
     @property
     def _shown(self) -> View:
@@ -357,13 +357,13 @@ class SnapshotReader:
             view=self._shown,
             buckets=filled,
             indexes=indexes,
-            on_error=self.noted,
+            on_error=self.record_error,
             check=both,
         )
 
-    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+    def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
         """The error to raise for one that a cursor raised: it says where, and damage is logged."""
-        return self._view.noted(bucket, error)
+        return self._view.record_error(bucket, error)
 
     def watch(self, source: Abortable) -> None:
         """Aborts `source` when the table is dropped or the server stops."""

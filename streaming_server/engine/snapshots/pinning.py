@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class PinnedStates:
     """One instant of a table.
 
     Attributes:
@@ -92,7 +92,7 @@ class ViewPinner:
         base_paths: Sequence[Path] | None = None,
         log_owner: str = "",
         max_hold_seconds: float,
-    ) -> Cut:
+    ) -> PinnedStates:
         """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
 
         Most of what is not yet in table files is flushed before writers are held. When this fails or is cancelled, a
@@ -132,7 +132,7 @@ class ViewPinner:
         definition: Callable[[], TableDefinition],
         log_owner: str,
         max_hold_seconds: float,
-    ) -> Cut:
+    ) -> PinnedStates:
         clock = asyncio.get_running_loop().time
         for live in self._buckets:
             # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
@@ -164,7 +164,7 @@ class ViewPinner:
                     table=self._buckets[0].table,
                 ) from None
             write_pause_micros = int((clock() - started) * 1_000_000)
-        return Cut(
+        return PinnedStates(
             definition=instant, states=states, view_micros=now, write_pause_micros=write_pause_micros, bases=bases
         )
 

@@ -26,7 +26,7 @@ from streaming_server.engine.snapshots.leases import (
 )
 from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
-from streaming_server.engine.snapshots.splits import Cut, split_view
+from streaming_server.engine.snapshots.splits import SplitRequest, split_view
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
@@ -265,7 +265,7 @@ class Snapshots:
         """
         view = self.lease(snapshot_id, table_name).view
         with self._used(view):
-            yield await view.opened(buckets)
+            yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
         """The table as of a snapshot of it. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
@@ -274,7 +274,7 @@ class Snapshots:
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
         """What some buckets (None: all) of a snapshot hold, without opening them. Raises as `reading`."""
         pinned = self.lease(snapshot_id, table_name).view
-        states = {number: pinned.manifest.buckets[number] for number in pinned.chosen(buckets)}
+        states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
         return View(offsets, pinned.manifest.view_micros, total_rows(state.rows for state in states.values()))
 
@@ -311,12 +311,12 @@ class Snapshots:
         if not 1 <= splits <= MAX_SPLITS:
             raise InvalidRequest(f"splits is {splits}: it must be from 1 to {MAX_SPLITS}")
         view = self.lease(snapshot_id).view
-        view.chosen(buckets)
-        cut = Cut(splits, key_range, buckets, where, rows_per_split)
+        view.select_buckets(buckets)
+        cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
         # It goes on when the caller gives up: whoever asks again finds the sample of the view.
         return await asyncio.shield(self._begin(self._split(view, cut)))
 
-    async def _split(self, view: PinnedView, cut: Cut) -> list[KeyRange]:
+    async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
         with self._used(view):
             return await split_view(view, self._executor, cut)
 

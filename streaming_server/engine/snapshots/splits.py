@@ -23,7 +23,7 @@ from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import bind
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES
-from streaming_server.engine.snapshots.key_density import stretches
+from streaming_server.engine.snapshots.key_density import estimate_spans
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.row_reader import RowReader
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from scankv.model.expressions import Predicate
     from scankv.model.keys.key_ranges import KeyRanges
-    from streaming_server.engine.snapshots.key_density import Stretch
+    from streaming_server.engine.snapshots.key_density import KeySpan
     from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.chunk_source import Cursor
@@ -87,12 +87,12 @@ class KeySample:
             sample._keys[bucket] = [base64.b64decode(key, validate=True) for key in one["keys"]]
         return sample
 
-    def add(self, bucket: int, found: Sequence[Stretch], rows: int | None, most: int | None) -> None:
+    def add(self, bucket: int, found: Sequence[KeySpan], rows: int | None, most: int | None) -> None:
         """Adds a bucket by estimates.
 
         Args:
             bucket: The bucket.
-            found: Its stretches, ascending.
+            found: Its spans, ascending.
             rows: The rows that they have together. None: that is not known.
             most: The most that they can have. None: that is not known.
         """
@@ -156,7 +156,7 @@ class KeySample:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SplitRequest:
     """How a view is to be cut. Immutable.
 
     Attributes:
@@ -174,16 +174,16 @@ class Cut:
     rows_per_split: int | None = None
 
 
-async def split_view(view: PinnedView, executor: StorageExecutor, cut: Cut) -> list[KeyRange]:
+async def split_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequest) -> list[KeyRange]:
     """What `Snapshots.split` promises, for a view that the caller keeps in use."""
-    chosen = view.chosen(cut.buckets)
+    chosen = view.select_buckets(cut.buckets)
     codec, keys = view.codec.rows, view.codec.key_codec
     where = None if cut.where is None else bind(cut.where, codec.schema)
     ranges = RowReader.of(codec, keys, (), where, cut.key_range).ranges
     if ranges != ALL_KEY_RANGES:
         # The sample of the whole view may have no key in a narrow range. A checkpoint alone is looked at, and never
         # changes: so equal questions have equal answers.
-        sample = await _collect(await view.opened(chosen), ranges)
+        sample = await _collect(await view.open_buckets(chosen), ranges)
     else:
         sample = await _whole_sample(view, executor)
     splits = cut.splits
@@ -198,7 +198,7 @@ async def _whole_sample(view: PinnedView, executor: StorageExecutor) -> KeySampl
         content = await executor.run(view.directory.read_splits)
         if content is not None:
             return await executor.run(_read, content, view)
-        sample = await _collect(await view.opened(None), ALL_KEY_RANGES)
+        sample = await _collect(await view.open_buckets(None), ALL_KEY_RANGES)
         try:
             await executor.run(lambda: view.directory.write_splits(sample.to_json()))
         except FileNotFoundError:
@@ -248,7 +248,7 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
             if counted is not None and ranges == ALL_KEY_RANGES and cursor.rows_scanned != counted:
                 raise DataLoss(f"there are {cursor.rows_scanned} rows, where the manifest says {counted}")
         except ScanKvError as error:
-            raise reader.noted(bucket, error) from error.__cause__
+            raise reader.record_error(bucket, error) from error.__cause__
         finally:
             cursor.close()
     return KeySample(rows, collector.keys, collector.ranks)
@@ -261,18 +261,18 @@ async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
     sample = KeySample({}, {}, {})
     begun = time.perf_counter()
     for bucket, counted in reader.rows.items():
-        found: list[Stretch] = []
+        found: list[KeySpan] = []
         probe = reader.probe(bucket)
         try:
             for piece in pieces:
-                for given in stretches(probe, piece, looks, math.inf if counted is None else max(counted, 1)):
+                for given in estimate_spans(probe, piece, looks, math.inf if counted is None else max(counted, 1)):
                     found += given or ()
                     if time.perf_counter() - begun > _SLICE_SECONDS:
                         await asyncio.sleep(0)
                         reader.check()
                         begun = time.perf_counter()
         except ScanKvError as error:
-            raise reader.noted(bucket, error) from error.__cause__
+            raise reader.record_error(bucket, error) from error.__cause__
         finally:
             probe.close()
         sample.add(bucket, found, None if ranges != ALL_KEY_RANGES else counted, counted)

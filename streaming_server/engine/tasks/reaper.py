@@ -49,15 +49,15 @@ class Reaper(Background):
 
     async def _run(self) -> None:
         while True:
-            if not await self._told_before_the_next():
+            if not await self._wait_for_sooner_expiry():
                 try:
                     await self._end_expired()
                 except Exception:
                     _log.exception("ending what has expired")
                     await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _told_before_the_next(self) -> bool:
-        """Returns when the next one has expired: False; or when it is to be looked for again."""
+    async def _wait_for_sooner_expiry(self) -> bool:
+        """Waits for the next expiry and returns False, or True as soon as `notify` reports a sooner one."""
         self._sooner.clear()
         expiry = self._next_expiry()
         self._awaited = float("inf") if expiry is None else expiry

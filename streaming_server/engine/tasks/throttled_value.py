@@ -1,4 +1,4 @@
-"""A figure that costs more to find the more tables there are, found again no more often than it is worth."""
+"""A value that is expensive to compute, recomputed only as often as its cost allows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ThrottledValue(Generic[T]):
         self._found: tuple[T, float] | None = None
 
     async def get(self) -> T:
-        """The figure; raises what `look` raises, and then remembers nothing of it."""
+        """The value. Raises what `look` raises; a failure is not remembered."""
         async with self._mutex:
             began = self._clock()
             if self._found is not None and began < self._found[1]:

@@ -73,7 +73,7 @@ def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
 
 async def look(tables: Tables, table: LiveTable) -> None:
     """What is done for the table in the background, once."""
-    await tables._bases.look_after(table.state, table.buckets[0])
+    await tables._bases.maintain_bucket(table.state, table.buckets[0])
 
 
 async def opened(table: LiveTable) -> OpenedScan:
@@ -322,10 +322,10 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
         sizes = [live.columnar.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
-        tables._bases.let_go_beyond_memory()
+        tables._bases.bound_delta_memory()
         assert [live.columnar.is_usable for live in found] == [True, True, False]
         assert "base_total_delta_bytes" in found[2].columnar.record.unused_reason
-        tables._bases.let_go_beyond_memory()
+        tables._bases.bound_delta_memory()
         assert [live.columnar.is_usable for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
         assert len(rows) == 3000 + 100
@@ -338,14 +338,14 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
 ) -> None:
     async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
         table = await scores_table(tables)
-        rest = base_build.Rests.rest
+        rest = base_build.CpuShare.rest
 
-        async def writes(self: base_build.Rests) -> None:
+        async def writes(self: base_build.CpuShare) -> None:
             await put(table, range(5000, 6000))
             await rest(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(base_build.Rests, "rest", writes)
+            patch.setattr(base_build.CpuShare, "rest", writes)
             await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
         assert "more was written while it was built" in record_of(table).unused_reason

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.snapshots.key_density import KEYS_A_LOOK, Stretch, stretches
+from streaming_server.engine.snapshots.key_density import KEYS_A_LOOK, KeySpan, estimate_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,8 @@ class CountedKeys:
         return self.keys[place - 1] if place else None
 
 
-def stretches_of(keys: CountedKeys, key_range: KeyRange, looks: int) -> list[Stretch]:
-    *others, found = stretches(keys, key_range, looks, len(keys.keys))
+def stretches_of(keys: CountedKeys, key_range: KeyRange, looks: int) -> list[KeySpan]:
+    *others, found = estimate_spans(keys, key_range, looks, len(keys.keys))
     assert found is not None
     assert all(other is None for other in others)
     return found

@@ -60,7 +60,7 @@ async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_pat
     async with tables_in(tmp_path, base_maintenance_seconds=3600.0) as tables:
         table = await means(tables, columnar_base="eager", delete_behavior="allow")
         before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
-        await tables._bases.look_after(table.state, table.buckets[0])
+        await tables._bases.maintain_bucket(table.state, table.buckets[0])
         assert table.buckets[0].columnar.is_usable
         with pytest.raises(InvalidRequest, match=r'column "total", key \(1\)'):
             await write(table, {"k": 2, "total": 1}, {"k": 1, "total": 1})
