@@ -60,7 +60,8 @@ def _lag_threshold(log: scan_pb2.Changelog) -> int | None:
         )
     if log.net_changes_lag_threshold > MAX_LAG_THRESHOLD:
         raise InvalidRequest(
-            f"log.net_changes_lag_threshold = {log.net_changes_lag_threshold}: it must be from 1 to {MAX_LAG_THRESHOLD}"
+            f"log.net_changes_lag_threshold must be between 1 and {MAX_LAG_THRESHOLD:,}, "
+            f"not {log.net_changes_lag_threshold:,}"
         )
     return log.net_changes_lag_threshold or None
 
@@ -93,7 +94,7 @@ def log_start(log: scan_pb2.Changelog) -> StartFrom:
             return _at(StartFrom, log.offsets)
         case "last":
             if not 1 <= log.last <= MAX_LAST_CHANGES:
-                raise InvalidRequest(f"log.last is {log.last}: it must be from 1 to {MAX_LAST_CHANGES}")
+                raise InvalidRequest(f"log.last must be between 1 and {MAX_LAST_CHANGES:,}, not {log.last:,}")
             return StartFrom(PositionKind.LAST, count=log.last)
     return StartFrom.LATEST
 

@@ -266,7 +266,7 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
     millis = request.wait_millis
     request.ClearField("wait_millis")
     if millis > MAX_WAIT_MILLIS:
-        raise InvalidRequest(f"wait_millis is {millis}: it must be from 0 to {MAX_WAIT_MILLIS:,}")
+        raise InvalidRequest(f"wait_millis must be between 0 and {MAX_WAIT_MILLIS:,}, not {millis:,}")
     if since is None:
         raise InvalidRequest(
             "wait_millis waits for another version than if_changed_since, which is not given: give both"

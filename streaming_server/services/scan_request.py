@@ -99,9 +99,11 @@ def chunk_spec(
     """The bounds of chunks. Raises InvalidRequest."""
     rows, size = request.chunk.max_rows or default_rows, request.chunk.max_bytes or default_bytes
     if rows > MAX_CHUNK_ROWS:
-        raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
+        raise InvalidRequest(f"chunk.max_rows must be between 1 and {MAX_CHUNK_ROWS:,}, not {rows:,}")
     if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
-        raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
+        raise InvalidRequest(
+            f"chunk.max_bytes must be between {MIN_CHUNK_BYTES:,} and {MAX_CHUNK_BYTES:,}, not {size:,}"
+        )
     return ChunkSpec(rows=rows, bytes=min(size, LARGEST_CHUNK_BYTES))
 
 

@@ -107,7 +107,8 @@ def check_ttl(ttl: float) -> None:
     """Raises InvalidRequest unless a lease may live for so many seconds."""
     if not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
         raise InvalidRequest(
-            f"a snapshot's time to live is {ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:g}"
+            f"a snapshot's time to live must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:,.0f} s, "
+            f"not {ttl:g} s"
         )
 
 

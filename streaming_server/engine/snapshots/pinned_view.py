@@ -123,7 +123,7 @@ class PinnedView:
                     bucket=number,
                 )
         if len(set(chosen)) != len(chosen):
-            raise InvalidRequest("a bucket is asked for twice")
+            raise InvalidRequest("a bucket is named twice: name each once")
         return chosen
 
     async def open_buckets(self, numbers: Sequence[int] | None) -> SnapshotReader:

@@ -309,7 +309,7 @@ class Snapshots:
             DataLoss: A bucket is damaged.
         """
         if not 1 <= splits <= MAX_SPLITS:
-            raise InvalidRequest(f"splits is {splits}: it must be from 1 to {MAX_SPLITS}")
+            raise InvalidRequest(f"splits must be between 1 and {MAX_SPLITS:,}, not {splits:,}")
         view = self.lease(snapshot_id).view
         view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)

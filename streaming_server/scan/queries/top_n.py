@@ -60,7 +60,7 @@ class TopNSpec:
     def check(self, schema: Schema) -> None:
         """Checks the query against the columns of the table. Raises InvalidRequest or SchemaMismatch."""
         if not 1 <= self.n <= MAX_TOP_N:
-            raise InvalidRequest(f"n is {self.n:,}: it must be from 1 to {MAX_TOP_N:,}")
+            raise InvalidRequest(f"n must be between 1 and {MAX_TOP_N:,}, not {self.n:,}")
         check_orderable(schema.column(self.by), "rows cannot be ordered by it")
         schema.select(self.columns)
 

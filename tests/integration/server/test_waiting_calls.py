@@ -199,7 +199,7 @@ def test_a_lease_that_expires_ends_the_calls_that_wait_for_it(here: Questions) -
 @pytest.mark.parametrize(
     ("millis", "since", "said"),
     [
-        (60_001, b"v", "wait_millis is 60001: it must be from 0 to 60,000"),
+        (60_001, b"v", "wait_millis must be between 0 and 60,000, not 60,001"),
         (2**32 - 1, b"v", "60,000"),
         (1, None, "if_changed_since, which is not given"),
     ],

@@ -242,8 +242,8 @@ def test_keys_are_read_from_rows_of_every_schema_the_table_had() -> None:
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
-        (spec("number", 0), InvalidRequest, "n is 0: it must be from 1 to 100,000"),
-        (spec("number", 100_001), InvalidRequest, "n is 100,001"),
+        (spec("number", 0), InvalidRequest, "n must be between 1 and 100,000, not 0"),
+        (spec("number", 100_001), InvalidRequest, "n must be between 1 and 100,000, not 100,001"),
         (spec("nmber", 1), SchemaMismatch, "did you mean"),
         (spec("items", 1), SchemaMismatch, r'"items" is list<item: int64>, which has no order'),
         (spec("number", 1, columns=("a", "bb")), SchemaMismatch, '"bb"'),
