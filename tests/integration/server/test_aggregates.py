@@ -47,8 +47,8 @@ def asked(*functions: int, column: str = "score") -> lookup_pb2.ColumnAggregates
         (lookup_pb2.AggregateRequest(aggregates=[asked(SUM, SUM)]), "INVALID_REQUEST", "twice"),
         (lookup_pb2.AggregateRequest(group_by=["player"] * 1001), "INVALID_REQUEST", "1000 columns"),
         (lookup_pb2.AggregateRequest(), "INVALID_REQUEST", "nothing is asked for"),
-        (lookup_pb2.TopNRequest(by="score"), "INVALID_REQUEST", "from 1 to 100,000"),
-        (lookup_pb2.TopNRequest(by="score", n=100_001), "INVALID_REQUEST", "from 1 to 100,000"),
+        (lookup_pb2.TopNRequest(by="score"), "INVALID_REQUEST", "n must be between 1 and 100,000"),
+        (lookup_pb2.TopNRequest(by="score", n=100_001), "INVALID_REQUEST", "n must be between 1 and 100,000"),
         (lookup_pb2.TopNRequest(n=1), "SCHEMA_MISMATCH", "no column"),
         (lookup_pb2.TopNRequest(by="score", n=40), "REQUEST_TOO_LARGE", "33,554,432"),
         (

@@ -148,10 +148,10 @@ async def test_a_lease_id_that_is_no_file_name_is_refused(tables: Tables, lease_
 
 @pytest.mark.parametrize("ttl", [0.0, 0.999, -1.0, 7 * 24 * 3600.0 + 1, float("nan"), float("inf")])
 async def test_a_time_to_live_out_of_range_is_refused(tables: Tables, ttl: float) -> None:
-    with pytest.raises(InvalidRequest, match="from 1 to 604800"):
+    with pytest.raises(InvalidRequest, match="between 1 and 604,800 s, not"):
         await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=ttl)
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    with pytest.raises(InvalidRequest, match="from 1 to 604800"):
+    with pytest.raises(InvalidRequest, match="between 1 and 604,800 s, not"):
         await tables.snapshots.renew(pinned.snapshot_id, ttl)
 
 
