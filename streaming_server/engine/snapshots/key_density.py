@@ -1,9 +1,9 @@
-"""About how many keys lie where in a range, by a bounded number of looks: pure arithmetic, but for the looks.
+"""Estimates how keys are distributed over a range, with a bounded number of probes. Pure apart from the probes.
 
-A look gives a few keys in a row. How close they are together tells how many there are up to the next look, if the rest
-is like them. The span with the most keys by that estimate is halved, and looked at in its middle, as often as
-allowed. So the estimate is good where keys are even over long spans, such as numbers, times and random ids, and rough
-where they are not: parts that are cut by it are less even then, but complete all the same.
+A probe reads a few consecutive keys. The distance between them says how many keys lie before the next probe, if the
+others are like them. The span with the largest estimate is halved and probed in its middle, as often as allowed.
+The estimate is good where keys are spread evenly over long spans, as numbers, times and random ids are. Elsewhere it
+is rough: parts that are cut by it differ more in size, and are complete all the same.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _DIGITS: Final = 12
 
 
 class Keys(Protocol):
-    """Keys to look at."""
+    """Keys that can be probed."""
 
     def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """The first keys from a place on, at most so many."""
+        """The first keys at or after `start`, at most `count`."""
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """The last key below a place, or of all for None."""
+        """The last key below `end`. None: the last key of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeySpan:
-    """Keys from one place up to, but without, another, and about how many there are.
+    """The keys from `start` up to, but not including, `end`, with an estimate of their number.
 
     Attributes:
         start: The first key.
-        end: The place.
-        run: The first keys.
-        rows: The estimate; exact when there are no other keys than the run.
+        end: The exclusive upper bound.
+        run: The first keys, which a probe has read.
+        rows: The estimate. Exact when the span has no keys besides the run.
     """
 
     start: bytes
@@ -52,7 +52,7 @@ class KeySpan:
 
     @classmethod
     def of(cls, run: list[bytes], end: bytes, most: float) -> KeySpan | None:
-        """A span that begins with some keys; None where none of them is below its end."""
+        """The span that begins with a run of keys. None where no key of the run is below `end`."""
         run = [key for key in run if key < end]
         if not run:
             return None
@@ -63,7 +63,7 @@ class KeySpan:
 
     @property
     def middle(self) -> bytes | None:
-        """A place between its run and its end, None where there is none."""
+        """A key between the run and the end. None where none exists."""
         if len(self.run) < KEYS_A_LOOK:
             return None
         low, high = self.run[-1] + b"\0", self.end
@@ -74,13 +74,13 @@ class KeySpan:
 
 
 def estimate_spans(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Iterator[list[KeySpan] | None]:
-    """Yields None wherever the event loop may take a turn, and in the end the spans of a range, ascending.
+    """Yields None wherever the event loop may take a turn, and finally the spans of a range, ascending.
 
     Args:
         keys: The keys.
         key_range: The range.
-        looks: How often it may look.
-        most: The most keys there can be in all.
+        looks: The largest number of probes.
+        most: An upper bound of the number of keys.
     """
     last = keys.last_below(key_range.end)
     if last is None or last < (key_range.start or b""):
@@ -99,7 +99,7 @@ def estimate_spans(keys: Keys, key_range: KeyRange, looks: int, most: float) -> 
             continue
         looks -= 1
         above = KeySpan.of(keys.keys_from(middle, KEYS_A_LOOK), stretch.end, most)
-        # Up to its last key: what is empty between two groups of keys must not count.
+        # Up to its last key, so that an empty gap between two groups of keys does not count.
         last = keys.last_below(middle)
         below = KeySpan.of(list(stretch.run), middle if last is None else min(last + b"\0", middle), most)
         for half in (below, above):
@@ -110,7 +110,7 @@ def estimate_spans(keys: Keys, key_range: KeyRange, looks: int, most: float) -> 
 
 
 def _distance(low: bytes, high: bytes, first: bytes, end: bytes) -> int:
-    """How far apart two keys are, counted in digits after what the ends of a span have in common."""
+    """The distance of two keys, in digits after the common prefix of the span's ends."""
     same = shared_length(first, end)
     return _number(high, same) - _number(low, same)
 

@@ -1,4 +1,4 @@
-"""Leases on pinned views: who keeps one, for how long, and what there is to say of it."""
+"""Leases on pinned views: what a lease is, the checks of its arguments, and how it is described."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A claim on a view: `ttl` seconds long, until `expires` on the monotonic clock.
+    """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
     A `shared` lease belongs to all callers that know its id: its id is never taken again.
     """
@@ -34,7 +34,7 @@ class Lease:
     _listeners: set[Callable[[], None]] = field(default_factory=set)
 
     def end(self) -> None:
-        """Notes that it was released, has expired, or went with its table."""
+        """Ends the lease: it was released, it expired, or its table was dropped."""
         self.ended = True
         for listener in list(self._listeners):
             listener()
@@ -45,7 +45,7 @@ class Lease:
         return self.expires - self.ttl
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has a listener called when the lease ends, until the function returned is called."""
+        """Calls the listener when the lease ends. Returns a function that removes the listener."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
@@ -57,10 +57,11 @@ class SnapshotInfo:
     Attributes:
         snapshot_id: The lease.
         view_id: The view that it keeps.
-        manifest: What the view is of.
+        manifest: The manifest of the view.
         ttl: The lease's time to live, in seconds.
-        remaining: What is left of it, in seconds.
-        write_pause_micros: How long the table's writers were held to take the view; 0 when it was there already.
+        remaining: How long the lease still lasts, in seconds.
+        write_pause_micros: How long writes to the table paused while the view was taken; 0 when the
+            view existed already.
     """
 
     snapshot_id: str
@@ -72,10 +73,10 @@ class SnapshotInfo:
 
 
 def info_of(lease: Lease, now: float) -> SnapshotInfo:
-    """What there is to say of a lease at an instant of the monotonic clock.
+    """Describes a lease at an instant of the monotonic clock.
 
     Raises:
-        DataLoss: Its view's manifest cannot be read.
+        DataLoss: The manifest of its view cannot be read.
     """
     return SnapshotInfo(
         snapshot_id=lease.lease_id,
@@ -87,7 +88,7 @@ def info_of(lease: Lease, now: float) -> SnapshotInfo:
 
 
 def lost(snapshot_id: str) -> SnapshotLost:
-    """The error for an id that names no lease."""
+    """Makes the error for an id that names no lease."""
     return SnapshotLost(
         f"there is no snapshot {snapshot_id[:64]!r}: it was released, has expired, went with its table, or never was; "
         "take a new one",
@@ -113,6 +114,6 @@ def check_ttl(ttl: float) -> None:
 
 
 def check_lease_id(lease_id: str) -> None:
-    """Raises InvalidRequest unless it may name a lease, and so a file."""
+    """Raises InvalidRequest unless the id may name a lease, and so a file."""
     if not _LEASE_ID.fullmatch(lease_id):
         raise InvalidRequest("lease_id: it must be 1 to 64 of A-Z a-z 0-9 _ -")

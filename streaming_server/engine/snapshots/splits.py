@@ -1,8 +1,9 @@
-"""Cutting a pinned view into key ranges of about equally many rows, by a sample of its keys.
+"""Splits a pinned view into key ranges with about equally many rows, by a sample of its keys.
 
-The sample holds some keys of each bucket with their ranks, the number of rows up to and with each. Where there are few
-keys to cut, all are read, and ranks are exact. Where there are many, some are looked at, and ranks are estimates. The
-rule: a bounded number of keys is read, however large the table is. The sample of a whole view is kept with it.
+The sample has some keys of each bucket with their ranks: the number of rows up to and including each key. Where few
+keys are to be split, all of them are read and the ranks are exact. Where many are, some are probed and the ranks are
+estimates. Rule: the number of keys read is bounded, however large the table is. The sample of a complete view is kept
+with the view.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 
 MAX_SAMPLE_BYTES = 8 * 1024 * 1024
 MAX_KEYS_READ = 200_000
-"""Up to so many keys are read to cut exactly; that takes some 0.1 s."""
+"""Up to so many keys are read to split exactly, which takes about 0.1 s."""
 MAX_LOOKS = 2048
-"""Looks at some keys each, for an estimate, over all buckets; about as long."""
+"""The probes of an estimate over all buckets, which take about as long."""
 _MOST_PIECES = 64
 _MAX_STEP_ROWS = 8192
 _SKIM_BYTES = 1024 * 1024
 _SLICE_SECONDS = 0.001
-# Keys of a sample: so many a bucket, within these bounds. What a bound is off by grows with the root of the number of
-# buckets, so that with 16,384 keys a 64th of the rows is off by 4 % for 1,024 buckets.
+# The number of keys in a sample: by bucket, and the bounds of the total. The error of a split grows with the square
+# root of the number of buckets: with 16,384 keys and 1,024 buckets, a 64th of the rows is off by 4 %.
 _KEYS_A_BUCKET, _LEAST_KEYS, _MOST_KEYS = 256, 4096, 16_384
 
 
@@ -57,7 +58,7 @@ class KeySample:
     Args:
         rows: The rows of each bucket.
         keys: For each bucket encoded keys, ascending.
-        ranks: For each of these the number of rows up to and with it.
+        ranks: For each of these keys the number of rows up to and including it.
     """
 
     def __init__(self, rows: dict[int, int], keys: dict[int, list[bytes]], ranks: dict[int, list[int]]) -> None:
@@ -78,7 +79,7 @@ class KeySample:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> KeySample:
-        """Reads what `to_json` made. Raises LookupError, TypeError or ValueError for anything else."""
+        """Reads the result of `to_json`. Raises LookupError, TypeError or ValueError for anything else."""
         sample = cls({}, {}, {})
         for name, one in values.items():
             bucket = int(name)
@@ -88,13 +89,13 @@ class KeySample:
         return sample
 
     def add(self, bucket: int, found: Sequence[KeySpan], rows: int | None, most: int | None) -> None:
-        """Adds a bucket by estimates.
+        """Adds a bucket with estimated ranks.
 
         Args:
             bucket: The bucket.
             found: Its spans, ascending.
-            rows: The rows that they have together. None: that is not known.
-            most: The most that they can have. None: that is not known.
+            rows: The rows of all spans together. None: not known.
+            most: An upper bound of the rows. None: not known.
         """
         total = sum(stretch.rows for stretch in found)
         scale = 1.0
@@ -108,14 +109,14 @@ class KeySample:
         self._ranks[bucket] = ranks
 
     def rows_in(self, buckets: Sequence[int]) -> int:
-        """About how many rows some buckets have in what the sample is of."""
+        """An estimate of the rows of some buckets."""
         return sum(self._rows[bucket] for bucket in buckets)
 
     def split(self, splits: int, key_range: KeyRange, buckets: Sequence[int]) -> list[KeyRange]:
-        """So many ranges in key order that together are `key_range`, of about equally many rows of these buckets."""
+        """Splits `key_range` into ranges in key order that have about equally many rows of these buckets."""
         first, last = self._estimate(key_range.start, buckets, 0), self._estimate(key_range.end, buckets, 1)
         keys, estimates = self._candidates(key_range, buckets)
-        # Where nothing better is known, a range begins where the whole begins, and those before it are empty.
+        # Where nothing better is known, a range begins where `key_range` begins, and the ranges before it are empty.
         keys.insert(0, key_range.start or b"")
         ranks = np.maximum.accumulate(np.array([first, *estimates]))
         targets = first + (last - first) * np.arange(1, splits) / splits
@@ -126,18 +127,18 @@ class KeySample:
         return [KeyRange(start, end) for start, end in pairwise(bounds)]
 
     def _estimate(self, key: bytes | None, buckets: Sequence[int], at_end: int) -> float:
-        """About how many rows are below a key; None is the lowest, or the highest with `at_end`."""
+        """An estimate of the rows below a key. None is the lowest key, or with `at_end` the highest."""
         if key is None:
             return float(at_end * sum(self._rows[bucket] for bucket in buckets))
         return sum(self._middles(bucket)[bisect_left(self._keys[bucket], key)] for bucket in buckets)
 
     def _middles(self, bucket: int) -> list[float]:
-        """For each gap between sampled keys, the first before them all: about how many rows are below a key in it."""
+        """By gap between sampled keys, beginning before the first: an estimate of the rows below a key in it."""
         ranks = [0, *self._ranks[bucket], self._rows[bucket] + 1]
         return [(low + high - 1) / 2 for low, high in pairwise(ranks)]
 
     def _candidates(self, key_range: KeyRange, buckets: Sequence[int]) -> tuple[list[bytes], list[float]]:
-        """Where the range may be cut: right behind each sampled key, with about how many rows are below."""
+        """Where the range may be split: right after each sampled key, with an estimate of the rows below."""
         found: list[tuple[bytes, float, float]] = []
         below = 0.0
         for bucket in buckets:
@@ -145,7 +146,7 @@ class KeySample:
             begin = 0 if key_range.start is None else bisect_left(keys, key_range.start)
             end = len(keys) if key_range.end is None else bisect_left(keys, key_range.end)
             below += middles[begin]
-            # Behind a key its own bucket's rank is known, and every other's is that of the middle of a gap.
+            # Right after a key the rank is known in its own bucket. In the others it is that of the middle of a gap.
             found += (
                 (keys[place] + b"\0", middles[place + 1] - middles[place], ranks[place] - middles[place + 1])
                 for place in range(begin, end)
@@ -157,14 +158,14 @@ class KeySample:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """How a view is to be cut. Immutable.
+    """How to split a view. Immutable.
 
     Attributes:
-        splits: Into how many ranges; the most of them where `rows_per_split` says how many rows each has.
-        key_range: What is cut.
-        buckets: The buckets that are read, None for all.
-        where: What is true of the rows that are read, None for all: what it says of keys bounds what is counted.
-        rows_per_split: About how many rows one range has at least, if there are so many. None: as many as it gets.
+        splits: The number of ranges, or with `rows_per_split` the largest number.
+        key_range: The range to split.
+        buckets: The buckets to read. None: all.
+        where: The filter of the scan, whose key ranges bound the keys that are counted. None: all rows.
+        rows_per_split: About how many rows a range has at least. None: the rows are divided by `splits`.
     """
 
     splits: int
@@ -175,14 +176,14 @@ class SplitRequest:
 
 
 async def split_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequest) -> list[KeyRange]:
-    """What `Snapshots.split` promises, for a view that the caller keeps in use."""
+    """Splits a view, which the caller keeps in use: see `Snapshots.split`."""
     chosen = view.select_buckets(cut.buckets)
     codec, keys = view.codec.rows, view.codec.key_codec
     where = None if cut.where is None else bind(cut.where, codec.schema)
     ranges = RowReader.of(codec, keys, (), where, cut.key_range).ranges
     if ranges != ALL_KEY_RANGES:
-        # The sample of the whole view may have no key in a narrow range. A checkpoint alone is looked at, and never
-        # changes: so equal questions have equal answers.
+        # The sample of the complete view may have no key in a narrow range. Only a checkpoint is read, which never
+        # changes, so equal requests get equal splits.
         sample = await _collect(await view.open_buckets(chosen), ranges)
     else:
         sample = await _whole_sample(view, executor)
@@ -193,7 +194,7 @@ async def split_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequ
 
 
 async def _whole_sample(view: PinnedView, executor: StorageExecutor) -> KeySample:
-    """The sample of all keys of a view, which is kept with it."""
+    """The sample of all keys of a view, which is stored with the view."""
     async with view.splitting:
         content = await executor.run(view.directory.read_splits)
         if content is not None:
@@ -202,7 +203,7 @@ async def _whole_sample(view: PinnedView, executor: StorageExecutor) -> KeySampl
         try:
             await executor.run(lambda: view.directory.write_splits(sample.to_json()))
         except FileNotFoundError:
-            # Gone with its table, most likely.
+            # Most likely the table was dropped, and its views with it.
             view.check()
             raise
         return sample
@@ -216,9 +217,9 @@ def _read(content: dict[str, Any], view: PinnedView) -> KeySample:
 
 
 async def _collect(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
-    """A sample of the keys in some ranges, on the event loop in slices of about a millisecond.
+    """Samples the keys in some ranges, on the event loop in slices of about a millisecond.
 
-    All of these keys are read where they are few, and looked at here and there where they are many.
+    Reads all of these keys where they are few, and probes them where they are many.
     """
     known = total_rows(reader.rows.values())
     if ranges != ALL_KEY_RANGES or known is None or known <= MAX_KEYS_READ:
@@ -229,9 +230,9 @@ async def _collect(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
 
 
 async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample | None:
-    """The sample that reading all keys in the ranges gives; None where they are too many."""
+    """Samples the ranges by reading all of their keys. None where they have too many."""
     wanted = min(max(_KEYS_A_BUCKET * len(reader.rows), _LEAST_KEYS), _MOST_KEYS)
-    # Every key is taken at first where the rows are not counted, and every second one left out as often as it takes.
+    # Where the rows are not counted, every key is taken at first, and half of them are dropped when there are too many.
     known = None if ranges != ALL_KEY_RANGES else total_rows(reader.rows.values())
     collector = _Collector(min(max((known or 0) // wanted, 1), _MAX_STEP_ROWS), 2 * wanted)
     rows: dict[int, int] = {}
@@ -255,7 +256,7 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
 
 
 async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
-    """The sample that some thousand looks give; the ranges of a long list count as one."""
+    """Samples the ranges by up to `MAX_LOOKS` probes. A long list of ranges counts as one range."""
     pieces = list(ranges) if len(ranges) <= _MOST_PIECES else [ranges.span]
     looks = max(1, MAX_LOOKS // (len(reader.rows) * len(pieces)))
     sample = KeySample({}, {}, {})
@@ -280,7 +281,7 @@ async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
 
 
 class _Collector:
-    """Gathers a sample: the last of every `step` rows; of fewer where that makes more than `most` keys."""
+    """Collects a sample: the last key of every `step` rows. Takes larger steps where the keys would exceed `most`."""
 
     def __init__(self, step: int, most: int) -> None:
         self.keys: dict[int, list[bytes]] = {}
@@ -290,7 +291,7 @@ class _Collector:
         self._count = self._bytes = 0
 
     async def read(self, bucket: int, cursor: Cursor, check: Callable[[], None], most: int) -> bool:
-        """Reads a bucket, to its end unless it has more rows than these; between two slices `check` may raise."""
+        """Reads a bucket. Returns False where it has more than `most` rows. `check` may raise between two slices."""
         keys, ranks = self.keys.setdefault(bucket, []), self.ranks.setdefault(bucket, [])
         due, begun = self._step, time.perf_counter()
         while cursor.next_rows(min(due - cursor.rows_scanned, _MAX_STEP_ROWS), _SKIM_BYTES) is not None:
@@ -313,7 +314,7 @@ class _Collector:
         return True
 
     def _thin(self) -> None:
-        """Forgets every second key, and takes half as many from now on."""
+        """Drops every second key, and takes half as many from now on."""
         for bucket, keys in self.keys.items():
             del keys[::2], self.ranks[bucket][::2]
         self._bytes = sum(len(key) for keys in self.keys.values() for key in keys)
