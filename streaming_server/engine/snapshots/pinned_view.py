@@ -53,19 +53,19 @@ class PinnedView:
 
     Args:
         table: The name of its table.
-        directory: Where it lies.
-        manifest: What it is of; the error instead when that cannot be read.
+        directory: Its directory.
+        manifest: Its manifest, or the DataLoss that reading it has raised.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
 
     Attributes:
         table: As above.
-        view_id: Its name.
-        leases: The ids of the leases that keep it.
-        users: How many use it now: scans, and calls that must not lose it.
+        view_id: The id of the view.
+        leases: The ids of the leases that keep the view.
+        users: The number of current users: scans, and calls that must not lose the view.
         lease_files: Held for every change of the files of its leases.
-        splitting: Held while its keys are sampled, which happens once.
-        removal: Deletes it, once that has begun.
+        splitting: Held while the keys are sampled, which happens once.
+        removal: The task that deletes the view, once it has begun.
         executor: As above.
     """
 
@@ -102,18 +102,18 @@ class PinnedView:
 
     @property
     def open_checkpoints(self) -> int:
-        """How many checkpoints of it are open."""
+        """The number of open checkpoints."""
         return len(self._open)
 
     @property
     def manifest(self) -> ViewManifest:
-        """What it is of. Raises DataLoss when that cannot be read."""
+        """The manifest of the view. Raises DataLoss when it cannot be read."""
         if isinstance(self._manifest, DataLoss):
             raise copy(self._manifest)
         return self._manifest
 
     def select_buckets(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
-        """Some buckets (None: all) in ascending order. Raises InvalidRequest for one that does not exist."""
+        """The numbers of some buckets (None: all), ascending. Raises InvalidRequest for one that does not exist."""
         manifest = self.manifest
         chosen = tuple(sorted(manifest.buckets if numbers is None else numbers))
         for number in chosen:
@@ -127,7 +127,7 @@ class PinnedView:
         return chosen
 
     async def open_buckets(self, numbers: Sequence[int] | None) -> SnapshotReader:
-        """Some buckets (None: all), open, for a user of the view. They stay so until `close`.
+        """Opens some buckets (None: all) for a user of the view. They stay open until `close`.
 
         Raises:
             InvalidRequest: A bucket does not exist.
@@ -135,7 +135,7 @@ class PinnedView:
         """
         chosen = self.select_buckets(numbers)
         async with self._opening:
-            # One after another: opening holds the interpreter lock, some 8 ms each.
+            # One after another, because opening one holds the interpreter lock for about 8 ms.
             for number in chosen:
                 self.check()
                 if number not in self._open:
@@ -160,9 +160,9 @@ class PinnedView:
             raise self.record_error(number, error) from error.__cause__
 
     async def open_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
-        """The columnar bases that there are of some buckets, open, for a user of the view. They stay so until `close`.
+        """Opens the existing columnar bases of some buckets for a user of the view. They stay open until `close`.
 
-        One that is damaged is read no more: the checkpoint has the same rows.
+        Skips a damaged base, because the checkpoint has the same rows.
         """
         async with self._opening:
             for number in numbers:
@@ -184,11 +184,11 @@ class PinnedView:
         self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), location=place)
 
     def has_base(self, number: int) -> bool:
-        """Whether there is a columnar base of a bucket that is not known to be damaged."""
+        """Whether a bucket has a columnar base that is not known to be damaged."""
         return self.manifest.buckets[number].base is not None and number not in self._damaged_bases
 
     def base_damaged(self, number: int, error: DataLoss) -> DataLoss:
-        """The error to raise for damage of a base, which is read no more."""
+        """Stops reading a damaged base. Returns the error to raise."""
         _log.error("a columnar base is read no more: %s", error.message)
         self._damaged_bases.add(number)
         self._bases.pop(number, None)
@@ -204,12 +204,12 @@ class PinnedView:
         return self._open[number]
 
     def check(self) -> None:
-        """Raises what `end` was told, once the view has ended."""
+        """Raises the reason that `end` was given, if the view has ended."""
         if self._gone is not None:
             raise copy(self._gone)
 
     def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
-        """The same error, with table and bucket in its details; logged when it is damage."""
+        """Returns the error with table and bucket in its details. Logs damage."""
         error.details.setdefault("table", self.table)
         error.details.setdefault("bucket", str(bucket))
         error.details.setdefault("view", self.view_id)
@@ -218,7 +218,7 @@ class PinnedView:
         return error
 
     def watch(self, reader: Abortable) -> None:
-        """Aborts this when the view ends; does not keep it alive."""
+        """Aborts a reader when the view ends. Does not keep the reader alive."""
         self._readers.add(reader)
 
     @cached_property
@@ -226,13 +226,13 @@ class PinnedView:
         return TableCodec.of(self.manifest.definition)
 
     async def close(self) -> None:
-        """Closes its files unless somebody uses them."""
+        """Closes the files unless they are in use."""
         async with self._opening:
             if self.users == 0:
                 await self._close_files()
 
     async def end(self, reason: ScanKvError) -> None:
-        """Ends every scan that reads it, closes its files, and lets nobody open it again: they get `reason`."""
+        """Ends every scan of the view with `reason`, closes its files, and refuses to open them again."""
         self._gone = reason
         for reader in list(self._readers):
             reader.abort(reason)
@@ -242,14 +242,14 @@ class PinnedView:
     async def _close_files(self) -> None:
         checkpoints = list(self._open.values())
         self._open.clear()
-        # Who reads one keeps it mapped.
+        # A scan that still reads a base keeps its file mapped.
         self._bases.clear()
         if checkpoints:
             await self.executor.run(_close_all, checkpoints)
 
 
 class SnapshotReader:
-    """Some buckets of a view, open. Valid within the block of `Snapshots.reading`; its cursors must be closed there.
+    """Open buckets of a view. Valid within the block of `Snapshots.reading`, where its cursors must be closed.
 
     Attributes:
         definition: The table as of the pin.
@@ -272,19 +272,19 @@ class SnapshotReader:
         self._view = view
 
     def cursor(self, bucket: int, decoder: Decoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
-        """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        """A cursor over a key range of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
     def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
-        """A cursor over some keys of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        """A cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
         return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
 
     def probe(self, bucket: int) -> KeyProbe:
-        """Looks at keys of a bucket here and there; opens nothing. Raises DataLoss, or why the view has ended."""
+        """Probes keys of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
         return self._view.checkpoint(bucket).probe()
 
     async def open_scan(self, plan: ReadPlan) -> OpenedScan:
-        """A scan of these buckets, which ends when the view does; the caller closes its source.
+        """Opens a scan of these buckets, which ends with the view. The caller closes its source.
 
         Raises:
             SchemaMismatch: A column does not exist, or a value of the predicate is not of its column's type.
@@ -318,7 +318,7 @@ class SnapshotReader:
         return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
-        """The buckets that are read out of their bases. Raises InvalidRequest."""
+        """The bases of the buckets that are read from one. Raises InvalidRequest."""
         wanted = self._filled() if consider_bases(plan, reader).base else []
         views = await self._view.open_bases(wanted)
         return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
@@ -328,7 +328,7 @@ class SnapshotReader:
         return [number for number, rows in self.rows.items() if rows != 0]
 
     def record_base_error(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
-        """As `record_error`, where some buckets are read out of their bases."""
+        """As `record_error`, where some buckets are read from their bases."""
         if bucket in bases and isinstance(error, DataLoss):
             return self._view.base_damaged(bucket, error)
         return self.record_error(bucket, error)
@@ -338,7 +338,7 @@ class SnapshotReader:
         return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
 
     def locked_view(self, check: Callable[[], None] = lambda: None) -> LockedView:
-        """These buckets, to be read by an index.
+        """These buckets, to be read through an index.
 
         Args:
             check: Raises why nothing more may be read; that the view has ended is checked in any case.
@@ -362,7 +362,7 @@ class SnapshotReader:
         )
 
     def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:
-        """The error to raise for one that a cursor raised: it says where, and damage is logged."""
+        """Returns an error of a cursor with its location in the details. Logs damage."""
         return self._view.record_error(bucket, error)
 
     def watch(self, source: Abortable) -> None:
@@ -370,7 +370,7 @@ class SnapshotReader:
         self._view.watch(source)
 
     def check(self) -> None:
-        """Raises why the view has ended, when it has: the table was dropped, or the server stops."""
+        """Raises the reason if the view has ended: the table was dropped, or the server stops."""
         self._view.check()
 
 

@@ -1,4 +1,4 @@
-"""Taking a view of a table that lasts: checkpoints of all its buckets, made while their writers are held."""
+"""Pins a view of a table: checkpoints of all its buckets, made while their writers are paused."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class ViewPinner:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """A block in which nobody else takes a view of the table, and the table is not closed."""
+        """A block in which no other view of the table is taken, and the table is not closed."""
         async with self._lock:
             if self._closed is not None:
                 raise copy(self._closed)
             yield
 
     async def offsets(self) -> dict[int, int]:
-        """The log offset of every bucket at one instant; not necessarily durable yet. Opens the buckets."""
+        """The log offset of every bucket at one instant, durable or not. Opens the buckets."""
         async with lock_buckets(self._buckets) as opened:
             return {live.number: bucket.state.log_offset for live, bucket in opened}
 
@@ -93,21 +93,21 @@ class ViewPinner:
         log_owner: str = "",
         max_hold_seconds: float,
     ) -> PinnedStates:
-        """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
+        """Makes checkpoints of all buckets as of one instant, durable when it returns. Call it in `alone`.
 
-        Most of what is not yet in table files is flushed before writers are held. When this fails or is cancelled, a
-        thread may still be at work on a checkpoint: remove what there is of them with `discard_later`.
+        Flushes most of what is not yet in table files before it pauses writers. When this fails or is cancelled, a
+        thread may still be working on a checkpoint: remove what exists of the checkpoints with `discard_later`.
 
         Args:
-            paths: Where each bucket's checkpoint goes; these directories do not exist, their parents do.
-            definition: Gives the table's definition as of now.
-            base_paths: Where the files of each bucket's columnar base go; as `paths`. None: nowhere.
-            log_owner: Who holds the changes from the instant on. Empty: nobody. It is the caller's to release, also
-                when this fails.
-            max_hold_seconds: For how long writers may be held.
+            paths: The directory of each bucket's checkpoint. It must not exist; its parent must.
+            definition: Gives the table's current definition.
+            base_paths: The directory of each bucket's columnar base, as `paths`. None: bases are not kept.
+            log_owner: The owner of the retention hold on the changes from the instant on. Empty: no hold. The caller
+                releases it, also when this fails.
+            max_hold_seconds: For how long writers may be paused.
 
         Raises:
-            SnapshotNotTaken: They would have been held for longer.
+            SnapshotNotTaken: Writers would have been paused for longer.
             DataLoss: A bucket is damaged.
         """
         await self._flush()
@@ -116,7 +116,7 @@ class ViewPinner:
         return cut
 
     async def _flush(self) -> None:
-        """Flushes every bucket, and once more those that were written to meanwhile, so that little is left."""
+        """Flushes every bucket, and then those that were written to in the meantime, so that little is left."""
         async with lock_buckets(self._buckets) as opened:
             chosen = list(opened)
         for _ in range(2):
@@ -135,7 +135,7 @@ class ViewPinner:
     ) -> PinnedStates:
         clock = asyncio.get_running_loop().time
         for live in self._buckets:
-            # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
+            # Before the first mutex is held: a transaction may take long, and must not add to the pause of writers.
             await live.mutex.wait_for_barrier()
         async with AsyncExitStack() as mutexes:
             await mutexes.enter_async_context(self._buckets[0].mutex)
@@ -147,13 +147,13 @@ class ViewPinner:
                     opened = [await live.open() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
                     if log_owner:
-                        # Before a mutex is let go: nothing may be trimmed between the view and its hold.
+                        # While all mutexes are held, so that nothing is trimmed between the view and its hold.
                         for live in self._buckets:
                             live.retain_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
-                    # Also while writers are held: a base is not removed before another one has taken its place.
+                    # While writers are paused, because a base is removed only after another one has replaced it.
                     await self._executor.run(_link, bases, base_paths)
             except TimeoutError:
                 raise SnapshotNotTaken(
@@ -169,16 +169,16 @@ class ViewPinner:
         )
 
     def _bases(self) -> dict[int, BaseView]:
-        """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
+        """The current bases of the buckets whose delta is small enough to be kept twice."""
         views = {live.number: live.columnar.view() for live in self._buckets}
         return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
-        """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""
+        """Makes the checkpoints. When cancelled it ends at once, and the checkpoint being made ends later."""
 
         async def make() -> None:
-            # One after another: RocksDB's checkpoints hold the interpreter lock, some 2 ms each, so that more threads
-            # would take as long and leave the event loop no turn in between.
+            # One after another: a RocksDB checkpoint holds the interpreter lock for about 2 ms. More threads would take
+            # as long, and leave the event loop no turn in between.
             for live, bucket, path in zip(self._buckets, opened, paths, strict=True):
                 await live.run(bucket.checkpoint, path)
 
@@ -191,7 +191,7 @@ class ViewPinner:
             raise
 
     def discard_later(self, discard: Callable[[], None]) -> None:
-        """Removes what a failed `cut` has made, once no thread works on it: `discard` blocks, and runs in a thread."""
+        """Removes what a failed `cut` has made, once no thread works on it. Runs the blocking `discard` in a thread."""
         working = list(self._leftovers)
 
         async def remove() -> None:
@@ -210,7 +210,7 @@ class ViewPinner:
         task.add_done_callback(self._leftovers.discard)
 
     async def close(self, reason: ScanKvError) -> None:
-        """Lets no further view be taken: who asks gets `reason`. Returns once no work on the buckets is left."""
+        """Refuses further views with `reason`. Returns once no work on the buckets is left."""
         self._closed = reason
         async with self._lock:
             while self._leftovers:
@@ -228,7 +228,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
 
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
     async with places:
-        # Without the mutex: writers go on meanwhile.
+        # Without the mutex, so that writers continue.
         async with live.maintenance:
             if live.open_bucket is bucket:
                 await live.run(bucket.flush)
