@@ -1,4 +1,4 @@
-"""Pinned snapshots of a server: leases by id, the views that they keep, and the one task that ends expired leases."""
+"""The pinned snapshots of a server: leases by id, their views, and the one task that ends expired leases."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
 
 IDLE_VIEWS_OPEN = 8
 SHARED_LEASE_SECONDS: Final = 60.0
-"""For how long after its last renewal a shared lease keeps its place, however few places there are."""
+"""How long after its last renewal a shared lease counts, however few leases are left to give."""
 
 _LOOK_SHARE: Final = 10
-"""So many times as long as a look at what views hold has computed, its result is good enough."""
+"""The result of measuring what views hold is used for so many times as long as the measurement computed."""
 
 T = TypeVar("T")
 
@@ -73,20 +73,20 @@ _log = logging.getLogger(__name__)
 class Snapshots:
     """The pinned snapshots of a server. Bound to its event loop.
 
-    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Rule: time is
-    measured by the monotonic clock, so that setting the machine's clock ends no lease.
+    Leases and views are on disk and outlive the server. When a server starts, the time to live of each lease begins
+    again. Rule: leases are measured by the monotonic clock, so that setting the machine's clock ends none of them.
 
-    A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
-    within `max_retention_hold_bytes`, as every hold.
+    A view with a lease retains the changes from its log offsets on, so that its reader can follow the table from there.
+    As for every retention hold, `max_retention_hold_bytes` is the limit.
 
     Args:
         config: Limits and defaults.
-        trash: Where what is removed is moved to first.
+        trash: The directory that removed files are moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
-        live: Gives a table by its name, if it is in use.
+        live: Gives an open table by name, or None.
         clock: The server's.
-        max_hold_seconds: For how long taking a view may hold a table's writers.
+        max_hold_seconds: For how long taking a view may pause the writers of a table.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Snapshots:
         self._views: dict[str, PinnedView] = {}
         self._tables: dict[str, Path] = {}
         self._ended_ids: dict[str, EndedLeases] = {}
-        # Ids that are being pinned: they have their place among the leases.
+        # Ids that are being pinned. They count as leases.
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._held, self._next_look = 0, -math.inf
@@ -120,7 +120,7 @@ class Snapshots:
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
-        """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
+        """Loads the snapshots of a table from disk, and removes what a crash has left of others. Blocks."""
         ended = self._ended_ids[definition.name] = EndedLeases(path)
         ended.load()
         for directory in load_views(path, self._trash):
@@ -138,21 +138,21 @@ class Snapshots:
                 self._lease_on(view, lease_id, ttl, shared=stored.shared)
 
     def start(self) -> None:
-        """Starts ending leases that expire. Call `close` in the end."""
+        """Starts the task that ends expired leases. Call `close` at the end."""
         self._reaper.start()
 
     @property
     def views(self) -> int:
-        """Views that are kept."""
+        """The number of views."""
         return len(self._views)
 
     @property
     def leases(self) -> int:
-        """Leases that there are."""
+        """The number of leases."""
         return len(self._leases)
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        """The retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
         return {
             _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
             for view in list(self._views.values())
@@ -177,21 +177,21 @@ class Snapshots:
     ) -> SnapshotInfo:
         """Takes a lease on a view of a table as of now, durable when this returns.
 
-        A table that has not changed since its last view gets another lease on that. A lease of this id that is there
-        already, on the same table, is renewed, and keeps its view.
+        If the table has not changed since its last view, takes another lease on that view. If a lease of this id on the
+        same table exists, renews it; it keeps its view.
 
         Args:
             pinning: Pins the table.
             lease_id: The id of the snapshot. Empty: a new one.
             ttl: The lease's time to live, in seconds. None: the server's default.
-            same_view_as: A snapshot of the table whose view the lease is for. Empty: as of now.
-            shared: Whether many callers give this id, all of which must read the same view: see `PinSnapshotRequest`.
+            same_view_as: A snapshot of the table, whose view the new lease keeps. Empty: a view as of now.
+            shared: Whether several callers use this id, which must all read the same view: see `PinSnapshotRequest`.
 
         Raises:
-            InvalidRequest: The id or the time to live is refused, or the id is of another table's snapshot.
-            SnapshotLost: There is no snapshot `same_view_as`; or the shared lease of this id has ended.
-            SnapshotNotTaken: Writers would have been held for too long.
-            TooManySnapshots: There are as many leases, or they hold as much disk, as the server allows.
+            InvalidRequest: The id or the time to live is invalid, or the id belongs to a snapshot of another table.
+            SnapshotLost: No snapshot `same_view_as` exists, or the shared lease of this id has ended.
+            SnapshotNotTaken: Writers would have been paused for too long.
+            TooManySnapshots: The limit of leases, or of the disk space that they hold, is reached.
             DataLoss: A bucket is damaged.
         """
         lease_id = lease_id or uuid.uuid4().hex
@@ -207,7 +207,7 @@ class Snapshots:
                 return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
                 await self._ended(there)
-            # The id of a shared lease names one view for good: some of its readers may have read that already.
+            # The id of a shared lease names one view forever, because some of its readers may have read that view.
             if lease_id in self._ended_ids.setdefault(name, EndedLeases(table.path)):
                 raise lost(lease_id)
             await self._make_place()
@@ -221,21 +221,21 @@ class Snapshots:
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
-        """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
+        """Renews a lease for its time to live, or for another one, `ttl` in seconds.
 
         Raises:
-            SnapshotLost: There is no such snapshot.
-            InvalidRequest: The time to live is refused.
+            SnapshotLost: No such snapshot exists.
+            InvalidRequest: The time to live is out of range.
         """
         if ttl is not None:
             check_ttl(ttl)
         return await self._renewed(self.lease(snapshot_id), ttl)
 
     async def release(self, snapshot_id: str) -> None:
-        """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.
+        """Ends a lease. If it was the last one of a view without readers, returns once the view is removed from disk.
 
         Raises:
-            SnapshotLost: There is no such snapshot.
+            SnapshotLost: No such snapshot exists.
         """
         lease = self.lease(snapshot_id)
         await self._ended(lease)
@@ -243,7 +243,7 @@ class Snapshots:
             await asyncio.shield(lease.view.removal)
 
     def listed(self, table: str | None = None) -> list[SnapshotInfo]:
-        """The snapshots of one table (None: of all), the oldest view first. Not those whose manifest is damaged."""
+        """The snapshots of one table (None: of all), oldest view first, without those with a damaged manifest."""
         now = self._clock.monotonic()
         infos = [
             info_of(lease, now)
@@ -256,23 +256,23 @@ class Snapshots:
     async def reading(
         self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None = None
     ) -> AsyncIterator[SnapshotReader]:
-        """Some buckets (None: all) of a snapshot, open during the block, which keeps the view even beyond its lease.
+        """Opens some buckets (None: all) of a snapshot for a block, which keeps the view even beyond its lease.
 
         Raises:
-            SnapshotLost: There is no such snapshot: unknown, released, expired, or gone with its table.
-            InvalidRequest: It is of another table, or a bucket does not exist.
-            DataLoss: A bucket of it is damaged.
+            SnapshotLost: No such snapshot exists: the id is unknown, released or expired, or the table was dropped.
+            InvalidRequest: The snapshot is of another table, or a bucket does not exist.
+            DataLoss: A bucket is damaged.
         """
         view = self.lease(snapshot_id, table_name).view
         with self._used(view):
             yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
-        """The table as of a snapshot of it. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
+        """The definition of a table as of a snapshot. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
         return self.lease(snapshot_id, table_name).view.manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
-        """What some buckets (None: all) of a snapshot hold, without opening them. Raises as `reading`."""
+        """The view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
         pinned = self.lease(snapshot_id, table_name).view
         states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
@@ -288,23 +288,22 @@ class Snapshots:
         where: Predicate | None = None,
         rows_per_split: int | None = None,
     ) -> list[KeyRange]:
-        """Cuts a key range of some buckets (None: all) of a snapshot into ranges of about equally many rows.
+        """Splits a key range of some buckets (None: all) of a snapshot into ranges with about equally many rows.
 
-        They are exactly `splits`, or fewer with `rows_per_split`; in key order, each beginning where the one before
-        ends; empty ones among them where there are too few keys. Reads a bounded number of keys; equal calls give equal
-        ranges.
+        Returns exactly `splits` ranges, or fewer with `rows_per_split`, in key order and without gaps. Some are empty
+        where there are too few keys. Reads a bounded number of keys. Equal calls return equal ranges.
 
         Args:
             snapshot_id: The snapshot.
-            splits: How many ranges.
-            key_range: What is cut.
-            buckets: The buckets that are read.
-            where: What is true of the rows that are read, None for all: what it says of keys bounds what is counted.
-            rows_per_split: About how many rows a range has at least, if there are so many. None: any number.
+            splits: The number of ranges.
+            key_range: The range to split.
+            buckets: The buckets to read.
+            where: The filter of the scan, whose key ranges bound the keys that are counted. None: all rows.
+            rows_per_split: About how many rows a range has at least. None: the rows are divided by `splits`.
 
         Raises:
-            SnapshotLost: There is no such snapshot.
-            InvalidRequest: The number of splits, or a bucket, is refused.
+            SnapshotLost: No such snapshot exists.
+            InvalidRequest: The number of splits is out of range, or a bucket does not exist.
             SchemaMismatch: The predicate does not fit the table.
             DataLoss: A bucket is damaged.
         """
@@ -313,7 +312,7 @@ class Snapshots:
         view = self.lease(snapshot_id).view
         view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
-        # It goes on when the caller gives up: whoever asks again finds the sample of the view.
+        # Continues when the caller gives up, so that the next call finds the sample of the view.
         return await asyncio.shield(self._begin(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
@@ -321,7 +320,7 @@ class Snapshots:
             return await split_view(view, self._executor, cut)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
-        """Ends the snapshots of a table that is being dropped; their scans get `reason`. Call it when it is closed."""
+        """Ends the snapshots of a table that is being dropped, and their scans with `reason`. The table is closed."""
         views = [view for view in self._views.values() if view.table == table]
         for view in views:
             self._forget(view)
@@ -333,7 +332,7 @@ class Snapshots:
             await view.end(reason)
 
     async def close(self) -> None:
-        """Ends what runs and closes all files; leases and views stay on disk."""
+        """Ends all work and closes all files. Leases and views stay on disk."""
         await self._reaper.close()
         for view in list(self._views.values()):
             await view.end(ServerDraining("the server is shutting down"))
@@ -341,7 +340,7 @@ class Snapshots:
             await asyncio.wait(list(self._work))
 
     async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
-        """A view of the table as of now, and how long writers were held for it. Call it in `pinning.alone`."""
+        """A view of the table as of now, and for how long writers were paused. Call it in `pinning.alone`."""
         table = pinning.table
         name = table.definition.name
         if any(view.table == name for view in self._views.values()):
@@ -376,10 +375,10 @@ class Snapshots:
         return self._added(name, table.path, directory, manifest), cut.write_pause_micros
 
     async def _check_disk(self) -> None:
-        """Refuses a view where those that there are hold as much as they may, as of the last look at the disk.
+        """Refuses a new view where the existing ones hold as much disk as allowed, by the last measurement.
 
-        Rule: a pin costs no more for the pins that are kept. A look reads the directories of all views, so that looks
-        take at most a tenth of a core.
+        Rule: the cost of a pin does not grow with the number of pins that are kept. A measurement reads the directories
+        of all views, so measurements take at most a tenth of a core.
         """
         if self._clock.monotonic() >= self._next_look:
             self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
@@ -398,7 +397,7 @@ class Snapshots:
         return view
 
     async def _make_place(self) -> None:
-        """Ends a shared lease that nobody has renewed for a while where there is no place for another lease."""
+        """Where the limit of leases is reached, ends the shared lease that was not renewed for the longest time."""
         if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
             return
         shared = [lease for lease in self._leases.values() if lease.shared]
@@ -408,9 +407,9 @@ class Snapshots:
 
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
-        """Keeps a place for a lease that is being made."""
+        """Counts a lease that is being taken."""
         if lease_id in self._pending:
-            # Pins of one table take turns, so it is another one's.
+            # Pins of one table take turns, so the id belongs to another table.
             raise InvalidRequest(f"the snapshot id {lease_id} is being taken for another table than {table}")
         taken, limit = len(self._leases) + len(self._pending), self._config.max_snapshot_leases
         if taken >= limit:
@@ -436,18 +435,18 @@ class Snapshots:
             return lease
 
     def _hold_log(self, view: PinnedView) -> None:
-        """Keeps the changes from a view on, which has a lease. Of buckets that are not open, once they are."""
+        """Retains the changes from a leased view on. For buckets that are not open: once they are opened."""
         table = self._live(view.table)
         if table is None or not view.is_readable:
             return
         for number, bucket in view.manifest.buckets.items():
             live = table.buckets[number]
-            # What is not there any more cannot be kept, and would keep all that comes after it.
+            # Changes that are gone cannot be retained, and a hold on them would retain everything after them.
             if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
                 live.retain_log(_log_owner(view.view_id), bucket.log_offset)
 
     def _release_log(self, view: PinnedView) -> None:
-        """Lets the changes go that a view has kept, unless it has a lease."""
+        """Ends the retention hold of a view that has no lease."""
         table = self._live(view.table)
         if table is None or view.leases:
             return
@@ -461,7 +460,7 @@ class Snapshots:
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
-        """A lease that has not ended, which is on a view of this table (None: of any). Raises as `reading`."""
+        """A current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)
@@ -476,7 +475,7 @@ class Snapshots:
         self._reaper.notify(lease.expires)
         if changed:
             async with lease.view.lease_files:
-                # A lease that was released meanwhile must not come back.
+                # A lease that was released in the meantime must not come back.
                 if self._leases.get(lease.lease_id) is not lease:
                     raise lost(lease.lease_id)
                 try:
@@ -490,14 +489,14 @@ class Snapshots:
         return info_of(lease, self._clock.monotonic())
 
     async def _ended(self, lease: Lease) -> None:
-        """Ends a lease: at once for everybody, and on disk when this returns, also if it is cancelled."""
+        """Ends a lease: in memory at once, and on disk when this returns, also if this is cancelled."""
         if self._leases.get(lease.lease_id) is not lease:
             return
         del self._leases[lease.lease_id]
         lease.view.leases.discard(lease.lease_id)
         self._release_log(lease.view)
         lease.end()
-        # None where the table was dropped meanwhile, with all that is remembered of it.
+        # None where the table was dropped in the meantime.
         ended = self._ended_ids.get(lease.view.table) if lease.shared else None
         if ended is not None:
             ended.add(lease.lease_id)
@@ -507,14 +506,14 @@ class Snapshots:
         with self._used(view):
             async with view.lease_files:
                 if ended is not None:
-                    # Before the lease's file goes: after a crash in between, the lease is there again.
+                    # Before the file of the lease is removed: after a crash in between, the lease exists again.
                     await self._executor.run(ended.write, lease_id)
                 if lease_id not in view.leases:
                     await self._executor.run(view.directory.remove_lease, lease_id)
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
-        """A block during which the view is neither closed nor removed; afterwards it may be."""
+        """A block during which the view is neither closed nor removed."""
         view.users += 1
         self._idle.pop(view.view_id, None)
         try:
@@ -546,7 +545,7 @@ class Snapshots:
         await self._executor.run(view.directory.remove, self._trash)
 
     def _begin(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Runs what must come to its end, whoever waits for it; `close` waits, too."""
+        """Runs work to its end, even when its caller gives up. `close` waits for it."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work_done)
@@ -570,12 +569,12 @@ class Snapshots:
 
 
 def _log_owner(view_id: str) -> str:
-    """As whom a view holds changes."""
+    """The owner of a view's retention hold."""
     return f"snapshot:{view_id}"
 
 
 def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:
-    """Writes what was written since some bases beside their files; the view goes without those where it cannot."""
+    """Writes the merged deltas of some bases next to their files. Leaves out a base where that fails."""
     kept = {}
     for number, view in bases.items():
         try:
@@ -588,11 +587,11 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
 
 
 def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
-    """What differs whenever a table has changed: its log offsets and its schema."""
+    """What changes with every change of a table: its log offsets and its schema."""
     return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
 
 
 def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
-    """What a function gives, and how long it has computed in this thread, in seconds."""
+    """The result of a function, and the seconds of processor time that it took in this thread."""
     began = time.thread_time()
     return function(paths), time.thread_time() - began
