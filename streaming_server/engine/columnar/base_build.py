@@ -1,4 +1,4 @@
-"""One columnar base built, of the one before and what was written since, or of the rows in RocksDB."""
+"""Builds one columnar base: from the previous base and its delta, or from the rows in RocksDB."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARED_BYTES: Final = 256 << 20
-"""Disk space that bases leave to writes: where a sync finds none, its bucket takes no more writes until a restart."""
+"""Disk space that builds leave to writes. A bucket whose sync finds no space accepts no writes until it is reopened."""
 
 _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
@@ -45,14 +45,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class BaseNotBuiltError(Exception):
-    """The build was given up and writes were not disturbed; the message says why."""
+    """The build was given up, without an effect on writes. The message says why."""
 
 
 class CpuShare:
-    """Limits background work to a share of one core: after each piece of work, `rest` waits long enough.
+    """Limits background work to a share of one core: `rest` waits long enough after each piece of work.
 
     Attributes:
-        spent: Seconds of a core that all pieces took.
+        spent: The processor time of all pieces, in seconds.
     """
 
     def __init__(self, executor: StorageExecutor, share: float) -> None:
@@ -62,7 +62,7 @@ class CpuShare:
         self._owed = 0.0
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs a piece that blocks in a thread."""
+        """Runs a blocking piece in a thread."""
         result: T
         result, seconds = await self._executor.run(_timed, function, *args)
         self._note(seconds)
@@ -75,7 +75,7 @@ class CpuShare:
         return result
 
     async def rest(self) -> None:
-        """Waits until what was run since the last time is within the share."""
+        """Waits until the work since the last call is within the share."""
         owed, self._owed = self._owed, 0.0
         await asyncio.sleep(owed)
 
@@ -85,14 +85,14 @@ class CpuShare:
 
 
 class BaseBuild:
-    """Builds one base of a bucket, which is read from then on.
+    """Builds one base of a bucket, which scans read from then on.
 
     Args:
         table: The table.
         live: The bucket.
-        directory: That of its bases.
-        share: Runs the work.
-        limits: What it may cost.
+        directory: The directory of the bucket's bases.
+        share: Runs the work within a share of a core.
+        limits: What the build may cost.
     """
 
     def __init__(
@@ -106,21 +106,22 @@ class BaseBuild:
         self._spent_before = share.spent
 
     async def run(self) -> None:
-        """Does it. The base before is read until the new one is there, and on if none will be.
+        """Builds the base. Scans read the previous base until the new one is ready.
+
+        If the build fails, scans continue to read the previous base, unless that base is damaged.
 
         Raises:
-            BaseNotBuiltError: So much was written meanwhile that it would be of no use, or the base that it was to be
-                made of is damaged.
+            BaseNotBuiltError: Too much was written during the build.
             DataLoss: The bucket is damaged.
-            DiskFull: The disk is full, or almost.
-            OSError: Anything else.
+            DiskFull: The disk is full, or almost full.
+            OSError: The files cannot be written for another reason.
         """
         table, live = self._table, self._live
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None:
                 return
-            # Of now: who had the mutex before may have written rows of a newer schema.
+            # Read with the mutex held: the previous holder may have written rows of a newer schema.
             codec, offset = table.codec.rows, bucket.state.log_offset
             changed, live.columnar.record.wanted = live.columnar.record.changed_bytes, False
             cursor, delta = self._begin_cursor(bucket, codec, offset)
@@ -134,7 +135,7 @@ class BaseBuild:
             table.abort_on_close(source)
         try:
             with closing(source):
-                # Else the first step would sort them on the event loop.
+                # In a thread: otherwise the first step would merge the delta on the event loop.
                 await self._share.run(since.merge)
                 await live.wait_durable(offset)
                 with translate_disk_errors(self._directory):
@@ -145,14 +146,14 @@ class BaseBuild:
             current.end_fork()
             self._note_cost(0)
             if isinstance(error, DataLoss) and current is not delta:
-                # The base that it was to be made of is damaged, if not the bucket: building of its rows will tell.
+                # The previous base is damaged, or else the bucket. The next build, from the rows, will show which.
                 _log.error("a columnar base is read no more, and built again: %s", error.message)
                 live.columnar.record.lost = "it was damaged"
                 return
             raise
         self._note_cost(base.info.disk_bytes)
         async with live.mutex:
-            # Else a write could not be noted, or the base that this one is made of was found damaged.
+            # Not so where a write could not be added to the delta, or the previous base was found damaged.
             if live.columnar.delta is current and not delta.is_full:
                 live.columnar.base, live.columnar.delta = base, delta
                 live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
@@ -161,7 +162,7 @@ class BaseBuild:
         await self._share.rest()
 
     def _begin_cursor(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
-        """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
+        """A cursor over all rows as of now, and the delta of the new base, which takes all writes from now on."""
         live = self._live
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
             net = live.columnar.delta.view().merge
@@ -211,7 +212,7 @@ def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
 
 
 def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState) -> None:
-    """Writes rows. Raises DiskFull where the disk is almost full."""
+    """Writes rows to the base. Raises DiskFull when the disk is almost full."""
     if shutil.disk_usage(table.path).free < SPARED_BYTES:
         raise disk_full(table.path, "what is left of it is for writes; free some of it")
     if rows.num_rows:

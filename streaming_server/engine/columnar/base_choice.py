@@ -1,4 +1,4 @@
-"""Which buckets of a live table a scan reads out of their columnar bases."""
+"""Chooses the buckets of a live table that a scan reads from their columnar bases."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _log: Final = logging.getLogger(__name__)
 def choose_bases(
     plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucket, Bucket]]
 ) -> Mapping[int, BaseView]:
-    """The buckets that are read out of their bases, as of now; the others are read row by row. Hold their mutexes.
+    """Chooses the buckets to read from their bases, as of now. The others are read row by row. Hold their mutexes.
 
     Raises:
-        InvalidRequest: Bases are asked for, and there is one missing, or the scan cannot be read so.
+        InvalidRequest: The request demands bases, but one is missing, or the scan cannot be read from bases.
     """
     filled = {live.number: live for live, bucket in opened if bucket.state.rows != 0}
 
@@ -45,7 +45,7 @@ def choose_bases(
 def choose_read_path(
     plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
 ) -> tuple[ReadPath, str]:
-    """What `choose_bases` would choose now, and why, in words. Takes no mutex."""
+    """What `choose_bases` would choose now, and the reason in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     based = [live.number for live in filled if live.columnar.is_usable]
     return base_view.choose_read_path(
@@ -56,10 +56,10 @@ def choose_read_path(
 def record_errors(
     buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
 ) -> Callable[[int, ScanKvError], ScanKvError]:
-    """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.record_error`.
+    """Makes the function to which a source reports errors. It returns the error to raise, as `LiveBucket.record_error`.
 
-    A damaged base is no damage of its bucket: it is read no more, and built again. Bases go by their names, so that
-    whoever may still get an error keeps none of them.
+    A damaged base is not damage of its bucket: scans stop reading the base, and it is built again. Bases are kept by
+    name only, so that a source that may still report an error keeps none of them open.
     """
     names = {number: view.base.info.name for number, view in bases.items()}
 
@@ -72,7 +72,7 @@ def record_errors(
 
 
 def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
-    """The same error, with the bucket in its details; the base of this name is read no more, and built again."""
+    """Returns the error with the bucket in its details. After damage, the base of this name is no longer read."""
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
         if live.columnar.base is not None and live.columnar.base.info.name == name:

@@ -1,4 +1,4 @@
-"""Whether a columnar base is to be built now, and if not, why not."""
+"""Decides whether a columnar base is due to be built, and if not, why not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class BaseLimits:
     """When bases are built, and what they may cost.
 
     Attributes:
-        min_rows: Rows of a bucket from which on it gets one with `columnar_base=auto`.
-        changed_share: Changes since a base, as a share of its rows, beyond which it is built anew.
-        max_age_seconds: With changes since, a base that is older is built anew, however few they are.
-        max_write_amplification: How many times the bytes of the changes since a base building it anew may write, unless
-            the base is older than that.
-        delta_bytes: Memory for what was written to one bucket since its base.
-        total_delta_bytes: The same for all buckets together.
-        cpu_share: How much of a core building takes at most, all bases together.
+        min_rows: With `columnar_base=auto`, the fewest rows of a bucket that gets a base.
+        changed_share: A base is rebuilt when its changes exceed this share of its rows.
+        max_age_seconds: A base that is older is rebuilt, however few changes it has.
+        max_write_amplification: A rebuild may write at most this multiple of the bytes that have changed, unless the
+            base is older than `max_age_seconds`.
+        delta_bytes: Memory for the delta of one bucket.
+        total_delta_bytes: Memory for the deltas of all buckets together.
+        cpu_share: The share of one core that all builds together may take.
     """
 
     min_rows: int
@@ -35,15 +35,15 @@ class BaseLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketNow:
-    """A bucket, as far as it decides whether its base is built.
+    """The state of a bucket that decides whether its base is due.
 
     Attributes:
-        eager: Whether bases are wanted of buckets of any size, whether they are scanned or not.
-        rows: Its rows, or more.
-        base_rows: Rows of its base; None where there is none.
-        changes: Changes since the base.
-        delta_bytes: What the changes since the base take in memory.
-        age_seconds: Since the base, or the one that was lost, was begun.
+        eager: Whether every bucket gets a base, of any size and without a scan that asks for it.
+        rows: An upper bound of its rows.
+        base_rows: The rows of its base. None: it has no base.
+        changes: The number of changes since the base.
+        delta_bytes: The memory of the delta.
+        age_seconds: The time since the build of the base, or of the lost one, began.
     """
 
     eager: bool
@@ -55,11 +55,11 @@ class BucketNow:
 
 
 def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
-    """Why no base is to be built now, in words; empty when one is.
+    """Why no base is due now, in words. Empty when one is due.
 
-    A base is built where there is none, and anew when the changes since are many, take much memory, or wait for long.
-    The first two are not reason enough while they are little beside what would be written. With `auto` a scan must
-    have asked for it: a table that is written and never read costs nothing but the notes of what is written.
+    A base is built where none exists. It is rebuilt when its changes are many, take much memory, or are old. The first
+    two reasons do not suffice while the changes are small compared with what a rebuild would write. With `auto` a scan
+    must have asked for a base, so that a table that is never read costs no more than its delta.
     """
     if now.base_rows is None and now.rows < (1 if now.eager else limits.min_rows):
         return "it has no rows" if now.eager else f"it has fewer than {limits.min_rows:,} rows (base_min_rows)"

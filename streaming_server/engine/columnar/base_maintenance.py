@@ -32,22 +32,22 @@ _log: Final = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 60.0
 """After what could not be built, or took more memory than there is."""
 _PAUSES: Final = 10
-"""Times that building went on until too much had been written meanwhile, before it is tried again."""
+"""After a build that was overtaken by writes, the next one waits for so many times the duration of that build."""
 
 
 class BaseMaintenance(Background):
-    """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
+    """Builds and rebuilds the bases of all open tables, one bucket after another. Bound to the event loop.
 
-    A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
-    a base that is lost or damaged costs the time to build it. It is built of the one before and what was written since,
-    or else of the rows in RocksDB, in steps as short as those of a scan. Writers wait for neither. One base is built at
-    a time, so that the memory and the share of a core are those of one; the others wait for as long as that takes.
+    A base shows its bucket as of one log offset, which is durable before the base is. RocksDB and the changelog remain
+    the source of truth, so a lost or damaged base costs only the time to build it. It is built from the previous base
+    and its delta, or else from the rows in RocksDB, in steps as short as those of a scan. Writers do not wait for it.
+    One base is built at a time, which bounds memory and processor time; the others wait.
 
     Args:
-        tables: The tables in use, at any time.
+        tables: Gives the open tables.
         executor: Runs what blocks.
-        limits: When, and what it may cost.
-        seconds: How often each table is looked at.
+        limits: When bases are built, and what they may cost.
+        seconds: The pause between two rounds over all tables.
         clock: The server's.
     """
 
@@ -80,8 +80,8 @@ class BaseMaintenance(Background):
                     await self.maintain_bucket(table, live)
                 except (ScanKvError, OSError) as error:
                     if live.open_bucket is None:
-                        continue  # It was closed meanwhile.
-                    # The bucket is damaged, which whoever reads it is told, or the disk is full.
+                        continue  # It was closed in the meantime.
+                    # The disk is full, or the bucket is damaged, which its readers are told.
                     _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
                     self._pause(live, error.strerror or str(error) if isinstance(error, OSError) else error.message)
                 except Exception:
@@ -93,7 +93,7 @@ class BaseMaintenance(Background):
         self._not_before[live] = self._clock.monotonic() + seconds
 
     async def maintain_bucket(self, table: TableState, live: LiveBucket) -> None:
-        """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
+        """Does what is due for one bucket, if it is open. Raises DataLoss, or OSError when the disk is full."""
         bucket = live.open_bucket
         if bucket is None:
             return
@@ -122,7 +122,7 @@ class BaseMaintenance(Background):
         has_base = base is not None and delta is not None
         return BucketNow(
             eager=table.definition.options.columnar_base == "eager",
-            # Where their number is not known, that of the changes is: there are at most so many.
+            # Where the number of rows is not known, the number of changes bounds it.
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
@@ -131,7 +131,7 @@ class BaseMaintenance(Background):
         )
 
     async def _take_up(self, table: TableState, live: LiveBucket) -> None:
-        """Finds the base that an earlier server has left, and what was written since, in the changelog."""
+        """Adopts the base that an earlier server has built, with what the changelog has since."""
         directory = _directory(table, live)
         base = await self._executor.run(newest_base, directory, live.location)
         if base is None:

@@ -1,4 +1,4 @@
-"""What is known of the columnar base of a bucket at one moment."""
+"""The statistics of the columnar base of a bucket."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseStats:
-    """A base and what was written since; zeros where there is none.
+    """The base of a bucket and its delta. Zeros where no base exists.
 
     Attributes:
-        unused_reason: Why there is none that scans read, in words; empty where there is one.
-        log_offset: The offset of the first change that is not in it.
-        rows: Rows in it.
-        disk_bytes: Bytes of its files.
-        changes_since: Changes since, as log offsets count them.
-        delta_rows: Rows and deletions since that are in memory.
-        delta_bytes: What they take, with those of older states that scans still read.
-        age_millis: Since its building was begun.
-        record: What bases of the bucket have cost.
+        unused_reason: Why scans read no base, in words. Empty where they read one.
+        log_offset: The offset of the first change that is not in the base.
+        rows: The rows in the base.
+        disk_bytes: The bytes of its files.
+        changes_since: The changes since the base, as log offsets count them.
+        delta_rows: The rows and deletions in the delta.
+        delta_bytes: The memory of the delta, including older states that scans still read.
+        age_millis: The time since its build began.
+        record: What the bases of the bucket have cost.
     """
 
     unused_reason: str
@@ -40,8 +40,8 @@ class BaseStats:
 
 
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
-    """The stats at some commit time, from memory. Opens nothing and takes no mutex."""
-    # Read once: a write in a thread may change them meanwhile.
+    """The statistics as of a commit time, from memory. Opens nothing and takes no mutex."""
+    # Read once, because a write in a thread may change them.
     base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
     taken = live.columnar.delta_bytes
     if base is None or delta is None or delta.is_full or state is None:
@@ -54,7 +54,7 @@ def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
         changes_since=state.count - count_of(base.info.log_offset),
         delta_rows=delta.rows,
         delta_bytes=taken,
-        # Commit time, too, may be less than it was, where the file of the clock was lost.
+        # Commit time may be less than it was, too, if the file of the clock was lost.
         age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
         record=record,
     )
