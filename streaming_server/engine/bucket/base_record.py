@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class BaseRecord:
-    """What keeping the base of a bucket has cost since the start of the server, and what it has to be kept for.
+    """What the bases of a bucket have cost since the start of the server, and why one is wanted or missing.
 
     Attributes:
-        wanted: Whether a scan or a snapshot was about to read a base since the last one was begun.
-        changed_bytes: Bytes of the keys and rows that were written since the base, or since the one that was lost.
-        base_bytes: Bytes of the files of the last base that there was; 0 where there was none.
-        cut_millis: When that one was begun, in milliseconds since 1970 UTC.
-        builds: Bases that were built.
-        cpu_seconds: What all building took, of one core; also where no base came of it.
-        written_bytes: Bytes of all bases that were built.
-        last_cpu_seconds: What building the last one took.
-        last_written_bytes: Bytes of the files of that.
-        lost: Why the base before is read no more, in words; empty while there is one, or was none.
-        waits: Why none is built now, in words.
-        is_on_disk: Whether files of one that is read no more are still there.
+        wanted: Whether a scan or a snapshot has asked for a base since the last build began.
+        changed_bytes: The bytes of keys and rows written since the base, or since the one that was lost.
+        base_bytes: The bytes of the files of the last base. 0: none existed.
+        cut_millis: When the build of that base began, in milliseconds since 1970 UTC.
+        builds: The number of builds.
+        cpu_seconds: The processor time of all builds, including failed ones.
+        written_bytes: The bytes of all bases that were built.
+        last_cpu_seconds: The processor time of the last build.
+        last_written_bytes: The bytes of the base of the last build.
+        lost: Why scans stopped reading the previous base, in words. Empty while a base exists, or none ever did.
+        waits: Why no base is being built, in words.
+        is_on_disk: Whether files of a base that is no longer read are still on disk.
     """
 
     wanted: bool = False
@@ -39,11 +39,11 @@ class BaseRecord:
 
     @property
     def unused_reason(self) -> str:
-        """Why there is no base that scans read, in words."""
+        """Why scans read no base, in words."""
         return "; ".join(filter(None, (self.lost, self.waits)))
 
     def adopt(self, base_bytes: int, cut_millis: int) -> None:
-        """A base of these files is read from now on."""
+        """Records that scans read a base from now on."""
         self.base_bytes, self.cut_millis = base_bytes, cut_millis
         self.lost = self.waits = ""
         self.is_on_disk = False

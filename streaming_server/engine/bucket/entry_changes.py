@@ -28,14 +28,14 @@ def entries_of_upserts(
     keys: pa.BinaryArray,
     exists: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> EntryChange:
-    """What it takes that an index has the entries of new rows in place of those of old ones.
+    """Computes the puts and deletes that replace the index entries of old rows by those of new rows.
 
     Args:
-        index: Which one.
+        index: The index.
         old_rows: The rows that are replaced.
-        new_rows: Those that replace them, and others.
+        new_rows: The rows that replace them, and inserted rows.
         keys: The encoded primary keys of the new rows.
-        exists: Which of the new rows replace an old one; in the order of `old_rows`.
+        exists: Which of the new rows replace an old row. They are in the order of `old_rows`.
 
     Raises:
         RequestTooLarge: A new row cannot have an entry.
@@ -58,7 +58,7 @@ def entries_of_upserts(
 
 
 def entries_of_deletes(index: IndexCodec, old_rows: pa.RecordBatch, keys: pa.BinaryArray) -> EntryChange:
-    """What it takes that an index has no entries of rows that go; `keys` are their encoded primary keys."""
+    """Computes the deletes of the index entries of deleted rows; `keys` are their encoded primary keys."""
     gone, _ = _old_entries(index, old_rows, keys)
     return EntryChange(index=index.index.id, put_keys=_NOTHING, put_values=_NOTHING, delete_keys=gone.drop_null())
 
@@ -66,13 +66,13 @@ def entries_of_deletes(index: IndexCodec, old_rows: pa.RecordBatch, keys: pa.Bin
 def _old_entries(
     index: IndexCodec, rows: pa.RecordBatch, keys: pa.BinaryArray
 ) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-    """The keys and values of the entries of stored rows; both null where a row has none."""
+    """The keys and values of the entries of stored rows, both null for a row without an entry."""
     try:
         return index.entries(rows, keys)
     except RequestTooLarge:
         if rows.num_rows == 1:
             return pa.nulls(1, pa.binary()), pa.nulls(1, pa.binary())
-    # Rare, and so simple: halves, down to the rows that have none.
+    # Rare, so simple: halves the rows until those without an entry stand alone.
     half = rows.num_rows // 2
     first_keys, first_values = _old_entries(index, rows.slice(0, half), keys.slice(0, half))
     last_keys, last_values = _old_entries(index, rows.slice(half), keys.slice(half))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class GroupCommit:
-    """Knows up to which offset one bucket is durable, and makes it durable further when somebody waits.
+    """Tracks up to which offset a bucket is durable, and syncs when a request waits for more.
 
     Bound to the running event loop.
 
@@ -23,9 +23,9 @@ class GroupCommit:
         durable: The offset up to which the bucket is durable at the start.
 
     Attributes:
-        syncing: Held while a sync runs; whoever holds it keeps the next one from beginning.
-        syncs: How many there were.
-        failure: Why the last one has failed: everybody who waits gets that, until `resume`.
+        syncing: Held while a sync runs. Its holder keeps the next sync from beginning.
+        syncs: The number of syncs.
+        failure: Why the last sync failed. All waiting requests get this error, until `resume`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class GroupCommit:
 
     @property
     def durable(self) -> int:
-        """Everything below this offset survives a power failure."""
+        """The offset below which everything survives a power failure."""
         return self._durable
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has a listener called whenever more has become durable, until the function returned is called."""
+        """Calls the listener whenever more is durable. Returns a function that removes the listener."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
@@ -60,39 +60,39 @@ class GroupCommit:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody listens, no sync runs, and none has failed."""
+        """Whether there is no listener, no running sync, and no failure."""
         return not self._listeners and self._running is None and self.failure is None
 
     def pause(self) -> None:
-        """Takes notice that all that was written is durable, and that nothing is written until `resume`."""
+        """Pauses: everything written is durable, and nothing is written until `resume`."""
         self._durable, self._paused = self._written(), True
 
     def resume(self, *, written: Callable[[], int], sync: Callable[[int], None], durable: int) -> None:
-        """Goes on with a bucket that was opened again, of which so much is durable; listeners stay.
+        """Resumes with a reopened bucket, which is durable up to an offset. Listeners stay.
 
-        Rule: it has all that was written before. So who waits still for a write of before is told the truth.
+        Rule: the reopened bucket has everything written before, so that waiters for earlier writes get a true answer.
         """
         self._written, self._sync, self._durable, self._paused = written, sync, durable, False
         self.failure = None
 
     async def wait(self, offset: int) -> None:
-        """Returns once everything below `offset`, which has been written, is durable.
+        """Returns once everything below a written offset is durable.
 
-        A waiter joins the sync that runs only when that began after its write; else it takes part in the next. After a
-        sync has failed, every wait fails with its error until the bucket is opened again.
+        A waiter shares the running sync only if that began after its write. Otherwise it shares the next one. After a
+        failed sync, every wait fails with its error until the bucket is reopened.
         """
         while self._durable < offset and not self._paused:
             if self.failure is not None:
                 raise self.failure
             if self._running is None:
                 self._running = asyncio.create_task(self._run())
-            # Shielded: one waiter that gives up must not take the sync from the others.
+            # Shielded, because one waiter that gives up must not cancel the sync of the others.
             await asyncio.shield(self._running)
 
     async def wait_written(self) -> None:
-        """Returns once everything that is written now is durable, also what took no offset. Fails as `wait` does."""
+        """Returns once everything written so far is durable, including what took no offset. Fails as `wait` does."""
         if self._running is not None:
-            # It may have begun before the write.
+            # The running sync may have begun before the write.
             await asyncio.shield(self._running)
         if self.failure is None and not self._paused:
             self._running = self._running or asyncio.create_task(self._run())
@@ -109,13 +109,13 @@ class GroupCommit:
             self.syncs += 1
             self.notify()
         except Exception as error:
-            # Once a sync has failed, the system may report the next one as done without having written: never trust it.
+            # After a failed sync, the system may report the next one as done without having written. Never trust it.
             self.failure = self.failure or error
         finally:
             self._running = None
 
     async def close(self, reason: BaseException) -> None:
-        """Lets no further sync begin: who waits, or will wait, gets `reason`. Returns once none is running."""
+        """Ends all syncs: requests that wait, or will wait, get `reason`. Returns once no sync is running."""
         self.failure = reason
         if self._running is not None:
             await asyncio.wait([self._running])

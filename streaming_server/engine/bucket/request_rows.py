@@ -29,7 +29,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             declared = reader.schema
-            # Names are decoded when they are looked at: here, where a broken one is caught.
+            # Names are decoded on access: here, where a broken one is caught.
             declared.names  # noqa: B018
             for field in declared:
                 if pa.types.is_dictionary(field.type):
@@ -49,7 +49,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
 
 
 def _check_size(batches: list[pa.RecordBatch]) -> None:
-    """Bounds what the rows take once they are encoded: a short request may name the same bytes many times."""
+    """Bounds the size of the encoded rows, because a short request may refer to the same bytes many times."""
     rows, size = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
     if rows > MAX_REQUEST_ROWS or size > MAX_REQUEST_BYTES:
         raise RequestTooLarge(

@@ -1,4 +1,4 @@
-"""What was written since a columnar base of an earlier server, read from the changelog."""
+"""Reads from the changelog what was written since a columnar base of an earlier server."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _STEP_CHANGES: Final = 32_768
 _STEP_BYTES: Final = 8 << 20
 _LAST_CHANGES: Final = 4096
-"""So many are read while writers wait."""
+"""The most changes that are read while writers wait."""
 
 
 class BaseReplay:
-    """Makes a base that was found on disk one that can be read, with a delta of all that was written since.
+    """Makes a base found on disk usable: completes its delta with everything written since.
 
     Args:
         table: The table.
         live: The bucket.
-        base: Its base.
+        base: The base.
         delta: Takes what was written since.
     """
 
@@ -45,7 +45,7 @@ class BaseReplay:
         self._at = base.info.log_offset
 
     async def run(self) -> bool:
-        """Reads the changes, and has the base used from then on; False when they are not all there, or too many.
+        """Reads the changes, and installs the base. Returns False where changes are missing, or are too many.
 
         Raises:
             DataLoss: The changelog is damaged.
