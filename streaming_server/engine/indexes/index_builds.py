@@ -1,8 +1,8 @@
-"""Indexes brought up to date in the background: built where rows were there before them, removed where dropped.
+"""Builds new indexes over existing rows, and removes dropped ones, in the background.
 
-Writes keep the entries of every index of the table, ready or not, in the WriteBatch of the rows. So a build only has to
-pass once over the rows in key order, in steps under the bucket's mutex: what it puts is of that moment, and what is
-written later, in front of it or behind, is kept by whoever writes it.
+Every write maintains the entries of all indexes of the table, ready or not, in the WriteBatch of its rows. So a build
+passes over the rows only once, in key order, in steps under the bucket's mutex. The entries that it puts are current at
+that moment, and later writes, before or after its position, maintain them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class IndexStatus:
     """How far an index of a table is built.
 
     Attributes:
-        index: Which one.
-        ready: Whether it is in every bucket.
-        rows_done: About how many rows it has.
-        rows: How many there are; None where that is not known.
-        failure: Why it cannot be built; empty when there is no reason.
+        index: The index.
+        ready: Whether it is complete in every bucket.
+        rows_done: About how many rows have an entry.
+        rows: The number of rows. None: not known.
+        failure: Why it cannot be built. Empty: it can.
     """
 
     index: Index
@@ -52,7 +52,7 @@ class IndexStatus:
 
 
 class IndexBuilds:
-    """Keeps the indexes of one table, one bucket after another. Bound to the server's event loop.
+    """Builds the indexes of one table, one bucket after another. Bound to the server's event loop.
 
     Args:
         codec: Gives the codec of the table as of now.
@@ -66,13 +66,13 @@ class IndexBuilds:
         self._closed = False
 
     def wake(self, live: LiveBucket) -> None:
-        """Sees to it that the indexes of a bucket are settled and built soon."""
+        """Schedules the removal of dropped indexes and the build of new ones in a bucket."""
         self._waiting[live.number] = live
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
     def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexStatus:
-        """How far an index is built, by what is known of all buckets."""
+        """How far an index is built, from the statistics of all buckets."""
         ready, done, failures = True, 0, []
         rows: list[int | None] = []
         for figures in buckets:
@@ -88,7 +88,7 @@ class IndexBuilds:
         return IndexStatus(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
 
     async def close(self) -> None:
-        """Ends what is being done, after its step; no more begins."""
+        """Ends the running build after its step. No other build begins."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -117,7 +117,7 @@ class IndexBuilds:
             pass
 
     async def _step(self, live: LiveBucket) -> bool:
-        """One step of building an index; False when there is none to be made.
+        """Runs one step of a build. Returns False when nothing is left to build.
 
         Whoever waits for the mutex meanwhile has it before the next step.
         """
@@ -135,7 +135,7 @@ class IndexBuilds:
 
 
 def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
-    """Puts the entries of the next rows in key order; makes the index ready when there are no more. Hold the mutex.
+    """Puts the entries of the next rows in key order. Marks the index ready after the last row. Hold the mutex.
 
     Raises:
         RequestTooLarge: A row cannot have an entry.

@@ -1,4 +1,4 @@
-"""Keeping the server's clock on disk, so that a restart continues it."""
+"""Keeps the server's clock on disk, so that a restart continues it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from streaming_server.storage.tables.clock_file import ClockFile
 
 _LOOK_SECONDS: Final = 1.0
-"""How often the wall clock is looked at, so that a jump is noticed although nothing is written."""
+"""How often the wall clock is read, so that a jump is noticed even if nothing is written."""
 
 _STORE_SECONDS: Final = 30.0
-"""How often the clock is stored. A crash takes service time back by at most so much: things expire that much later."""
+"""How often the clock is stored. A crash sets service time back by at most this, and things expire that much later."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class ClockKeeper(Background):
-    """Stores the server's clock now and then. Bound to the event loop.
+    """Stores the server's clock periodically. Bound to the event loop.
 
     Args:
         clock: The clock.
-        file: Where it is kept.
+        file: The file that keeps it.
         executor: Runs what blocks.
     """
 
@@ -55,5 +55,5 @@ class ClockKeeper(Background):
         try:
             await self._executor.run(self._file.write, self._clock.store())
         except (DiskFull, ServerBusy, OSError) as error:
-            # The next server continues from an older state of it, which is safe.
+            # The next server continues from an older state of the clock, which is safe.
             _log.warning("the clock cannot be stored: %s", error)

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
 
 _SECONDS: Final = 1.0
-"""How often it is looked, at most."""
+"""The longest pause between two searches for idle buckets."""
 _RECENT_SECONDS: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
 
 
 class IdleBuckets(Background):
-    """Bounds the open buckets of the tables in use. Bound to the event loop.
+    """Bounds the number of open buckets. Bound to the event loop.
 
-    A bucket is opened by whoever asks for it, and closed here: after so long a time in which nobody did, or when there
-    are too many, those asked for the longest time ago first. What is in use stays open, however many there are.
+    A bucket is opened on use, and closed here: after `idle_seconds` without use, or when too many are open, the least
+    recently used first. Buckets in use stay open, however many they are.
 
-    Rule: while files are plentiful, what was used within the last minute stays open, too. A load that uses more buckets
-    than `most` would otherwise open them again for each request: 64 of them took seconds.
+    Rule: while files are plentiful, buckets that were used within the last minute stay open, too. Otherwise a load that
+    uses more than `most` buckets would reopen them for every request, which took seconds for 64 of them.
 
     Args:
-        tables: The tables in use, at any time.
-        most: The largest number of unused buckets to keep open, but for those.
-        idle_seconds: After how long one of them is closed.
+        tables: Gives the open tables.
+        most: The most unused buckets to keep open, not counting recently used ones.
+        idle_seconds: How long a bucket must be unused to be closed.
         has_files: Whether files are plentiful.
     """
 
@@ -58,7 +58,7 @@ class IdleBuckets(Background):
         await self.look(time.monotonic())
 
     async def look(self, now: float) -> None:
-        """Closes what is to be closed as of a time of the monotonic clock."""
+        """Closes the idle buckets as of a time of the monotonic clock."""
         found = [live for table in list(self._tables()) for live in table.buckets if live.is_open]
         found.sort(key=lambda live: live.used)
         too_many = len(found) - self._most
@@ -67,7 +67,7 @@ class IdleBuckets(Background):
             is_recent = live.used > now - _RECENT_SECONDS
             if not is_idle and (too_many <= 0 or (is_recent and self._has_files())):
                 break
-            # Whoever waits for a mutex is about to use the bucket.
+            # A caller that waits for the mutex is about to use the bucket.
             if live.can_be_closed and not live.mutex.locked() and await _rest(live):
                 too_many -= 1
 

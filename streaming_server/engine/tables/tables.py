@@ -1,4 +1,4 @@
-"""All tables of a server: the catalog, and what runs of each table."""
+"""All tables of a server: the catalog, and the open tables."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Tables:
 
         Raises:
             DirectoryLocked: Another server uses it.
-            UsageError, ForeignDirectory, DiskFull: It cannot be used.
-            DataLoss: What its format is cannot be read.
+            UsageError, ForeignDirectory, DiskFull: The directory cannot be used.
+            DataLoss: The file that names its format cannot be read.
         """
         self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
@@ -171,7 +171,7 @@ class Tables:
             raise
 
     def _load(self, definition: TableDefinition) -> None:
-        """Finds what belongs to a table. If that fails as nobody expects, the table cannot be used, and others can."""
+        """Loads what belongs to a table. After an unexpected error only this table cannot be used."""
         name, path = definition.name, self._catalog.path(definition.name)
         try:
             self.snapshots.load(definition, path)
@@ -184,14 +184,14 @@ class Tables:
             )
 
     async def recover(self) -> None:
-        """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
+        """Applies what is missing of the transactions committed before the last stop. Call it before `start`.
 
         What cannot be applied is not served, and all else is: see `Transactions.recover`.
         """
         await self.transactions.recover()
 
     def start(self) -> None:
-        """Starts what runs in the background, until `close`."""
+        """Starts the background tasks, which run until `close`."""
         self._clock_keeper.start()
         self.snapshots.start()
         self.consumers.start()
@@ -209,7 +209,7 @@ class Tables:
         return [self._catalog.get(name) for name in self._catalog.names()]
 
     def damaged(self) -> dict[str, str]:
-        """The tables that cannot be used, or of which some buckets cannot, as far as is known: why, by name, ascending.
+        """The tables that are known to be damaged, completely or in some buckets: the reason by name, ascending.
 
         Rule: a listing of tables names every table, also a damaged one.
         """
@@ -234,7 +234,7 @@ class Tables:
         return None if live is None else live.state
 
     def table(self, name: str) -> LiveTable:
-        """A table by name. Raises TableNotFound, naming the near ones."""
+        """The table of a name, opened if necessary. Raises TableNotFound, which suggests similar names."""
         definition = self._catalog.get(name)
         live = self._live.get(name)
         if live is None:
@@ -302,7 +302,7 @@ class Tables:
         drop_indexes: Sequence[Sequence[str]] = (),
         add_aggregates: Sequence[ColumnAggregate] = (),
     ) -> TableDefinition:
-        """Drops indexes, adds nullable columns at the end, and adds indexes, on these columns too: all or nothing.
+        """Drops indexes, adds nullable columns at the end, and adds indexes, also on the new columns: all or nothing.
 
         An index that was dropped is not used from now on; one that was added is built in the background.
 
@@ -336,7 +336,7 @@ class Tables:
         return definition
 
     async def drop(self, name: str) -> None:
-        """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
+        """Drops a table and ends its scans with TableNotFound. Raises TableNotFound."""
         await self._to_its_end(self._drop(name))
         await self.transactions.retry(name)
 
@@ -357,7 +357,7 @@ class Tables:
             await self._executor.run(self._catalog.discard, dropped)
 
     async def disk_use(self) -> tuple[DiskUse, int]:
-        """What the data directory takes on disk, and what is free there.
+        """The disk use of the data directory, and the free space there, in bytes.
 
         The former may be of a moment ago, because a look at it reads every directory: of no longer ago than 20 times
         what the look took. So a caller that asks all the time does not keep a server of many tables busy.
@@ -366,7 +366,7 @@ class Tables:
         return use, await self._executor.run(_free_bytes, self._directory)
 
     async def _look_at_disk(self) -> DiskUse:
-        """What the data directory takes on disk. Opens nothing; reads directories in a thread.
+        """Measures the disk use of the data directory. Opens nothing. Reads directories in a thread.
 
         Buckets that are open, or were, tell what their table files hold.
         """
@@ -389,7 +389,7 @@ class Tables:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Ends what runs, closes every bucket in order and gives the directory back."""
+        """Ends all tasks, closes every bucket in order, and unlocks the directory."""
         await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
@@ -408,7 +408,7 @@ class Tables:
 
 
 def _other_bytes(directory: DataDirectory) -> tuple[int, int]:
-    """Bytes of what is staged, and of what is neither that nor a table's."""
+    """The bytes of staged rows, and of all files that belong neither to them nor to a table."""
     others = sum(
         directory_bytes(path)
         for path in directory.path.iterdir()

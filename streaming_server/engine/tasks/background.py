@@ -1,4 +1,4 @@
-"""Work that runs beside the calls of a server, from `start` to `close`."""
+"""Background tasks of a server, from `start` to `close`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Background:
     """Runs coroutines from `start` to `close`. Bound to the event loop.
 
     Args:
-        *work: Functions that each make one of them.
+        *work: Functions that each make one coroutine.
     """
 
     def __init__(self, *work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -24,11 +24,11 @@ class Background:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Starts all of them."""
+        """Starts all tasks."""
         self._tasks = [asyncio.create_task(work()) for work in self._work]
 
     async def close(self) -> None:
-        """Cancels them, if they were started, and returns once they have ended: a step in a thread is not cut short."""
+        """Cancels the tasks, if they were started, and returns once all have ended, steps in threads included."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -36,13 +36,13 @@ class Background:
 
 
 async def repeat(seconds: float, step: Callable[[], Awaitable[None]]) -> None:
-    """Takes a step again and again, with a pause before each.
+    """Repeats a step, with a pause before each.
 
-    Rule: a step that fails as nobody expects is logged, and does not end those that come after it.
+    Rule: an unexpected error of a step is logged, and does not stop the repetition.
 
     Args:
         seconds: The pause.
-        step: Handles the errors that are to be expected.
+        step: The step. It handles expected errors itself.
     """
     while True:
         await asyncio.sleep(seconds)

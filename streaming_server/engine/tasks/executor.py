@@ -1,4 +1,4 @@
-"""The threads that blocking storage work runs in, so that the event loop goes on meanwhile."""
+"""Threads for blocking storage work, so that the event loop continues."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPENINGS_AT_ONCE: Final = 16
-"""Buckets that are opened or closed at once: with 24 threads 64 of them took half of the time that they took with 4."""
+"""Buckets that are opened or closed at once. With 24 threads, 64 buckets took half as long as with 4."""
 
 
 async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all, in order, once all have ended; the first error among them is raised only then.
+    """Returns the results of all, in order, once all have ended. Raises the first error only then.
 
-    So nothing goes on behind the caller's back, under a mutex that the caller has let go.
+    So no work continues without its caller, under a mutex that the caller has released.
     """
     several = list(awaitables)
     if len(several) == 1:
-        # Without a task for it, which would come to its turn only after whatever else is waiting for one.
+        # Without a task, which would run only after all other tasks that are ready.
         return [await several[0]]
     results = await asyncio.gather(*several, return_exceptions=True)
     good: list[T] = []
@@ -37,7 +37,7 @@ class StorageExecutor:
     """A small pool of threads for blocking work.
 
     Args:
-        threads: How many pieces of work run at once.
+        threads: The number of pieces of work that run at once.
     """
 
     def __init__(self, threads: int) -> None:
@@ -45,15 +45,15 @@ class StorageExecutor:
         self._opening = ThreadPoolExecutor(max_workers=_OPENINGS_AT_ONCE, thread_name_prefix="opening")
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs `function` in a thread and returns what it gives.
+        """Runs `function` in a thread and returns its result.
 
-        A caller that is cancelled once the work has begun still waits for its end: what it holds meanwhile, a mutex
-        above all, must not be let go while the thread works. Keep the work short.
+        A caller that is cancelled after the work has begun still waits for its end, because it must not release what it
+        holds, above all a mutex, while the thread works. Keep the work short.
         """
         return await self._in(self._pool, function, *args)
 
     async def run_opening(self, function: Callable[..., T], *args: object) -> T:
-        """The same for opening and closing files, which mostly waits for syncs that the disk can join."""
+        """As `run`, for opening and closing files, which mostly wait for syncs that the disk can combine."""
         return await self._in(self._opening, function, *args)
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
@@ -72,12 +72,12 @@ class StorageExecutor:
             try:
                 raise cancelled
             finally:
-                # Its traceback has this frame: together they would keep the result until the next garbage collection.
+                # Its traceback refers to this frame. The cycle would keep the result until the next garbage collection.
                 del cancelled
         try:
             return future.result()
         finally:
-            # As above: what a refused request was, megabytes of it, is in the frames of its error.
+            # As above: the frames of an error may hold megabytes of a refused request.
             del future, work
 
     def close(self) -> None:

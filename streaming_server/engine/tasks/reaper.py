@@ -1,4 +1,4 @@
-"""Ending what has a time to live when that is over."""
+"""Ends what has a time to live when it expires."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
 
 _PAUSE_SECONDS: Final = 1.0
-"""After a failure: what has expired is still there, so the next look would be at once."""
+"""The pause after a failure. What has expired still exists, so the next attempt would follow at once."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Reaper(Background):
-    """Sleeps until the next one expires, or something comes that does so sooner. Bound to the event loop.
+    """Sleeps until the next expiry, or until something is added that expires sooner. Bound to the event loop.
 
     Args:
-        next_expiry: When the first one expires, on the monotonic clock; None while none does.
-        end_expired: Ends those that have. What it raises is logged, and it is called again a second later.
+        next_expiry: Gives the time of the first expiry on the monotonic clock. None: nothing expires.
+        end_expired: Ends what has expired. Its errors are logged, and it is called again a second later.
         clock: The server's.
     """
 
@@ -43,7 +43,7 @@ class Reaper(Background):
         super().__init__(self._run)
 
     def notify(self, expires: float) -> None:
-        """Takes notice of something that expires at a time that `next_expiry` may not have given yet."""
+        """Announces an expiry that `next_expiry` may not have given yet."""
         if expires < self._awaited:
             self._sooner.set()
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOKS_APART = 20
-"""So many times as long as a look took, the next one waits: looking takes a twentieth of the time at most."""
+"""The pause after a computation, in multiples of its duration: computing takes at most a twentieth of the time."""
 
 
 class ThrottledValue(Generic[T]):
-    """What `look` has found last.
+    """The last result of `look`.
 
-    It is found again when the last look is longer ago than 20 times what that took. Callers at the same time share one.
+    `look` runs again when its last run is longer ago than 20 times its duration. Concurrent callers share one run.
     """
 
     def __init__(self, look: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
