@@ -1,4 +1,4 @@
-"""The engine `aggregate`: each column has a function, and only the columns that are written are merged."""
+"""The engine `aggregate`: each column has a function. Only the written columns are merged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RefusedColumnError(Exception):
     """Rows cannot be merged.
 
     Attributes:
-        column: The column in which they cannot.
-        reason: Why, without a value.
-        place: The number of the key.
+        column: The column that cannot be merged.
+        reason: The reason, without values.
+        place: The index of the key.
     """
 
     def __init__(self, column: str, reason: str, place: int) -> None:
@@ -37,14 +37,14 @@ class RefusedColumnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AggregatedColumn:
-    """A column with its function.
+    """A column with its aggregate function.
 
     Attributes:
-        aggregate: What was asked for.
+        aggregate: The definition of the aggregate.
         type: The column's type.
-        function: What merges it.
-        hidden: The names of the columns hidden beside it.
-        retracts: Whether its rows can be taken back.
+        function: The function that merges it.
+        hidden: The names of its hidden columns.
+        retracts: Whether its inputs can be retracted.
     """
 
     aggregate: ColumnAggregate
@@ -54,18 +54,18 @@ class AggregatedColumn:
     retracts: bool
 
     def merged(self, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
-        """The column and what is hidden beside it, by name. Raises RefusedColumnError."""
+        """Merges inputs into the column and its hidden columns, by name. Raises RefusedColumnError."""
         return self.called(self.function, standing, self.counted(inputs))
 
     def counted(self, inputs: Inputs) -> Inputs:
-        """The inputs that it looks at; `retracted` is None unless one of them is."""
+        """The inputs that count. `retracted` is None unless one of them is retracted."""
         if inputs.retracted is not None and (self.aggregate.flag(IGNORE_RETRACT) or not inputs.retracted.any()):
             added = inputs.added()
             return Inputs(added.values, added.keys, added.count)
         return inputs
 
     def called(self, function: MergeFunction, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
-        """What a function makes of the column. Raises RefusedColumnError."""
+        """Merges inputs with another function. Raises RefusedColumnError."""
         names = (self.aggregate.column, *self.hidden)
         try:
             results = function.merge([standing.columns[name] for name in names], inputs)
@@ -74,7 +74,7 @@ class AggregatedColumn:
         return dict(zip(names, results, strict=True))
 
     def replaced(self, standing: CurrentRows, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
-        """Values for some keys as if each were the first and only input; the column is the value itself."""
+        """Sets the values of some keys, with hidden columns as if each value were the only input."""
         names = (self.aggregate.column, *self.hidden)
         empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]
         places = np.flatnonzero(where)
@@ -87,7 +87,7 @@ class Aggregating:
     """Merges each column by its function.
 
     Args:
-        columns: All columns that are not in the key, by name.
+        columns: All columns besides the key, by name.
     """
 
     def __init__(self, columns: Mapping[str, AggregatedColumn]) -> None:
@@ -98,7 +98,7 @@ class Aggregating:
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
-        """As `MergeEngine.merge`. A row that is taken back where there is none leaves one, with less than nothing."""
+        """As `MergeEngine.merge`. A retraction without a row creates a row, with values below zero."""
         columns: dict[str, pa.Array] = {}
         for name in written.targets(standing):
             column = self._columns[name]

@@ -1,4 +1,4 @@
-"""The engines `last_row` and `versioned`: of two rows the newer one stays, by columns that say so or as they came."""
+"""The engines `last_row` and `versioned`: the newest row of a key stays, by arrival or by the order of columns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class NewestRow:
-    """Replaces what stands by the newest row, which may be what stands.
+    """Keeps the newest of the stored row and the written rows.
 
     Args:
-        order: The columns that say how new a row is, the first one first; null is oldest. Of rows that are equal in
-            them, and of all rows where there are none, the one that came last is newest.
+        order: The columns that order rows by age, most significant first. Null is oldest. Among equal rows, and among
+            all rows if there are no such columns, the last one to arrive is newest.
     """
 
     def __init__(self, order: Sequence[str]) -> None:
@@ -47,10 +47,10 @@ class NewestRow:
         return with_rows(standing, written, places)
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """As `MergeEngine.last_deletes`: one counts if it is not older than the row that stands when it comes.
+        """As `MergeEngine.last_deletes`. A delete counts if it is not older than the row that exists when it arrives.
 
-        What is newer than a deleted row is not known any more, so all depends on the order in which the rows of a key
-        came. Only keys that are deleted here come to this loop.
+        The age of a deleted row is forgotten, so the result depends on the order in which the rows of a key arrived.
+        Only keys with a delete enter this loop.
         """
         if not self._order or any(name not in written.batch.schema.names for name in self._order):
             return None
@@ -69,7 +69,7 @@ class NewestRow:
 
 
 def with_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> Merged:
-    """One of the rows written for each key in the columns that they are about; -1: what stands stays."""
+    """Takes one written row for each key, in the written columns. -1 keeps the current row."""
     columns = {}
     wrote = places >= 0
     chosen = np.where(wrote, places + written.count, np.arange(written.count))

@@ -1,4 +1,4 @@
-"""How new rows are by some of their columns."""
+"""Orders rows by age, which some of their columns say."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def newness(standing: CurrentRows, written: WrittenRows, columns: Sequence[str]) -> tuple[Places, Places]:
-    """Numbers from 0 on that are in the order of some columns, the first one first, null below all else.
+    """Numbers rows in the order of some columns, most significant first, null lowest. The numbers begin at 0.
 
     Returns:
-        Those of what stands, and those of what is written.
+        The numbers of the current rows, and those of the written rows.
     """
     numbers: Places | None = None
     for name in columns:
         old = standing.columns[name]
         values = sort_codes(pa.concat_arrays([old, written.column(name, old.type)]))
-        # From 1 on, null behind all others.
+        # Ranks begin at 1, with null after all others.
         ranks = pc.rank(values, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
         if values.null_count:
             ranks[values.is_null().to_numpy(zero_copy_only=False)] = 0
         if numbers is not None:
-            # Below the square of how many there are, so it fits; and then numbers without gaps again.
+            # Less than the square of the number of rows, so it fits. Then made dense again.
             ranks = np.unique(numbers * (len(ranks) + 1) + ranks, return_inverse=True)[1]
         numbers = ranks
     assert numbers is not None

@@ -1,9 +1,9 @@
-"""What becomes of a bucket when other rows are to stand at some keys: rows, changelog, entries. One for all engines.
+"""Computes the change of a bucket from old and new rows: rows, changelog and index entries. The same for all engines.
 
-Pure: old rows and new rows in, one `BucketChange` out. New key `+I`; changed row `-U old, +U new`; the same row again
-nothing (unless `row_deduplicate` is off); deleted row `-D old`; deleting what is not there nothing. Without
-before-images, `+U new` and `-D key` for the same keys; and for all keys where the old rows were not read. A row is put,
-and is no change, where only what is hidden beside it has changed.
+Pure. The changelog gets `+I` for a new key, `-U old, +U new` for a changed row, nothing for an equal row (unless
+`row_deduplicate` is off), `-D old` for a deleted row, and nothing for a delete without a row. Without before-images it
+gets `+U new` and `-D key` for the same keys, and for all keys where the old rows were not read. A row whose hidden
+columns alone have changed is put, but is no change.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _NOTHING = pa.nulls(0, pa.binary())
 
 
 def reads_old_rows(definition: TableDefinition, indexes: Collection[IndexCodec]) -> bool:
-    """Whether a write of whole rows has to know those that it replaces: for the changelog, or for indexes."""
+    """Whether a write of complete rows must read the rows that it replaces: for the changelog, or for indexes."""
     return definition.options.before_images or bool(indexes)
 
 
 def merge_upsert(
     old: list[bytes | None] | None, new: PreparedRows, *, row_deduplicate: bool, indexes: Collection[IndexCodec] = ()
 ) -> BucketChange:
-    """What upserting `new` does to the rows `old`, which stand at the same keys (None: no row), and to some indexes.
+    """Computes an upsert of `new` over the rows `old` of the same keys (None: no row), with index entries.
 
-    `old` is None where they were not read, see `reads_old_rows`.
+    `old` is None where the rows were not read: see `reads_old_rows`.
 
     Raises:
         DataLoss: An old row cannot be decoded.
@@ -92,7 +92,7 @@ def merge_upsert(
 def merge_delete(
     old: list[bytes | None] | None, keys: PreparedRows, indexes: Collection[IndexCodec] = ()
 ) -> BucketChange:
-    """What deleting `keys` does, at which the rows `old` stand (None: no row); as `merge_upsert`.
+    """Computes a delete of `keys`, whose rows are `old` (None: no row), as `merge_upsert`.
 
     Raises:
         DataLoss: An old row cannot be decoded.
@@ -114,7 +114,7 @@ def merge_delete(
 
 
 def both(puts: BucketChange, deletes: BucketChange) -> BucketChange:
-    """Rows put, and rows of other keys deleted, as one change."""
+    """Combines puts and deletes of different keys into one change."""
     changes = None
     if puts.changes is not None and deletes.changes is not None:
         rows = pa.concat_batches([puts.changes.rows, deletes.changes.rows])
@@ -147,7 +147,7 @@ def _deleted(
 
 
 def _without_before(definition: TableDefinition, kind: RowKind, rows: pa.RecordBatch) -> Changes | None:
-    """Changes of one kind for a changelog without before-images; `rows` may be keys alone. None for no changelog."""
+    """Changes of one kind for a changelog without before-images. `rows` may be keys only. None: no changelog."""
     if definition.options.changelog == "none":
         return None
     schema = definition.change_schema_at(definition.schema.id)
@@ -157,7 +157,7 @@ def _without_before(definition: TableDefinition, kind: RowKind, rows: pa.RecordB
 def _upsert_changes(
     old_rows: pa.RecordBatch, new_rows: pa.RecordBatch, exists: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> Changes:
-    """The changes of an upsert: for each new row, before it the old row where there was one."""
+    """The changes of an upsert: each new row, after its old row where one existed."""
     if not exists.any():
         return Changes(np.full(new_rows.num_rows, RowKind.INSERT, np.uint8), new_rows)
     after = np.cumsum(1 + exists) - 1

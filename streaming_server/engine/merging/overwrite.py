@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Overwriting:
-    """The last row written replaces what stands.
+    """The last written row replaces the current row.
 
     Args:
-        aggregated: The columns that have a function: what is hidden beside them becomes that of one input.
+        aggregated: The columns with a function. Their hidden columns become those of a single input.
     """
 
     def __init__(self, aggregated: Mapping[str, AggregatedColumn]) -> None:

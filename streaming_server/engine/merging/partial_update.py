@@ -1,4 +1,4 @@
-"""The engine `partial_update`: each column keeps its last value, and a group of columns those of its newest row."""
+"""The engine `partial_update`: a column keeps its last value, a group of columns the values of its newest row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LAST_NOT_NULL = Last(skip_nulls=True)
 
 
 class PartialUpdate:
-    """Merges columns outside of groups one by one: null leaves them as they are. A group changes as a whole.
+    """Merges columns outside of groups one by one; a null changes nothing. A group changes as one.
 
     Args:
         groups: The sequence groups.
-        aggregated: Columns of groups that have a function, by name.
+        aggregated: The columns of groups that have a function, by name.
     """
 
     def __init__(self, groups: Sequence[SequenceGroup], aggregated: Mapping[str, AggregatedColumn]) -> None:
@@ -43,7 +43,7 @@ class PartialUpdate:
         return None
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
-        """As `MergeEngine.merge`. Rows that are taken back concern groups alone, and make no row."""
+        """As `MergeEngine.merge`. Retractions concern groups only, and create no row."""
         columns: dict[str, pa.Array] = {}
         targets = written.targets(standing)
         added = written if written.kinds is None else written.where(written.kinds != RETRACT)
@@ -51,7 +51,7 @@ class PartialUpdate:
             if name not in self._grouped:
                 old = standing.columns[name]
                 columns[name] = _LAST_NOT_NULL.merge([old], added.inputs(name, old.type))[0]
-        # Where no row stands, there is nothing to take back before one is written.
+        # Without a row, nothing can be retracted before one is written.
         known = written.where(_has_row(standing, written)) if written.retracted is not None else written
         for group in self._groups:
             columns |= self._group(group, standing, known, targets)
@@ -86,7 +86,7 @@ class PartialUpdate:
 
     @staticmethod
     def _is_newer(group: SequenceGroup, standing: CurrentRows, written: WrittenRows) -> Mask:
-        """Which rows are not older than all before them, in the order in which they came."""
+        """Which rows are at least as new as all rows before them, in the order of arrival."""
         before, after = newness(standing, written, group.sequence)
         unknown = np.ones(written.count, np.bool_)
         for name in group.sequence:
@@ -94,7 +94,7 @@ class PartialUpdate:
         before = np.where(unknown, 0, before)
         keys = np.concatenate((np.arange(written.count), written.keys))
         order = np.argsort(keys, kind="stable")
-        # Numbers of later keys are greater than all of earlier ones, so that one pass is enough for all keys.
+        # The numbers of later keys exceed those of earlier keys, so that one pass serves all keys.
         span = int(max(before.max(initial=0), after.max(initial=0))) + 1
         numbers = keys[order] * span + np.concatenate((before, after))[order]
         is_newer = np.zeros(len(numbers), np.bool_)
@@ -118,7 +118,7 @@ class PartialUpdate:
 
 
 def _has_row(standing: CurrentRows, written: WrittenRows) -> Mask:
-    """Which rows come where a row stands already, or was written before them."""
+    """Which rows come after a row of their key, stored or written."""
     assert written.kinds is not None
     adds = np.cumsum(written.kinds != RETRACT)
     base = np.concatenate(([0], adds))[written.starts[:-1]]
