@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -218,6 +219,14 @@ def test_a_scan_over_a_snapshot_of_a_table_that_is_dropped_ends(own: Wire, serve
     assert list((server.data_dir / "trash").iterdir()) == []
 
 
+def changes_of(wire: Wire, table: str) -> int:
+    return sum(bucket.log_offset for bucket in wire.statistics(table))
+
+
+def has_changes(wire: Wire, table: str, least: int) -> bool:
+    return changes_of(wire, table) >= least
+
+
 def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_says(server: ServerProcess) -> None:
     name = "game.generations"
     with Wire(server.url) as wire, ExitStack() as writers:
@@ -227,7 +236,12 @@ def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_say
         wait_until(
             lambda: sum(bucket.rows for bucket in wire.statistics(name)) == BUCKETS * len(WRITERS), "all written"
         )
-        pins = [wire.pin(name).snapshot for _ in range(12)]
+        pins = []
+        for _ in range(12):
+            pins.append(wire.pin(name).snapshot)
+            # A pin may take less time than a write on a busy machine: each writer has a turn before the next one.
+            least = changes_of(wire, name) + 2 * BUCKETS * len(WRITERS)
+            wait_until(partial(has_changes, wire, name, least), "more written")
     assert server.stop() == 0
     views = asyncio.run(rows_by_bucket(server.data_dir, name, [pin.snapshot_id for pin in pins]))
     seen: dict[str, list[int]] = {writer: [] for writer in WRITERS}
