@@ -78,7 +78,7 @@ class Runner:
         """Waits for a call that `start` has made. An interrupt of the wait cancels it."""
         try:
             try:
-                return _wait_for(future)
+                return wait_for(future)
             except BaseException:
                 future.cancel()
                 raise
@@ -128,7 +128,8 @@ class Runner:
             self._running.loop.call_soon_threadsafe(self._running.stopping.set)
 
 
-def _wait_for(future: Future[_Result]) -> _Result:
+def wait_for(future: Future[_Result]) -> _Result:
+    """Waits for a result so that a Ctrl-C ends the wait, whenever it arrives."""
     while True:
         try:
             return future.result(WAKE_SECONDS)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Timer
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
+from aio_client._sync.runner import wait_for
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
-from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
+from scankv.model.errors import InvalidRequest, RequestTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
-    from aio_client import WriteResult
     from aio_client._write.merging import WriteMode
     from aio_client.sync import Client, Table
     from scankv.formats.blocks import BadRows, Block, GoodRows
@@ -30,7 +33,7 @@ class Loading:
 
     Attributes:
         rows: How many rows were acknowledged.
-        unsure: How many more may be written or not, after an interrupt; 0 where the server has answered in time.
+        unsure: How many more were sent without an answer, and so may be written or not.
     """
 
     def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
@@ -39,7 +42,7 @@ class Loading:
         self._mode: WriteMode = mode
         self._client = client
         self._table = table
-        self._underway: tuple[Future[WriteResult], GoodRows] | None = None
+        self._underway: _Write | None = None
 
     def run(self, blocks: Iterable[Block], bad: BadRows, on_progress: Callable[[], None]) -> None:
         """Writes all blocks of a file; returns when every row is acknowledged.
@@ -54,68 +57,74 @@ class Loading:
                 and the message says how many.
             KeyboardInterrupt, SystemExit: It was interrupted; `rows` and `unsure` say how far it has come.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool:
+        # All writes run in this thread: signals interrupt the main thread only, so `rows` and `unsure` stay exact.
+        with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool, self._settling_on_interrupt(pool):
             try:
                 for block in blocks:
                     for good in good_rows(block, bad):
-                        self._finish_underway(bad)
+                        self._finish_underway(pool, bad)
                         on_progress()
-                        self._underway = pool.submit(self._table.upsert, good.rows, mode=self._mode), good
-                self._finish_underway(bad)
+                        self._underway = _Write(pool.submit(self._write, good.rows), good)
+                self._finish_underway(pool, bad)
                 on_progress()
             except BadFile as error:
-                self._finish_underway(bad)
+                self._finish_underway(pool, bad)
                 raise BadFile(f"{error.message}; {self.rows:,} rows before it were loaded") from error
-            except (KeyboardInterrupt, SystemExit):
-                self._settle()
-                raise
 
-    def _settle(self) -> None:
-        """Gives the write that is underway a little time, so that `rows` is exact, and then ends it."""
-        if self._underway is None:
-            return
-        write, good = self._underway
-        self._underway = None
+    def _write(self, rows: pa.RecordBatch) -> None:
+        self.unsure = rows.num_rows
         try:
-            self.rows += write.result(_SETTLE_SECONDS).rows
-        except (ScanKvError, TimeoutError):
-            self.unsure += good.rows.num_rows
-        except KeyboardInterrupt:
-            self.unsure += good.rows.num_rows
+            written = self._table.upsert(rows, mode=self._mode).rows
+        except (InvalidRequest, RequestTooLarge):
+            self.unsure = 0
             raise
-        finally:
-            # Leaving the pool waits for that write, so it has to end.
-            self._client.close()
+        self.rows, self.unsure = self.rows + written, 0
 
-    def _finish_underway(self, bad: BadRows) -> None:
-        """Waits for the write that is underway; when the server refuses a row of it, that row is a bad one."""
+    @contextmanager
+    def _settling_on_interrupt(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """After an interrupt, gives the write that is underway a little time to be answered, and then ends it.
+
+        Leaving `pool` waits for that write, which a client without its server would repeat for a minute.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            deadline = Timer(_SETTLE_SECONDS, self._client.close)
+            try:
+                deadline.start()
+                pool.shutdown(cancel_futures=True)
+            finally:
+                # Also where a second interrupt has ended the wait.
+                deadline.cancel()
+                self._client.close()
+            raise
+
+    def _finish_underway(self, pool: ThreadPoolExecutor, bad: BadRows) -> None:
+        """Waits for the write that is underway, and repeats it without the rows that the server refuses."""
         if self._underway is None:
             return
-        write, good = self._underway
-        try:
-            written = write.result().rows
-        except (InvalidRequest, RequestTooLarge) as error:
-            self._underway = None
-            self._write_without_refused(good, error, bad)
-        else:
-            # In one statement, which no signal divides: a Ctrl-C finds the write counted or still underway.
-            self.rows, self._underway = self.rows + written, None
-
-    def _write_without_refused(self, good: GoodRows, error: InvalidRequest | RequestTooLarge, bad: BadRows) -> None:
-        """Writes again without the row that was refused, until none is."""
+        future, good = self._underway.future, self._underway.good
+        self._underway = None
         kept = np.arange(good.rows.num_rows)
-        while len(kept):
-            if "row" not in error.details:
-                raise error
-            row = int(error.details["row"])
-            bad.add(good.where(int(kept[row])), error.message)
-            kept = np.delete(kept, row)
+        while True:
             try:
-                self.rows += self._table.upsert(good.rows.take(pa.array(kept)), mode=self._mode).rows
-            except (InvalidRequest, RequestTooLarge) as again:
-                error = again
-            except (KeyboardInterrupt, SystemExit):
-                self.unsure += len(kept)
-                raise
+                wait_for(future)
+            except (InvalidRequest, RequestTooLarge) as error:
+                if "row" not in error.details:
+                    raise
+                row = int(error.details["row"])
+                bad.add(good.where(int(kept[row])), error.message)
+                kept = np.delete(kept, row)
+                if not len(kept):
+                    return
+                future = pool.submit(self._write, good.rows.take(pa.array(kept)))
             else:
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Rows that are being written, and the result of that."""
+
+    future: Future[None]
+    good: GoodRows
