@@ -88,10 +88,11 @@ class ReadPlan:
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """Returns what the plan reads of a table with such rows and keys. Raises SchemaMismatch."""
-        where = self._bound_to(codec.schema)
+        where = self.bound_to(codec.schema)
         return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
 
-    def _bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
+    def bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
+        """Returns the predicate, bound to a schema of the table. Raises SchemaMismatch."""
         if self.where is None:
             return None
         # The table may have been altered since `bind`.

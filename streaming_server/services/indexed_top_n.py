@@ -8,24 +8,23 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.expressions.wire import from_proto
 from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
-from streaming_server.services.reading import definition_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from scankv.model.expressions import Predicate
     from scankv.v1 import lookup_pb2
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.queries.indexed_top_n import FoundRows
     from streaming_server.scan.queries.result_cache import Computation
     from streaming_server.scan.queries.top_n import TopNSpec
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.rows.locked_view import LockedView
+    from streaming_server.services.query_request import BoundQuery
 
 _QUICK_ROWS: Final = 1000
 """Rows that are found in a few milliseconds, without admission and without being listed as a scan."""
@@ -49,8 +48,7 @@ class IndexedAnswer:
 async def indexed_top_n(
     tables: Tables,
     registry: ScanRegistry,
-    request: lookup_pb2.TopNRequest,
-    spec: TopNSpec,
+    query: BoundQuery[lookup_pb2.TopNRequest, TopNSpec],
     peer: str,
     computation: Computation,
 ) -> IndexedAnswer | None:
@@ -61,18 +59,16 @@ async def indexed_top_n(
     Args:
         tables: What is read.
         registry: Admits, lists and ends what takes longer, and counts what is read.
-        request: The question, which was checked.
-        spec: The same.
+        query: The question.
         peer: The client that asks.
         computation: Gets the version of the view, and when it was taken.
 
     Raises:
         ScanKvError: As `find_top_by_index`, and as `ScanKv`.
     """
-    definition = definition_of(tables, request)
+    request, spec, definition = query.request, query.result, query.definition
     if all(index.columns[-1] != spec.by for index in definition.indexes):
         return None
-    where = from_proto(request.where) if request.HasField("where") else None
     scan = LiveScan(
         table=request.table,
         buckets=tuple(range(definition.buckets)),
@@ -80,14 +76,14 @@ async def indexed_top_n(
         peer=peer,
     )
     async with AsyncExitStack() as stack:
-        if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
+        if query.plan.where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan) as locked:
             version = version_of(locked.codec.definition, locked.view.log_offsets)
             computation.set_view_version(version)
-            found = await _found(spec, where, locked)
+            found = await _found(spec, query.plan, locked)
         if found is None:
             return None
         if scan.admitted_at is None:
@@ -97,9 +93,9 @@ async def indexed_top_n(
         return IndexedAnswer(found, version, locked.view.log_offsets)
 
 
-async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
-    asked = spec, where, locked.codec, locked.keys, locked.indexes
-    if is_cheap_to_plan(where):
+async def _found(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRows | None:
+    asked = spec, plan.bound_to(locked.codec.schema), locked.keys, locked.indexes
+    if is_cheap_to_plan(plan.where):
         choice = choose_order(*asked)
     else:
         choice = await asyncio.to_thread(choose_order, *asked)

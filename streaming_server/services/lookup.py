@@ -4,54 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
-from scankv.model.expressions import bind
-from scankv.model.expressions.wire import from_proto
-from scankv.model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
-from scankv.model.tables.aggregates import Aggregate, AggregateFunction
-from scankv.v1 import lookup_pb2, scan_pb2
+from scankv.model.limits import MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
+from scankv.v1 import lookup_pb2
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
-from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.result_cache import CachedResult
-from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
+from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
+from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
 from streaming_server.services.reading import current_of, definition_of, whole_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from google.protobuf.message import Message
 
-    from scankv.model.tables.schema import Schema
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
+    from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
     from streaming_server.scan.queries.result_cache import Computation, ResultCache
+    from streaming_server.scan.queries.top_n import TopNSpec
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
-    from streaming_server.services.reading import Current
+    from streaming_server.services.query_request import BoundQuery
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)
-
-_FUNCTIONS = {
-    lookup_pb2.AggregateFunction.Value(f"AGGREGATE_FUNCTION_{function.name}"): function
-    for function in AggregateFunction
-}
-
+_Result = TypeVar("_Result")
+_Bind: TypeAlias = "Callable[[_Question, TableDefinition], BoundQuery[_Question, _Result]]"
+_Compute: TypeAlias = "Callable[[BoundQuery[_Question, _Result], str, Computation], Awaitable[CachedResult]]"
 
 # The share of the time until its deadline that a call may wait, so that there is time to answer it.
 _SHARE_OF_DEADLINE = 0.9
+# A longer predicate may take milliseconds to read and bind.
+_LONG_PREDICATE_BYTES = 8 * 1024
 
 
 class LookupService:
@@ -110,7 +109,7 @@ class LookupService:
         async with mapped_errors(request, context):
             if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
-            return await self._answer(request, context, lookup_pb2.CountResponse, _check_where, self._count)
+            return await self._answer(request, context, lookup_pb2.CountResponse, bind_count, self._count)
         raise AssertionError("mapped_errors ends the call")
 
     async def Aggregate(
@@ -120,16 +119,14 @@ class LookupService:
     ) -> bytes:
         """Computes functions of columns over all rows, or for groups of rows."""
         async with mapped_errors(request, context):
-            return await self._answer(
-                request, context, lookup_pb2.AggregateResponse, _check_aggregates, self._aggregate
-            )
+            return await self._answer(request, context, lookup_pb2.AggregateResponse, bind_aggregate, self._aggregate)
         raise AssertionError("mapped_errors ends the call")
 
     async def TopN(
         self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
     ) -> bytes:
         async with mapped_errors(request, context):
-            return await self._answer(request, context, lookup_pb2.TopNResponse, _check_top_n, self._top_n)
+            return await self._answer(request, context, lookup_pb2.TopNResponse, bind_top_n, self._top_n)
         raise AssertionError("mapped_errors ends the call")
 
     async def _answer(
@@ -137,8 +134,8 @@ class LookupService:
         request: _Question,
         context: grpc.aio.ServicerContext[_Question, bytes],
         response: type[_Response],
-        check: Callable[[_Question, Schema], None],
-        compute: Callable[[_Question, str, Computation], Awaitable[CachedResult]],
+        bind: _Bind[_Question, _Result],
+        compute: _Compute[_Question, _Result],
     ) -> bytes:
         """Answers a query: unchanged, from the result cache, from a computation in progress, or by computing it.
 
@@ -146,7 +143,7 @@ class LookupService:
             request: The question.
             context: Of its call.
             response: What answers it.
-            check: Refuses a question that cannot be answered for a table with such columns.
+            bind: Binds the question to the columns of its table, or refuses it.
             compute: Computes the answer for a client.
         """
         since = request.if_changed_since if request.HasField("if_changed_since") else None
@@ -155,25 +152,46 @@ class LookupService:
         until = clock() + _wait_seconds(request, since, context.time_remaining())
         query = _query_digest(request)
         while True:
-            current = await self._current(request, query, check)
+            bound = await self._bind_unless_valid(request, query, bind)
+            buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
+            current = await current_of(self._tables, request, buckets)
             if since is None or since != current.version:
-                return await self._results.get_or_compute(
-                    query, current.again, partial(compute, request, context.peer())
-                )
+                compute_bound = partial(self._compute, request, bound, bind, compute, context.peer())
+                return await self._results.get_or_compute(query, current.again, compute_bound)
             left = until - clock()
             if left <= 0 or self._waiting.is_full:
                 self._results.unchanged += 1
                 return response(version=since, unchanged=True).SerializeToString()
+            # Many calls may wait. Only the one that computes the next result needs the bound query, and binds it again.
+            del bound
             await self._waiting.wait_for_change(current, left)
 
-    async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
-        """The current state that a query reads, after `check` unless the query has passed it before."""
+    async def _bind_unless_valid(
+        self, request: _Question, query: bytes, bind: _Bind[_Question, _Result]
+    ) -> BoundQuery[_Question, _Result] | None:
+        """Binds a query that is not known to be valid for its table. None: it is, and the cache may have its result."""
         definition = definition_of(self._tables, request)
-        if not self._results.is_valid(query, definition.incarnation, definition.schema.id):
-            check(request, definition.schema)
-            self._results.remember_valid(query, definition.incarnation, definition.schema.id)
-        buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
-        return await current_of(self._tables, request, buckets)
+        if self._results.is_valid(query, definition.incarnation, definition.schema.id):
+            return None
+        bound = bind(request, definition)
+        self._results.remember_valid(query, definition.incarnation, definition.schema.id)
+        return bound
+
+    async def _compute(
+        self,
+        request: _Question,
+        bound: BoundQuery[_Question, _Result] | None,
+        bind: _Bind[_Question, _Result],
+        compute: _Compute[_Question, _Result],
+        peer: str,
+        computation: Computation,
+    ) -> CachedResult:
+        definition = definition_of(self._tables, request)
+        # The table may have been altered since the query was bound.
+        if bound is None or not bound.fits(definition):
+            long = request.where.ByteSize() > _LONG_PREDICATE_BYTES
+            bound = await asyncio.to_thread(bind, request, definition) if long else bind(request, definition)
+        return await compute(bound, peer, computation)
 
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """The number of rows without reading them; None if it is not known."""
@@ -197,21 +215,20 @@ class LookupService:
         version = version_of(definition, offsets)
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
-    async def _count(self, request: lookup_pb2.CountRequest, peer: str, computation: Computation) -> CachedResult:
-        scan = _scan_of(request, ())
-        scan.buckets.extend(request.buckets)
-        counter = RowCounter()
-        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+    async def _count(
+        self, query: BoundQuery[lookup_pb2.CountRequest, RowCounter], peer: str, computation: Computation
+    ) -> CachedResult:
+        counter = query.result
+        async with whole_view(self._tables, self._registry, query.request, query.plan, peer, computation) as view:
             await view.read(counter)
         response = lookup_pb2.CountResponse(rows=counter.rows, log_offsets=view.log_offsets, version=view.version)
         return CachedResult(view.version, response.SerializeToString())
 
     async def _aggregate(
-        self, request: lookup_pb2.AggregateRequest, peer: str, computation: Computation
+        self, query: BoundQuery[lookup_pb2.AggregateRequest, Aggregation], peer: str, computation: Computation
     ) -> CachedResult:
-        aggregation = _aggregation_of(request, definition_of(self._tables, request).schema)
-        scan = _scan_of(request, aggregation.columns)
-        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+        aggregation = query.result
+        async with whole_view(self._tables, self._registry, query.request, query.plan, peer, computation) as view:
             await view.read(aggregation)
 
         def respond() -> bytes:
@@ -220,14 +237,15 @@ class LookupService:
 
         return CachedResult(view.version, await asyncio.to_thread(respond))
 
-    async def _top_n(self, request: lookup_pb2.TopNRequest, peer: str, computation: Computation) -> CachedResult:
-        spec = _top_n_spec(request)
-        by_index = await indexed_top_n(self._tables, self._registry, request, spec, peer, computation)
+    async def _top_n(
+        self, query: BoundQuery[lookup_pb2.TopNRequest, TopNSpec], peer: str, computation: Computation
+    ) -> CachedResult:
+        by_index = await indexed_top_n(self._tables, self._registry, query, peer, computation)
         if by_index is not None:
             return await _indexed_answer(by_index)
-        scan = _scan_of(request, (request.by,))
-        async with whole_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
-            top = TopNCollector(spec, view.definition)
+        plan = replace(query.plan, stored_rows=True)
+        async with whole_view(self._tables, self._registry, query.request, plan, peer, computation) as view:
+            top = TopNCollector(query.result, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
 
@@ -278,59 +296,6 @@ def _query_digest(request: Message) -> bytes:
     """Identifies a query: everything that its result depends on except the state of the table."""
     name = request.DESCRIPTOR.name.encode()
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()
-
-
-def _check_where(request: _Question, schema: Schema) -> None:
-    if request.HasField("where"):
-        bind(from_proto(request.where), schema.arrow)
-
-
-def _check_aggregates(request: lookup_pb2.AggregateRequest, schema: Schema) -> None:
-    _aggregation_of(request, schema)
-    _check_where(request, schema)
-
-
-def _check_top_n(request: lookup_pb2.TopNRequest, schema: Schema) -> None:
-    _top_n_spec(request).check(schema)
-    _check_where(request, schema)
-
-
-def _aggregation_of(request: lookup_pb2.AggregateRequest, schema: Schema) -> Aggregation:
-    return Aggregation(_aggregates_of(request), request.group_by, schema)
-
-
-def _top_n_spec(request: lookup_pb2.TopNRequest) -> TopNSpec:
-    columns = column_names(request.columns) if request.HasField("columns") else None
-    return TopNSpec(
-        by=request.by, n=request.n, ascending=request.ascending, columns=columns, with_ties=request.with_ties
-    )
-
-
-def _scan_of(
-    request: lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest, columns: Sequence[str]
-) -> scan_pb2.ScanKvRequest:
-    """The scan of the rows of a query."""
-    return scan_pb2.ScanKvRequest(
-        table=request.table,
-        snapshot=request.snapshot if request.HasField("snapshot") else None,
-        where=request.where if request.HasField("where") else None,
-        columns=scan_pb2.ColumnNames(names=columns),
-    )
-
-
-def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
-    """Reads the aggregates of a request. Raises InvalidRequest for more than any table has, or an unknown function."""
-    if max(len(request.aggregates), len(request.group_by)) > MAX_COLUMNS:
-        raise InvalidRequest(f"over {MAX_COLUMNS} columns are asked for: no table has more")
-    aggregates = []
-    for message in request.aggregates:
-        if not 1 <= len(message.functions) <= len(_FUNCTIONS):
-            raise InvalidRequest(f'column "{message.column}": ask for 1 to {len(_FUNCTIONS)} functions, each once')
-        for number in message.functions:
-            if number not in _FUNCTIONS:
-                raise InvalidRequest(f'column "{message.column}": this server has no function {number}')
-            aggregates.append(Aggregate(message.column, _FUNCTIONS[number]))
-    return aggregates
 
 
 def ipc_of(rows: pa.RecordBatch) -> pa.Buffer:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
-from streaming_server.services.scan_request import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from scankv.model.tables.schema import TableDefinition
-    from scankv.v1 import lookup_pb2, scan_pb2
+    from scankv.v1 import scan_pb2
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.queries.result_cache import Computation
     from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.services.query_request import QueryRequest
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4
@@ -34,9 +34,7 @@ _TURNS = 4
 _SECONDS_A_TURN = 0.001
 
 
-Request: TypeAlias = (
-    "scan_pb2.ScanKvRequest | lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest"
-)
+Request: TypeAlias = "scan_pb2.ScanKvRequest | QueryRequest"
 """A request that names a table, and optionally a snapshot of it."""
 
 
@@ -55,9 +53,7 @@ class RowSink(Protocol):
 
 
 @asynccontextmanager
-async def opened_view(
-    tables: Tables, table: LiveTable, request: scan_pb2.ScanKvRequest, plan: ReadPlan
-) -> AsyncIterator[OpenedScan]:
+async def opened_view(tables: Tables, table: LiveTable, request: Request, plan: ReadPlan) -> AsyncIterator[OpenedScan]:
     """The view of a table that a request names, open for the length of the block."""
     async with AsyncExitStack() as stack:
         if request.HasField("snapshot"):
@@ -173,26 +169,25 @@ class WholeView:
 async def whole_view(
     tables: Tables,
     registry: ScanRegistry,
-    request: scan_pb2.ScanKvRequest,
+    request: QueryRequest,
+    plan: ReadPlan,
     peer: str,
     computation: Computation,
-    *,
-    stored_rows: bool = False,
 ) -> AsyncIterator[WholeView]:
     """What a request would scan, for the length of the block, in which it is admitted, listed and ended as a scan is.
 
     Args:
         tables: What is read.
         registry: Admits, lists and ends it.
-        request: What would be scanned, checked against the table's columns.
+        request: Names the table and its snapshot.
+        plan: What to read.
         peer: The client that reads it.
         computation: Gets the version of the view, and when it was taken.
-        stored_rows: Whether the rows as they are stored are one more column.
 
     Raises:
         ScanKvError: As `ScanKv`.
     """
-    plan, table = replace(read_plan(request), stored_rows=stored_rows), tables.table(request.table)
+    table = tables.table(request.table)
     scan = LiveScan(
         table=request.table,
         buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from scankv.model.expressions import Predicate, col
+from scankv.model.expressions import Predicate, bind, col
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.queries.top_n import TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
@@ -83,7 +83,7 @@ def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: Index
         for n in (1, 200):
             spec = TopNSpec(by="text", n=n, ascending=ascending, columns=("k",))
             locked = damaged.locked_view()
-            choice = choose_order(spec, where, damaged.codec, damaged.keys, locked.indexes)
+            choice = choose_order(spec, bind(where, damaged.codec.schema), damaged.keys, locked.indexes)
             assert choice is not None
             try:
                 rows = asyncio.run(find_top_by_index(spec, choice, locked))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import ScanKvError
-from scankv.model.expressions import bind, plan_keys, plan_order
+from scankv.model.expressions import plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
 from streaming_server.scan.queries.entry_merge import BudgetExceeded, EntryMerge
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
@@ -25,12 +25,12 @@ from streaming_server.storage.cursors.ranges_reader import missing_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scankv.model.expressions import OrderPlan, Predicate
+    from scankv.model.expressions import BoundPredicate, OrderPlan
     from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.scan.queries.top_n import TopNSpec
     from streaming_server.scan.rows.locked_view import LockedView
     from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import Decoder, RowCodec
+    from streaming_server.storage.rows.row_codec import Decoder
 
 MAX_INDEXED_ROWS: Final = 10_000
 """The greatest n for which an index is read. More rows are read faster by a scan."""
@@ -50,7 +50,7 @@ class OrderChoice:
 
 
 def choose_order(
-    spec: TopNSpec, where: Predicate | None, codec: RowCodec, keys: KeyCodec, indexes: Iterable[IndexCodec]
+    spec: TopNSpec, where: BoundPredicate | None, keys: KeyCodec, indexes: Iterable[IndexCodec]
 ) -> OrderChoice | None:
     """Returns the index that finds the first rows; None if all rows have to be read.
 
@@ -61,22 +61,15 @@ def choose_order(
     Args:
         spec: Which rows are requested.
         where: The predicate on the rows. None: all rows.
-        codec: The codec of the rows.
         keys: The codec of their keys.
         indexes: The indexes that can be used.
-
-    Raises:
-        SchemaMismatch: See `bind`.
     """
     if spec.n > MAX_INDEXED_ROWS:
         return None
-    bound, bounded = None, False
-    if where is not None:
-        bound = bind(where, codec.schema)
-        bounded = plan_keys(bound, keys).ranges.is_bounded
+    bounded = where is not None and plan_keys(where, keys).ranges.is_bounded
     choices = []
     for index in indexes:
-        plan = plan_order(bound, spec.by, index.columns)
+        plan = plan_order(where, spec.by, index.columns)
         if plan is None:
             continue
         if plan.residual is None or not (bounded or set(plan.residual.columns) - set(index.covered)):

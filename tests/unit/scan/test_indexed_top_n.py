@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, InvalidRequest
-from scankv.model.expressions import Predicate, all_of, col
+from scankv.model.expressions import Predicate, all_of, bind, col
 from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
 from streaming_server.scan.queries.indexed_top_n import FoundRows, choose_order, find_top_by_index
 from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
@@ -47,7 +47,8 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
     locked = table.locked_view()
-    choice = choose_order(spec, where, table.codec, table.keys, locked.indexes)
+    bound = None if where is None else bind(where, table.codec.schema)
+    choice = choose_order(spec, bound, table.keys, locked.indexes)
     found = None if choice is None else asyncio.run(find_top_by_index(spec, choice, locked))
     assert BucketCursor.open_cursors == 0
     return found
