@@ -10,7 +10,7 @@ from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
@@ -67,7 +67,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with mapped_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
             table = self._tables.table(request.table)
-            rows, found = await self._transactions.get_for_update(place, table, request.keys)
+            rows, found = await self._transactions.staging.get_for_update(place, table, request.keys)
             return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
         raise AssertionError("mapped_errors ends the call")
 
@@ -79,7 +79,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with mapped_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
-            rows, found = await self._transactions.lookup(place, table, request.keys)
+            rows, found = await self._transactions.staging.lookup(place, table, request.keys)
             return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
         raise AssertionError("mapped_errors ends the call")
 
@@ -93,7 +93,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with mapped_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis is {request.wait_millis}: at most {MAX_WAIT_MILLIS}")
-            rows = await self._transactions.stage_delete_all(
+            rows = await self._transactions.staging.stage_delete_all(
                 StagedRequestId(token=request.token, part=request.part, sequence=request.sequence),
                 self._tables.table(request.table),
                 WriteKind(overwrite=overwrites(request.mode)),

@@ -8,7 +8,7 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.transactions.undo import UndoOperation
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.services.errors import mapped_errors
@@ -79,7 +79,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 "conflict mode"
             )
         place = request.transaction
-        rows = await self._tables.transactions.stage(
+        rows = await self._tables.transactions.staging.stage(
             StagedRequestId(token=place.token, part=place.part, sequence=place.sequence),
             table,
             action,

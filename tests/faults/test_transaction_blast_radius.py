@@ -16,7 +16,7 @@ from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.decisions import CommittedTransaction
@@ -59,7 +59,7 @@ async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Comm
     for number, name in enumerate(names):
         data = ipc_stream(SCORES, scores(PLAYERS, [value] * len(PLAYERS)))
         place = StagedRequestId(token=begun.token, part="main", sequence=number)
-        await tables.transactions.stage(place, tables.table(name), UPSERT, data, kind=MERGE)
+        await tables.transactions.staging.stage(place, tables.table(name), UPSERT, data, kind=MERGE)
     return await tables.transactions.commit(begun.token, id_, ())
 
 
@@ -256,7 +256,7 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
         assert isinstance(begun, OpenTransaction)
         data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
         place = StagedRequestId(token=begun.token, part="main", sequence=0)
-        await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
+        await tables.transactions.staging.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
         copy = crash(tmp_path / "data", tmp_path / "crashed")
     (log,) = [path for path in (copy / "transactions").glob("log-*") if not path.suffix]
     content = log.read_bytes()
@@ -422,7 +422,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         assert isinstance(begun, OpenTransaction)
         data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
         place = StagedRequestId(token=begun.token, part="main", sequence=0)
-        await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
+        await tables.transactions.staging.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
         monkeypatch.setattr(f"{module}.write_at", full)
         with pytest.raises(DiskFull, match="cannot be told yet"):
             await tables.transactions.commit(begun.token, "job:2", ())

@@ -31,7 +31,7 @@ from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.staging import DELETE, UPSERT, PartFile, StagingDirectory
@@ -170,7 +170,7 @@ async def begin_and_commit(tables: Tables) -> None:
     plain, sums = tables.table(PLAIN), tables.table(SUMS)
     # The rows that stand: each of them is written again, or deleted once more, so that the net changes stay the same.
     first = StagedRequestId(token=begun.token, part="main", sequence=0)
-    assert await transactions.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
+    assert await transactions.staging.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
     for number, (table, action, data) in enumerate(
         (
             (plain, UPSERT, rows(range(30), 1)),
@@ -182,9 +182,9 @@ async def begin_and_commit(tables: Tables) -> None:
         start=1,
     ):
         place = StagedRequestId(token=begun.token, part="main", sequence=number)
-        await transactions.stage(place, table, action, data, kind=MERGE)
+        await transactions.staging.stage(place, table, action, data, kind=MERGE)
     place = StagedRequestId(token=begun.token, part="failed attempt", sequence=0)
-    await transactions.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
+    await transactions.staging.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
     await transactions.commit(begun.token, ID, [("main", 6)])
 
 
@@ -194,8 +194,7 @@ async def commit_and_die(data: Path, steps: int) -> None:
         await begin_and_commit(tables)
         data.with_suffix(".acknowledged").touch()
         # What is left is done in the background.
-        while tables.transactions._tasks:
-            await asyncio.wait(list(tables.transactions._tasks))
+        await tables.transactions._tasks.join()
 
 
 async def recover_and_die(data: Path, steps: int) -> None:

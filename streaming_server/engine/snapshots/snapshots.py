@@ -11,7 +11,7 @@ from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
@@ -27,6 +27,7 @@ from streaming_server.engine.snapshots.leases import (
 from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.splits import SplitRequest, split_view
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
@@ -42,7 +43,7 @@ from streaming_server.storage.snapshots.snapshots import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.errors import ScanKvError
@@ -64,8 +65,6 @@ SHARED_LEASE_SECONDS: Final = 60.0
 
 _LOOK_SHARE: Final = 10
 """The result of measuring what views hold is used for so many times as long as the measurement computed."""
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class Snapshots:
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._held, self._next_look = 0, -math.inf
         self._most_idle_checkpoints = max_idle_checkpoints(resources.files_per_store)
-        self._work: set[asyncio.Task[Any]] = set()
+        self._work = DetachedTasks("work on a snapshot failed: %s")
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
@@ -313,7 +312,7 @@ class Snapshots:
         view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
         # Continues when the caller gives up, so that the next call finds the sample of the view.
-        return await asyncio.shield(self._begin(self._split(view, cut)))
+        return await asyncio.shield(self._work.start(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
         with self._used(view):
@@ -336,8 +335,7 @@ class Snapshots:
         await self._reaper.close()
         for view in list(self._views.values()):
             await view.end(ServerDraining("the server is shutting down"))
-        while self._work:
-            await asyncio.wait(list(self._work))
+        await self._work.join()
 
     async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
         """A view of the table as of now, and for how long writers were paused. Call it in `pinning.alone`."""
@@ -428,7 +426,7 @@ class Snapshots:
             try:
                 await self._executor.run(partial(view.directory.write_lease, shared=shared), lease_id, ttl)
             except BaseException:
-                self._begin(self._remove_file(view, lease_id))
+                self._work.start(self._remove_file(view, lease_id))
                 raise
             lease = self._lease_on(view, lease_id, ttl, shared=shared)
             self._hold_log(view)
@@ -500,7 +498,7 @@ class Snapshots:
         ended = self._ended_ids.get(lease.view.table) if lease.shared else None
         if ended is not None:
             ended.add(lease.lease_id)
-        await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id, ended)))
+        await asyncio.shield(self._work.start(self._remove_file(lease.view, lease.lease_id, ended)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
         with self._used(view):
@@ -527,11 +525,11 @@ class Snapshots:
         if not view.leases:
             self._release_log(view)
             self._forget(view)
-            view.removal = self._begin(self._remove(view))
+            view.removal = self._work.start(self._remove(view))
         elif view.open_checkpoints:
             self._idle[view.view_id] = view
             while len(self._idle) > IDLE_VIEWS_OPEN or self._idle_checkpoints() > self._most_idle_checkpoints:
-                self._begin(self._idle.popitem(last=False)[1].close())
+                self._work.start(self._idle.popitem(last=False)[1].close())
 
     def _idle_checkpoints(self) -> int:
         return sum(view.open_checkpoints for view in self._idle.values())
@@ -543,18 +541,6 @@ class Snapshots:
     async def _remove(self, view: PinnedView) -> None:
         await view.end(lost(view.view_id))
         await self._executor.run(view.directory.remove, self._trash)
-
-    def _begin(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Runs work to its end, even when its caller gives up. `close` waits for it."""
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work_done)
-        return task
-
-    def _work_done(self, task: asyncio.Task[Any]) -> None:
-        self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("work on a snapshot failed: %s", error)
 
     def _next_expiry(self) -> float | None:
         return min((lease.expires for lease in self._leases.values()), default=None)

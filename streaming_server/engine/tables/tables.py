@@ -7,7 +7,7 @@ import logging
 import shutil
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
 from scankv.model.limits import DEFAULT_BUCKETS
@@ -25,6 +25,7 @@ from streaming_server.engine.snapshots.snapshots import Snapshots
 from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
@@ -111,7 +112,7 @@ class Tables:
         )
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._ddl = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()
+        self._changes = DetachedTasks()
         self._live: dict[str, LiveTable] = {}
         self._disk_use = ThrottledValue(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
@@ -383,18 +384,14 @@ class Tables:
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and what runs of the table at odds.
-        task = asyncio.create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._changes.start(change))
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket in order, and unlocks the directory."""
         await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
-        while self._changes:
-            await asyncio.wait(list(self._changes))
+        await self._changes.join()
         await self.transactions.close()
         for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))

@@ -157,6 +157,11 @@ class OpenTransaction:
         return [self.parts[part] for part, requests in sizes if requests]
 
     @property
+    def log_owner(self) -> str:
+        """The owner of its retention holds."""
+        return f"transaction {self.token}"
+
+    @property
     def retention_holds(self) -> dict[str, dict[int, int]]:
         """The first offset that the commit reads, by table and bucket. Safe in any thread."""
         holds = dict(self.since)

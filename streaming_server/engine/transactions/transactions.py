@@ -13,49 +13,36 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from scankv.model.errors import (
     DataLoss,
-    InvalidRequest,
-    RequestTooLarge,
     ScanKvError,
-    TableNotFound,
     TooManyTransactions,
     TransactionCommitted,
-    Unavailable,
 )
 from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.engine.transactions.commit import CommitCoordinator
 from streaming_server.engine.transactions.committed_transactions import CommittedTransactions
-from streaming_server.engine.transactions.delete_all import DeleteAll
 from streaming_server.engine.transactions.open_transaction import (
     OpenTransaction,
     TransactionOptions,
     footprints_of,
     transaction_lost,
 )
-from streaming_server.engine.transactions.staged_lookup import with_staged
-from streaming_server.engine.transactions.staged_rows import request_check
+from streaming_server.engine.transactions.request_staging import RequestStaging
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.transactions.decisions import Decisions
 from streaming_server.storage.transactions.staging import (
-    DELETE,
-    READ,
-    StagedRequest,
     StagingDirectory,
     list_tokens,
-    read_staged_request,
 )
 from streaming_server.storage.transactions.transaction_log import UnreadableLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
-
-    import pyarrow as pa
 
     from streaming_server.clock import ServerClock
-    from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitStats
@@ -87,15 +74,6 @@ class TransactionLimits:
     remembered_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedRequestId:
-    """Identifies a staged request: number `sequence` of `part` of the transaction `token`."""
-
-    token: str
-    part: str
-    sequence: int
-
-
 class Transactions:
     """All transactions of a server. Bound to the event loop.
 
@@ -110,6 +88,7 @@ class Transactions:
 
     Attributes:
         uses: Keeps tables from being altered while a commit uses them.
+        staging: Stages requests in open transactions.
 
     If the transaction log cannot be read, every method raises the reason. The tables are served all the same.
     """
@@ -140,7 +119,8 @@ class Transactions:
         for committed in self._decisions.take_finished():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = DetachedTasks()
+        self.staging = RequestStaging(executor, limits.bytes, self._renewed, self._tasks)
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
         self._retrying = Background(partial(repeat, RETRY_SECONDS, self._retry))
 
@@ -234,8 +214,7 @@ class Transactions:
         await self._retrying.close()
         for deleting in [task for each in self._open.values() for task in each.deleting.values()]:
             deleting.cancel()
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.join()
         self._decisions.close()
 
     async def begin(self, options: TransactionOptions) -> OpenTransaction | CommittedTransaction:
@@ -292,237 +271,12 @@ class Transactions:
                 await self.commit(transaction.token, transaction.options.id, ())
         await self._end(transaction)
 
-    async def stage(
-        self,
-        request_id: StagedRequestId,
-        table: LiveTable,
-        action: str,
-        data: bytes,
-        *,
-        schema_id: int = 0,
-        kind: WriteKind,
-        column_locks: Sequence[str] = (),
-    ) -> int:
-        """Checks a write as the table would, stages it, and returns its number of rows or keys.
-
-        Args:
-            request_id: Which request of a transaction it is.
-            table: The table.
-            action: UPSERT or DELETE.
-            data: Its rows or keys, an Arrow IPC stream.
-            schema_id: The version of the table's schema that the rows were made for. 0: the current one.
-            kind: How the rows are written.
-            column_locks: The ids of the column locks that the writer holds.
-
-        Raises:
-            TransactionLost, TransactionCommitted: The transaction is no longer open.
-            RequestTooLarge: The request, or the transaction with it, exceeds its limit.
-            ScanKvError: The table refuses the write.
-        """
-        transaction = self._staging(request_id.token)
-        definition, indexes = table.definition, tuple(table.state.codec.indexes)
-        rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
-        with table.writes.locks.admit(kind.columns or None, column_locks):
-            pass
-        request = StagedRequest(
-            part=request_id.part,
-            table=definition.name,
-            incarnation=definition.incarnation,
-            action=action,
-            rows=rows,
-            buckets=dict.fromkeys((part.bucket for part in parts), 1),
-            schema_id=schema_id or definition.schema.id,
-            indexes=indexes,
-            columns=kind.columns,
-            overwrite=kind.overwrite,
-            merges=any(part.written is not None for part in parts),
-            column_locks=tuple(sorted(set(column_locks))),
-        )
-        await self._append(transaction, request_id, request, data, table)
-        return rows
-
-    async def stage_delete_all(
-        self, request_id: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
-    ) -> int | None:
-        """Stages the deletion of all current rows of a table. Returns how many, or None while it is still running.
-
-        The work continues when the caller cancels. A repeated call waits for it, or returns its result.
-
-        Args:
-            request_id: Which request of a transaction it is.
-            table: The table.
-            kind: How the rows are deleted.
-            column_locks: The ids of the column locks that the writer holds.
-            wait: How many seconds to wait for the result.
-
-        Raises:
-            TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
-        """
-        transaction = self._staging(request_id.token)
-        key = (request_id.part, request_id.sequence)
-        task = transaction.deleting.get(key)
-        if task is None:
-            work = self._delete_all(transaction, request_id, table, kind, column_locks)
-            task = transaction.deleting[key] = self._run_to_completion(work)
-            task.add_done_callback(lambda _: transaction.deleting.pop(key))
-        await asyncio.wait([task], timeout=wait)
-        if not task.done():
-            return None
-        if task.cancelled():
-            raise Unavailable("the server is being stopped")
-        error = task.exception()
-        if isinstance(error, ScanKvError):
-            raise copy(error) from error.__cause__
-        return task.result()
-
-    async def _delete_all(
-        self,
-        transaction: OpenTransaction,
-        request_id: StagedRequestId,
-        table: LiveTable,
-        kind: WriteKind,
-        column_locks: Sequence[str],
-    ) -> int:
-        def check(more: int) -> None:
-            # A commit waits for the lock, and so for this deletion. Only an abort or an expiry can end the transaction.
-            if transaction.has_ended:
-                raise transaction_lost(transaction.token)
-            transaction.renew()
-            self._check_room(transaction, more)
-
-        async with transaction.lock:
-            transaction.check_open()
-            part = transaction.part(request_id.part, request_id.sequence)
-            if part is None:
-                path = transaction.parts[request_id.part].path
-                return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
-            definition, indexes = table.definition, tuple(table.state.codec.indexes)
-            with table.writes.locks.admit(kind.columns or None, column_locks):
-                pass
-            # Before the rows are read: a change after this offset is a conflict.
-            await self._find_conflicts(transaction, table)
-            request = StagedRequest(
-                part=request_id.part,
-                table=definition.name,
-                incarnation=definition.incarnation,
-                action=DELETE,
-                rows=0,
-                buckets={},
-                schema_id=definition.schema.id,
-                indexes=indexes,
-                columns=kind.columns,
-                overwrite=kind.overwrite,
-                column_locks=tuple(sorted(set(column_locks))),
-            )
-            deleting = DeleteAll(table=table, part=part, kind=kind, executor=self._executor, check=check)
-            request = await deleting.stage(request)
-            check(request.piece_bytes)
-            await self._executor.run(part.append, request, b"")
-            transaction.parts[request_id.part] = part
-            return request.rows
-
-    async def get_for_update(
-        self, request_id: StagedRequestId, table: LiveTable, keys: bytes
-    ) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `TableReads.lookup`, and makes the commit depend on them.
-
-        Raises:
-            TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
-            ScanKvError: As for the lookup.
-        """
-        transaction = self._staging(request_id.token)
-        _check_has_changes(table)
-        rows, found, offsets = await table.reads.lookup(keys, None)
-        request = StagedRequest(
-            part=request_id.part,
-            table=table.definition.name,
-            incarnation=table.definition.incarnation,
-            action=READ,
-            rows=len(found),
-            buckets=offsets,
-        )
-        await self._append(transaction, request_id, request, keys, table)
-        return rows, found
-
-    async def lookup(self, request_id: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `TableReads.lookup`, with the rows that a part has staged so far merged in.
-
-        Args:
-            request_id: The part, and how many requests it has staged; the lookup sees these.
-            table: The table.
-            keys: An Arrow IPC stream.
-
-        Raises:
-            TransactionLost, TransactionCommitted: The transaction is no longer open.
-            InvalidRequest: The part has another number of requests, or they cannot be merged.
-            ScanKvError: As for the lookup.
-        """
-        transaction = self._staging(request_id.token)
-        async with transaction.lock:
-            transaction.check_open()
-            parts = transaction.select_parts([(request_id.part, request_id.sequence)])
-            for name, touched in footprints_of(parts).items():
-                if name == table.definition.name and touched.incarnation != table.definition.incarnation:
-                    raise TableNotFound(
-                        f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
-                        table=name,
-                    )
-            files = [(part.path, part.requests) for part in parts]
-            rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
-        return rows, found
-
-    async def _append(
-        self,
-        transaction: OpenTransaction,
-        request_id: StagedRequestId,
-        request: StagedRequest,
-        data: bytes,
-        table: LiveTable,
-    ) -> None:
-        async with transaction.lock:
-            transaction.check_open()
-            part = transaction.part(request_id.part, request_id.sequence)
-            if part is None:
-                return
-            self._check_room(transaction, len(data))
-            if request.action != READ:
-                await self._find_conflicts(transaction, table)
-            await self._executor.run(part.append, request, data)
-            transaction.parts[request_id.part] = part
-            if request.action == READ:
-                self._hold_log(transaction, table)
-
-    def _check_room(self, transaction: OpenTransaction, more: int) -> None:
-        """Raises RequestTooLarge unless `more` bytes fit into the transaction."""
-        if transaction.size + more > self._limits.bytes:
-            raise RequestTooLarge(
-                f"the transaction would stage over {self._limits.bytes:,} bytes: commit it in several, or raise "
-                "max_transaction_bytes"
-            )
-
-    async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
-        """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock."""
-        name = table.definition.name
-        if transaction.options.finds_conflicts and name not in transaction.since:
-            _check_has_changes(table)
-            transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
-            self._hold_log(transaction, table)
-            await self._executor.run(transaction.directory.write_metadata, transaction.content())
-
-    def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
-        """Retains the changes in which the commit looks for conflicts."""
-        offsets = transaction.retention_holds.get(table.definition.name, {})
-        # A table that was dropped and recreated may have fewer buckets.
-        for live in table.buckets:
-            if live.number in offsets and not transaction.has_ended:
-                live.retain_log(_owner(transaction), offsets[live.number])
-
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """Returns the first retained offset of a bucket's changelog, by owner. Safe in any thread."""
-        holds = {_owner(each): each.retention_holds.get(table, {}) for each in list(self._open.values())}
+        holds = {each.log_owner: each.retention_holds.get(table, {}) for each in list(self._open.values())}
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
-    def _staging(self, token: str) -> OpenTransaction:
+    def _renewed(self, token: str) -> OpenTransaction:
         """Returns an open transaction, and renews its time to live."""
         self._check_log()
         transaction = self._open.get(token)
@@ -555,7 +309,7 @@ class Transactions:
         if transaction is None:
             raise transaction_lost(token)
         if transaction.commit is None:
-            transaction.commit = self._run_to_completion(self._commit(transaction, list(sizes)))
+            transaction.commit = self._tasks.start(self._commit(transaction, list(sizes)))
         try:
             return await asyncio.shield(transaction.commit)
         except ScanKvError as error:
@@ -573,7 +327,7 @@ class Transactions:
             raise
         self._committed.add(committed)
         self._forget(transaction)
-        self._run_to_completion(self._conclude(committed))
+        self._tasks.start(self._conclude(committed))
         return committed
 
     def _open_again(self, transaction: OpenTransaction) -> None:
@@ -598,7 +352,7 @@ class Transactions:
     async def _retry(self) -> None:
         """Retries to apply stuck transactions, and to record the end of applied ones."""
         try:
-            await asyncio.shield(self._run_to_completion(self.retry()))
+            await asyncio.shield(self._tasks.start(self.retry()))
         except (ScanKvError, OSError) as error:
             _log.warning("the end of transactions cannot be recorded: %s", error)
 
@@ -629,7 +383,7 @@ class Transactions:
         Runs to completion, even when the caller cancels.
         """
         self._check_log()
-        return await asyncio.shield(self._run_to_completion(self._give_up(token)))
+        return await asyncio.shield(self._tasks.start(self._give_up(token)))
 
     async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
         committed, lost = await self._coordinator.give_up(token)
@@ -681,7 +435,7 @@ class Transactions:
         if transaction.has_ended or transaction.commit is not None:
             return
         self._forget(transaction)
-        await asyncio.shield(self._run_to_completion(self._remove(transaction)))
+        await asyncio.shield(self._tasks.start(self._remove(transaction)))
 
     async def _remove(self, transaction: OpenTransaction) -> None:
         async with transaction.lock:
@@ -694,25 +448,13 @@ class Transactions:
             # A dropped table has no changes to release.
             with suppress(ScanKvError):
                 for live in self._table(name).buckets:
-                    live.release_log(_owner(transaction))
+                    live.release_log(transaction.log_owner)
 
     def _table_exists(self, name: str, incarnation: str) -> bool:
         try:
             return self._table(name).definition.incarnation == incarnation
         except ScanKvError:
             return False
-
-    def _run_to_completion(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # Retrieve the exception, in case no caller awaits the task any more.
-            task.exception()
 
     def _next_expiry(self) -> float | None:
         return min((each.expires for each in self._open.values() if each.commit is None), default=None)
@@ -722,17 +464,3 @@ class Transactions:
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)
-
-
-def _owner(transaction: OpenTransaction) -> str:
-    """The name of a transaction's retention hold."""
-    return f"transaction {transaction.token}"
-
-
-def _check_has_changes(table: LiveTable) -> None:
-    """Raises InvalidRequest unless the table has a changelog, which conflict checks read."""
-    if table.definition.options.changelog == "none":
-        raise InvalidRequest(
-            f"table {table.definition.name} has no changelog, which finds out whether a key has changed: create it "
-            'with changelog="full" or "upsert"'
-        )

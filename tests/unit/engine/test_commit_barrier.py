@@ -14,7 +14,7 @@ import streaming_server.engine.transactions.roll_forward as roll_forward_module
 from scankv.model.errors import Unavailable
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.engine.writes.lookups import lookup_rows as looked_up_in
 from streaming_server.storage.transactions.staging import UPSERT
@@ -75,7 +75,7 @@ async def committing(
     assert isinstance(begun, OpenTransaction)
     for number, (table, data) in enumerate(staged):
         place = StagedRequestId(token=begun.token, part="main", sequence=number)
-        await tables.transactions.stage(place, table, UPSERT, data, kind=MERGE)
+        await tables.transactions.staging.stage(place, table, UPSERT, data, kind=MERGE)
     task = asyncio.create_task(tables.transactions.commit(begun.token, "", ()))
     yield task
     await task

@@ -15,7 +15,7 @@ from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions import delete_all
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.tables import ipc_stream
 
@@ -78,7 +78,7 @@ async def test_a_call_that_does_not_wait_is_repeated_until_it_is_done(tables: Ta
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
     rows, calls = None, 0
     while rows is None:
-        rows = await tables.transactions.stage_delete_all(place, table, MERGE, (), 0)
+        rows = await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 0)
         calls += 1
         await asyncio.sleep(0)
     assert rows == ROWS
@@ -95,7 +95,7 @@ async def test_one_that_is_too_large_leaves_nothing(tables: Tables) -> None:
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
     for _ in range(2):
         with pytest.raises(RequestTooLarge, match="max_transaction_bytes"):
-            await tables.transactions.stage_delete_all(place, table, MERGE, (), 60)
+            await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 60)
     assert (begun.size, files_beside(begun), begun.parts) == (0, [], {})
     assert (await table.reads.count(None))[0] == ROWS
 
@@ -103,7 +103,7 @@ async def test_one_that_is_too_large_leaves_nothing(tables: Tables) -> None:
 async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) -> None:
     table, begun = await made(tables)
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
-    assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
+    assert await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 0) is None
     (task,) = begun.deleting.values()
     await tables.transactions.abort(begun.token)
     with pytest.raises(TransactionLost):
@@ -111,7 +111,7 @@ async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) ->
     assert not begun.directory.path.exists()
     begun = await begin(tables)
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
-    assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
+    assert await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 0) is None
     (task,) = begun.deleting.values()
     await tables.drop("test.t")
     with pytest.raises(TableNotFound):
@@ -122,7 +122,7 @@ async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) ->
 async def test_a_commit_waits_for_it(tables: Tables) -> None:
     table, begun = await made(tables)
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
-    assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
+    assert await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 0) is None
     committed = await tables.transactions.commit(begun.token, "", ())
     assert committed.rows == ROWS
     assert (await table.reads.count(None))[0] == 0
@@ -132,8 +132,8 @@ async def test_a_stop_does_not_wait_for_it(tmp_path: Path) -> None:
     tables = await opened(tmp_path)
     table, begun = await made(tables)
     place = StagedRequestId(token=begun.token, part="main", sequence=0)
-    assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
-    waiting = asyncio.create_task(tables.transactions.stage_delete_all(place, table, MERGE, (), 60))
+    assert await tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 0) is None
+    waiting = asyncio.create_task(tables.transactions.staging.stage_delete_all(place, table, MERGE, (), 60))
     await asyncio.sleep(0)
     await tables.close()
     with pytest.raises(Unavailable):

@@ -18,7 +18,7 @@ from streaming_server.engine.merging.preparing import MERGE, WriteKind
 from streaming_server.engine.transactions import net_rows, roll_forward
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
@@ -72,7 +72,7 @@ async def commit(tables: Tables, *requests: Request) -> CommittedTransaction:
     for number, (table, action, rows, kind) in enumerate(requests):
         place = StagedRequestId(token=begun.token, part="main", sequence=number)
         data = data_of(rows, action, kind.columns)
-        await tables.transactions.stage(place, table, action, data, kind=kind)
+        await tables.transactions.staging.stage(place, table, action, data, kind=kind)
     return await tables.transactions.commit(begun.token, "", ())
 
 

@@ -18,7 +18,7 @@ from scankv.model.errors import (
 )
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
-from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.transactions.decisions import CommittedTransaction
 from streaming_server.storage.transactions.staging import UPSERT, StagingDirectory
 from tests.support.snapshots import TABLE, new_table, put, tables_in
@@ -44,7 +44,7 @@ async def begin(tables: Tables, **terms: Any) -> OpenTransaction:
 async def stage(tables: Tables, token: str, sequence: int, *, part: str = "main", **values: int) -> int:
     data = ipc_stream(SCORES, scores(list(values), list(values.values())))
     place = StagedRequestId(token=token, part=part, sequence=sequence)
-    return await tables.transactions.stage(place, tables.table(TABLE), UPSERT, data, kind=MERGE)
+    return await tables.transactions.staging.stage(place, tables.table(TABLE), UPSERT, data, kind=MERGE)
 
 
 async def all_scores(tables: Tables) -> dict[str, int]:

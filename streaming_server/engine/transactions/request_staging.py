@@ -1,0 +1,294 @@
+"""Stages requests in open transactions: checks each as its table would, and appends it to a part."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
+from streaming_server.engine.transactions.delete_all import DeleteAll
+from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
+from streaming_server.engine.transactions.staged_lookup import with_staged
+from streaming_server.engine.transactions.staged_rows import request_check
+from streaming_server.storage.transactions.staging import DELETE, READ, StagedRequest, read_staged_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.engine.merging.preparing import WriteKind
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tasks.detached_tasks import DetachedTasks
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.transactions.open_transaction import OpenTransaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRequestId:
+    """Identifies a staged request: number `sequence` of `part` of the transaction `token`."""
+
+    token: str
+    part: str
+    sequence: int
+
+
+class RequestStaging:
+    """Stages the requests of all open transactions. Bound to the event loop.
+
+    Args:
+        executor: Runs blocking work.
+        max_bytes: How many bytes each transaction may stage.
+        renew: Returns the open transaction of a token with its time to live renewed, or raises TransactionLost or
+            TransactionCommitted.
+        tasks: Runs deletions of all rows, which continue when their caller is cancelled.
+    """
+
+    def __init__(
+        self,
+        executor: StorageExecutor,
+        max_bytes: int,
+        renew: Callable[[str], OpenTransaction],
+        tasks: DetachedTasks,
+    ) -> None:
+        self._executor = executor
+        self._max_bytes = max_bytes
+        self._renew = renew
+        self._tasks = tasks
+
+    async def stage(
+        self,
+        request_id: StagedRequestId,
+        table: LiveTable,
+        action: str,
+        data: bytes,
+        *,
+        schema_id: int = 0,
+        kind: WriteKind,
+        column_locks: Sequence[str] = (),
+    ) -> int:
+        """Checks a write as the table would, stages it, and returns its number of rows or keys.
+
+        Args:
+            request_id: Which request of a transaction it is.
+            table: The table.
+            action: UPSERT or DELETE.
+            data: Its rows or keys, an Arrow IPC stream.
+            schema_id: The version of the table's schema that the rows were made for. 0: the current one.
+            kind: How the rows are written.
+            column_locks: The ids of the column locks that the writer holds.
+
+        Raises:
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+            RequestTooLarge: The request, or the transaction with it, exceeds its limit.
+            ScanKvError: The table refuses the write.
+        """
+        transaction = self._renew(request_id.token)
+        definition, indexes = table.definition, tuple(table.state.codec.indexes)
+        rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
+        with table.writes.locks.admit(kind.columns or None, column_locks):
+            pass
+        request = StagedRequest(
+            part=request_id.part,
+            table=definition.name,
+            incarnation=definition.incarnation,
+            action=action,
+            rows=rows,
+            buckets=dict.fromkeys((part.bucket for part in parts), 1),
+            schema_id=schema_id or definition.schema.id,
+            indexes=indexes,
+            columns=kind.columns,
+            overwrite=kind.overwrite,
+            merges=any(part.written is not None for part in parts),
+            column_locks=tuple(sorted(set(column_locks))),
+        )
+        await self._append(transaction, request_id, request, data, table)
+        return rows
+
+    async def stage_delete_all(
+        self, request_id: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
+    ) -> int | None:
+        """Stages the deletion of all current rows of a table. Returns how many, or None while it is still running.
+
+        The work continues when the caller cancels. A repeated call waits for it, or returns its result.
+
+        Args:
+            request_id: Which request of a transaction it is.
+            table: The table.
+            kind: How the rows are deleted.
+            column_locks: The ids of the column locks that the writer holds.
+            wait: How many seconds to wait for the result.
+
+        Raises:
+            TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
+        """
+        transaction = self._renew(request_id.token)
+        key = (request_id.part, request_id.sequence)
+        task = transaction.deleting.get(key)
+        if task is None:
+            work = self._delete_all(transaction, request_id, table, kind, column_locks)
+            task = transaction.deleting[key] = self._tasks.start(work)
+            task.add_done_callback(lambda _: transaction.deleting.pop(key))
+        await asyncio.wait([task], timeout=wait)
+        if not task.done():
+            return None
+        if task.cancelled():
+            raise Unavailable("the server is being stopped")
+        error = task.exception()
+        if isinstance(error, ScanKvError):
+            raise copy(error) from error.__cause__
+        return task.result()
+
+    async def _delete_all(
+        self,
+        transaction: OpenTransaction,
+        request_id: StagedRequestId,
+        table: LiveTable,
+        kind: WriteKind,
+        column_locks: Sequence[str],
+    ) -> int:
+        def check(more: int) -> None:
+            # A commit waits for the lock, and so for this deletion. Only an abort or an expiry can end the transaction.
+            if transaction.has_ended:
+                raise transaction_lost(transaction.token)
+            transaction.renew()
+            self._check_room(transaction, more)
+
+        async with transaction.lock:
+            transaction.check_open()
+            part = transaction.part(request_id.part, request_id.sequence)
+            if part is None:
+                path = transaction.parts[request_id.part].path
+                return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
+            definition, indexes = table.definition, tuple(table.state.codec.indexes)
+            with table.writes.locks.admit(kind.columns or None, column_locks):
+                pass
+            # Before the rows are read: a change after this offset is a conflict.
+            await self._find_conflicts(transaction, table)
+            request = StagedRequest(
+                part=request_id.part,
+                table=definition.name,
+                incarnation=definition.incarnation,
+                action=DELETE,
+                rows=0,
+                buckets={},
+                schema_id=definition.schema.id,
+                indexes=indexes,
+                columns=kind.columns,
+                overwrite=kind.overwrite,
+                column_locks=tuple(sorted(set(column_locks))),
+            )
+            deleting = DeleteAll(table=table, part=part, kind=kind, executor=self._executor, check=check)
+            request = await deleting.stage(request)
+            check(request.piece_bytes)
+            await self._executor.run(part.append, request, b"")
+            transaction.parts[request_id.part] = part
+            return request.rows
+
+    async def get_for_update(
+        self, request_id: StagedRequestId, table: LiveTable, keys: bytes
+    ) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `TableReads.lookup`, and makes the commit depend on them.
+
+        Raises:
+            TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
+            ScanKvError: As for the lookup.
+        """
+        transaction = self._renew(request_id.token)
+        _check_has_changes(table)
+        rows, found, offsets = await table.reads.lookup(keys, None)
+        request = StagedRequest(
+            part=request_id.part,
+            table=table.definition.name,
+            incarnation=table.definition.incarnation,
+            action=READ,
+            rows=len(found),
+            buckets=offsets,
+        )
+        await self._append(transaction, request_id, request, keys, table)
+        return rows, found
+
+    async def lookup(self, request_id: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `TableReads.lookup`, with the rows that a part has staged so far merged in.
+
+        Args:
+            request_id: The part, and how many requests it has staged; the lookup sees these.
+            table: The table.
+            keys: An Arrow IPC stream.
+
+        Raises:
+            TransactionLost, TransactionCommitted: The transaction is no longer open.
+            InvalidRequest: The part has another number of requests, or they cannot be merged.
+            ScanKvError: As for the lookup.
+        """
+        transaction = self._renew(request_id.token)
+        async with transaction.lock:
+            transaction.check_open()
+            parts = transaction.select_parts([(request_id.part, request_id.sequence)])
+            for name, touched in footprints_of(parts).items():
+                if name == table.definition.name and touched.incarnation != table.definition.incarnation:
+                    raise TableNotFound(
+                        f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                        table=name,
+                    )
+            files = [(part.path, part.requests) for part in parts]
+            rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
+        return rows, found
+
+    async def _append(
+        self,
+        transaction: OpenTransaction,
+        request_id: StagedRequestId,
+        request: StagedRequest,
+        data: bytes,
+        table: LiveTable,
+    ) -> None:
+        async with transaction.lock:
+            transaction.check_open()
+            part = transaction.part(request_id.part, request_id.sequence)
+            if part is None:
+                return
+            self._check_room(transaction, len(data))
+            if request.action != READ:
+                await self._find_conflicts(transaction, table)
+            await self._executor.run(part.append, request, data)
+            transaction.parts[request_id.part] = part
+            if request.action == READ:
+                self._hold_log(transaction, table)
+
+    def _check_room(self, transaction: OpenTransaction, more: int) -> None:
+        """Raises RequestTooLarge unless `more` bytes fit into the transaction."""
+        if transaction.size + more > self._max_bytes:
+            raise RequestTooLarge(
+                f"the transaction would stage over {self._max_bytes:,} bytes: commit it in several, or raise "
+                "max_transaction_bytes"
+            )
+
+    async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
+        """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock."""
+        name = table.definition.name
+        if transaction.options.finds_conflicts and name not in transaction.since:
+            _check_has_changes(table)
+            transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
+            self._hold_log(transaction, table)
+            await self._executor.run(transaction.directory.write_metadata, transaction.content())
+
+    def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
+        """Retains the changes in which the commit looks for conflicts."""
+        offsets = transaction.retention_holds.get(table.definition.name, {})
+        # A table that was dropped and recreated may have fewer buckets.
+        for live in table.buckets:
+            if live.number in offsets and not transaction.has_ended:
+                live.retain_log(transaction.log_owner, offsets[live.number])
+
+
+def _check_has_changes(table: LiveTable) -> None:
+    """Raises InvalidRequest unless the table has a changelog, which conflict checks read."""
+    if table.definition.options.changelog == "none":
+        raise InvalidRequest(
+            f"table {table.definition.name} has no changelog, which finds out whether a key has changed: create it "
+            'with changelog="full" or "upsert"'
+        )
