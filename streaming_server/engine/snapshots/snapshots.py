@@ -1,19 +1,16 @@
-"""The pinned snapshots of a server: leases by id, their views, and the one task that ends expired leases."""
+"""The pinned snapshots of a server: leases by id, and the one task that ends expired leases."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 import uuid
-from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
+from scankv.model.errors import InvalidRequest, ServerDraining, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from streaming_server.engine.snapshots.leases import (
     Lease,
@@ -24,26 +21,16 @@ from streaming_server.engine.snapshots.leases import (
     info_of,
     lost,
 )
-from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
+from streaming_server.engine.snapshots.pinned_views import PinnedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.splits import SplitRequest, split_view
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.file_limit import max_idle_checkpoints
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
-from streaming_server.storage.snapshots.pinned_base import remove_base, write_delta
-from streaming_server.storage.snapshots.snapshots import (
-    PinnedBucket,
-    ViewDirectory,
-    ViewManifest,
-    load_views,
-    unshared_snapshot_bytes,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from scankv.model.errors import ScanKvError
@@ -53,18 +40,13 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
     from streaming_server.engine.snapshots.pinning import ViewPinner
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.rocks.store import RocksResources
-    from streaming_server.storage.snapshots.pinned_base import PinnedBase
 
-IDLE_VIEWS_OPEN = 8
 SHARED_LEASE_SECONDS: Final = 60.0
 """How long after its last renewal a shared lease counts, however few leases are left to give."""
-
-_LOOK_SHARE: Final = 10
-"""The result of measuring what views hold is used for so many times as long as the measurement computed."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,39 +82,31 @@ class Snapshots:
         max_hold_seconds: float = MAX_HOLD_SECONDS,
     ) -> None:
         self._config = config
-        self._trash = trash
-        self._resources = resources
         self._executor = executor
-        self._live = live
         self._clock = clock
-        self._max_hold_seconds = max_hold_seconds
         self._leases: dict[str, Lease] = {}
-        self._views: dict[str, PinnedView] = {}
-        self._tables: dict[str, Path] = {}
         self._ended_ids: dict[str, EndedLeases] = {}
         # Ids that are being pinned. They count as leases.
         self._pending: set[str] = set()
-        self._idle: OrderedDict[str, PinnedView] = OrderedDict()
-        self._held, self._next_look = 0, -math.inf
-        self._most_idle_checkpoints = max_idle_checkpoints(resources.files_per_store)
         self._work = DetachedTasks("work on a snapshot failed: %s")
+        self._views = PinnedViews(
+            config,
+            trash,
+            resources,
+            executor,
+            live,
+            clock=clock,
+            max_hold_seconds=max_hold_seconds,
+            tasks=self._work,
+        )
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Loads the snapshots of a table from disk, and removes what a crash has left of others. Blocks."""
         ended = self._ended_ids[definition.name] = EndedLeases(path)
         ended.load()
-        for directory in load_views(path, self._trash):
-            manifest: ViewManifest | DataLoss
-            try:
-                manifest = directory.manifest()
-                if manifest.definition.incarnation != definition.incarnation:
-                    raise DataLoss(f"the snapshot manifest in {directory.path} is of another table")
-            except DataLoss as error:
-                _log.error("DATA_LOSS: %s", error.message)
-                manifest = DataLoss(error.message, table=definition.name, view=directory.view_id)
-            view = self._added(definition.name, path, directory, manifest)
-            for lease_id, stored in directory.leases().items():
+        for view in self._views.load(definition, path):
+            for lease_id, stored in view.directory.leases().items():
                 ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
                 self._lease_on(view, lease_id, ttl, shared=stored.shared)
 
@@ -152,18 +126,11 @@ class Snapshots:
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """The retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
-        return {
-            _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
-            for view in list(self._views.values())
-            if view.table == table and view.leases and view.is_readable
-        }
+        return self._views.retention_holds(table, bucket)
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
-        return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
-
-    def _table_paths(self) -> list[Path]:
-        return [self._tables[table] for table in {view.table for view in self._views.values()}]
+        return await self._views.held_bytes()
 
     async def pin(
         self,
@@ -214,8 +181,8 @@ class Snapshots:
                 if same_view_as:
                     view, write_pause_micros = self.lease(same_view_as, name).view, 0
                 else:
-                    view, write_pause_micros = await self._view_of_now(pinning)
-                with self._used(view):
+                    view, write_pause_micros = await self._views.take(pinning)
+                with self._views.used(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
@@ -263,7 +230,7 @@ class Snapshots:
             DataLoss: A bucket is damaged.
         """
         view = self.lease(snapshot_id, table_name).view
-        with self._used(view):
+        with self._views.used(view):
             yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
@@ -315,84 +282,23 @@ class Snapshots:
         return await asyncio.shield(self._work.start(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
-        with self._used(view):
+        with self._views.used(view):
             return await split_view(view, self._executor, cut)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
         """Ends the snapshots of a table that is being dropped, and their scans with `reason`. The table is closed."""
-        views = [view for view in self._views.values() if view.table == table]
-        for view in views:
-            self._forget(view)
-            for lease_id in view.leases:
-                self._leases.pop(lease_id).end()
-        self._tables.pop(table, None)
+        for lease in [lease for lease in self._leases.values() if lease.view.table == table]:
+            del self._leases[lease.lease_id]
+            lease.end()
         self._ended_ids.pop(table, None)
-        for view in views:
-            await view.end(reason)
+        await self._views.drop(table, reason)
 
     async def close(self) -> None:
         """Ends all work and closes all files. Leases and views stay on disk."""
         await self._reaper.close()
-        for view in list(self._views.values()):
+        for view in self._views:
             await view.end(ServerDraining("the server is shutting down"))
         await self._work.join()
-
-    async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
-        """A view of the table as of now, and for how long writers were paused. Call it in `pinning.alone`."""
-        table = pinning.table
-        name = table.definition.name
-        if any(view.table == name for view in self._views.values()):
-            now = await pinning.offsets(), table.definition.schema.id
-            for view in self._views.values():
-                if view.table == name and view.is_readable and _position(view.manifest) == now:
-                    return view, 0
-        await self._check_disk()
-        directory = ViewDirectory(table.path, uuid.uuid4().hex)
-        try:
-            await self._executor.run(directory.prepare)
-            cut = await pinning.cut(
-                [directory.bucket(live.number) for live in table.buckets],
-                lambda: table.definition,
-                base_paths=[directory.base(live.number) for live in table.buckets],
-                log_owner=_log_owner(directory.view_id),
-                max_hold_seconds=self._max_hold_seconds,
-            )
-            bases = await self._executor.run(_keep_bases, directory, cut.bases)
-            manifest = ViewManifest(
-                view_id=directory.view_id,
-                definition=cut.definition,
-                view_micros=cut.view_micros,
-                buckets={number: PinnedBucket.of(state, bases.get(number)) for number, state in cut.states.items()},
-            )
-            await self._executor.run(directory.complete, manifest)
-        except BaseException:
-            for live in table.buckets:
-                live.release_log(_log_owner(directory.view_id))
-            pinning.discard_later(lambda: directory.remove(self._trash))
-            raise
-        return self._added(name, table.path, directory, manifest), cut.write_pause_micros
-
-    async def _check_disk(self) -> None:
-        """Refuses a new view where the existing ones hold as much disk as allowed, by the last measurement.
-
-        Rule: the cost of a pin does not grow with the number of pins that are kept. A measurement reads the directories
-        of all views, so measurements take at most a tenth of a core.
-        """
-        if self._clock.monotonic() >= self._next_look:
-            self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
-            self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
-        held, limit = self._held, self._config.max_snapshot_bytes
-        if held >= limit:
-            raise TooManySnapshots(
-                f"snapshots hold {held} bytes on disk, and the limit is {limit}: release some, or raise "
-                "max_snapshot_bytes"
-            )
-
-    def _added(self, table: str, path: Path, directory: ViewDirectory, manifest: ViewManifest | DataLoss) -> PinnedView:
-        view = PinnedView(table, directory, manifest, self._resources, self._executor)
-        self._views[view.view_id] = view
-        self._tables[table] = path
-        return view
 
     async def _make_place(self) -> None:
         """Where the limit of leases is reached, ends the shared lease that was not renewed for the longest time."""
@@ -429,27 +335,8 @@ class Snapshots:
                 self._work.start(self._remove_file(view, lease_id))
                 raise
             lease = self._lease_on(view, lease_id, ttl, shared=shared)
-            self._hold_log(view)
+            self._views.hold_log(view)
             return lease
-
-    def _hold_log(self, view: PinnedView) -> None:
-        """Retains the changes from a leased view on. For buckets that are not open: once they are opened."""
-        table = self._live(view.table)
-        if table is None or not view.is_readable:
-            return
-        for number, bucket in view.manifest.buckets.items():
-            live = table.buckets[number]
-            # Changes that are gone cannot be retained, and a hold on them would retain everything after them.
-            if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
-                live.retain_log(_log_owner(view.view_id), bucket.log_offset)
-
-    def _release_log(self, view: PinnedView) -> None:
-        """Ends the retention hold of a view that has no lease."""
-        table = self._live(view.table)
-        if table is None or view.leases:
-            return
-        for live in table.buckets:
-            live.release_log(_log_owner(view.view_id))
 
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
@@ -492,7 +379,7 @@ class Snapshots:
             return
         del self._leases[lease.lease_id]
         lease.view.leases.discard(lease.lease_id)
-        self._release_log(lease.view)
+        self._views.release_log(lease.view)
         lease.end()
         # None where the table was dropped in the meantime.
         ended = self._ended_ids.get(lease.view.table) if lease.shared else None
@@ -501,46 +388,13 @@ class Snapshots:
         await asyncio.shield(self._work.start(self._remove_file(lease.view, lease.lease_id, ended)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
-        with self._used(view):
+        with self._views.used(view):
             async with view.lease_files:
                 if ended is not None:
                     # Before the file of the lease is removed: after a crash in between, the lease exists again.
                     await self._executor.run(ended.write, lease_id)
                 if lease_id not in view.leases:
                     await self._executor.run(view.directory.remove_lease, lease_id)
-
-    @contextmanager
-    def _used(self, view: PinnedView) -> Iterator[None]:
-        """A block during which the view is neither closed nor removed."""
-        view.users += 1
-        self._idle.pop(view.view_id, None)
-        try:
-            yield
-        finally:
-            view.users -= 1
-            if view.users == 0 and view.view_id in self._views:
-                self._unused(view)
-
-    def _unused(self, view: PinnedView) -> None:
-        if not view.leases:
-            self._release_log(view)
-            self._forget(view)
-            view.removal = self._work.start(self._remove(view))
-        elif view.open_checkpoints:
-            self._idle[view.view_id] = view
-            while len(self._idle) > IDLE_VIEWS_OPEN or self._idle_checkpoints() > self._most_idle_checkpoints:
-                self._work.start(self._idle.popitem(last=False)[1].close())
-
-    def _idle_checkpoints(self) -> int:
-        return sum(view.open_checkpoints for view in self._idle.values())
-
-    def _forget(self, view: PinnedView) -> None:
-        del self._views[view.view_id]
-        self._idle.pop(view.view_id, None)
-
-    async def _remove(self, view: PinnedView) -> None:
-        await view.end(lost(view.view_id))
-        await self._executor.run(view.directory.remove, self._trash)
 
     def _next_expiry(self) -> float | None:
         return min((lease.expires for lease in self._leases.values()), default=None)
@@ -552,32 +406,3 @@ class Snapshots:
                 await self._ended(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)
-
-
-def _log_owner(view_id: str) -> str:
-    """The owner of a view's retention hold."""
-    return f"snapshot:{view_id}"
-
-
-def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:
-    """Writes the merged deltas of some bases next to their files. Leaves out a base where that fails."""
-    kept = {}
-    for number, view in bases.items():
-        try:
-            net = view.delta.merge()
-            kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
-        except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
-            remove_base(directory.base(number))
-    return kept
-
-
-def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
-    """What changes with every change of a table: its log offsets and its schema."""
-    return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
-
-
-def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
-    """The result of a function, and the seconds of processor time that it took in this thread."""
-    began = time.thread_time()
-    return function(paths), time.thread_time() - began

@@ -522,10 +522,11 @@ async def test_only_few_views_that_nobody_reads_stay_open(tables: Tables) -> Non
         assert (await pinned_scores(tables.snapshots, pin.snapshot_id))["player 1"] == number
 
     async def few() -> bool:
-        return sum(view.open_checkpoints > 0 for view in tables.snapshots._views.values()) == 8
+        return sum(view.open_checkpoints > 0 for view in tables.snapshots._views) == 8
 
     await await_until(few, "eight views open")
-    assert [tables.snapshots._views[pin.view_id].open_checkpoints > 0 for pin in pins] == [False] * 4 + [True] * 8
+    is_open = {view.view_id: view.open_checkpoints > 0 for view in tables.snapshots._views}
+    assert [is_open[pin.view_id] for pin in pins] == [False] * 4 + [True] * 8
     for number, pin in enumerate(pins):
         assert (await pinned_scores(tables.snapshots, pin.snapshot_id))["player 1"] == number
 

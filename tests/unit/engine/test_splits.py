@@ -252,7 +252,7 @@ async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path)
         pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
         # In every turn of the loop: it reads for a few of them only.
-        while not any(view.open_checkpoints for view in tables.snapshots._views.values()):  # noqa: ASYNC110
+        while not any(view.open_checkpoints for view in tables.snapshots._views):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await tables.snapshots.drop(table.definition.name, TableNotFound("it was dropped"))
         await tables.drop(table.definition.name)
