@@ -58,7 +58,7 @@ def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _InitialSnapshot:
     """The snapshot of a start from the whole table: its lease, its rows, and about how many bytes one has."""
 
     snapshot: sync.Snapshot
@@ -94,7 +94,7 @@ class StreamPlanner:
         self._log = FollowedLog(self._table, options, self._columns)
         self._stop: Mapping[int, int] | None = None
         self._is_idle = False
-        self._pinned: _Pinned | None = None
+        self._pinned: _InitialSnapshot | None = None
         self._specs: list[ScanSpec] | None = None
 
     def close(self) -> None:
@@ -201,20 +201,20 @@ class StreamPlanner:
         rows = Rows(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
         return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
 
-    def _rows_per_trigger(self, pinned: _Pinned) -> int:
+    def _rows_per_trigger(self, pinned: _InitialSnapshot) -> int:
         options = self._options
         most = options.max_rows or SPLITS_PER_TRIGGER * options.read.rows_per_split
         if options.max_bytes is not None:
             most = min(most, int(options.max_bytes / pinned.row_bytes))
         return max(most, 1)
 
-    def _measured(self, snapshot: sync.Snapshot) -> _Pinned:
+    def _measured(self, snapshot: sync.Snapshot) -> _InitialSnapshot:
         rows = self._table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
         row_bytes = 1.0
         if self._options.max_bytes is not None:
             sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).at(snapshot).to_arrow()
             row_bytes = max(sample.nbytes / max(len(sample), 1), 1.0)
-        return _Pinned(snapshot, rows, row_bytes)
+        return _InitialSnapshot(snapshot, rows, row_bytes)
 
     def _after(self, at: StreamOffset, *, unlimited: bool) -> StreamOffset:
         """How far to go from an offset; the same where there is nothing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
@@ -134,7 +134,7 @@ class WholeView:
         version: Names what it shows.
     """
 
-    def __init__(self, opened: OpenedScan, scan: LiveScan) -> None:
+    def __init__(self, opened: OpenedScan, scan: RegisteredScan) -> None:
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
         self.version = version_of(self.definition, self.log_offsets)
@@ -193,7 +193,7 @@ async def whole_view(
         ScanKvError: As `ScanKv`.
     """
     plan, table = replace(read_plan(request), stored_rows=stored_rows), tables.table(request.table)
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
         snapshot_id=request.snapshot.snapshot_id,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
+    from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
 class MergeEngine(Protocol):
@@ -35,7 +35,7 @@ class MergeEngine(Protocol):
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """For each key the place of the last row that deletes and counts, -1 for none. None: the last one counts."""
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """What becomes of them; there are no rows that delete. Raises RefusedColumnError."""
 
 

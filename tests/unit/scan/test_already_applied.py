@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.log_token import LaterView
-from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.chunk_source import ScanPosition
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -82,7 +82,7 @@ def test_rows_of_many_views_and_the_changes_that_are_left_are_the_table(
             place += 1
         elif what == "cut" and place:
             last = order[place - 1]
-            views.append(LaterView(Position(bucket_of(last), encoded(last)), table.ends()))
+            views.append(LaterView(ScanPosition(bucket_of(last), encoded(last)), table.ends()))
             view = dict(table.rows)
         else:
             write(number, what, key)
@@ -111,5 +111,5 @@ def test_behind_the_last_view_nothing_is_asked_of_the_keys() -> None:
     table = Table()
     for value in range(4):
         table.put(0, value)
-    applied = AlreadyAppliedFilter([LaterView(Position(0, encoded(0)), {0: 3, 1: 0})], refuse)
+    applied = AlreadyAppliedFilter([LaterView(ScanPosition(0, encoded(0)), {0: 3, 1: 0})], refuse)
     assert applied.new_changes([table.record(0, 3, 5)], 0) is None

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from scankv.v1 import scan_pb2
-from streaming_server.scan.admission.live_scans import LiveScan
-from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
+from streaming_server.scan.admission.live_scans import RegisteredScan
+from streaming_server.scan.chunk_source import Chunk, ChunkSource, ScanPosition, View
 from streaming_server.scan.execution.open_scan import OpenedScan
 from streaming_server.scan.execution.producer import ChunkSpec, stream_messages
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
@@ -50,8 +50,8 @@ class Numbers:
         found = [number for number in range(start, stop) if number % self._every == 0]
         return Chunk(0, pa.record_batch([found], schema=SCHEMA))
 
-    def position(self) -> Position:
-        return Position(0, str(self.rows_scanned).encode())
+    def position(self) -> ScanPosition:
+        return ScanPosition(0, str(self.rows_scanned).encode())
 
     def abort(self, error: ScanKvError) -> None:
         raise AssertionError("nobody ends this one")
@@ -76,7 +76,7 @@ def stream(
         limit=limit,
         selective=selective,
     )
-    scan = LiveScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
+    scan = RegisteredScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
     return stream_messages(opened, chunk, "s", scan, 0.0, heartbeat_seconds)
 
 

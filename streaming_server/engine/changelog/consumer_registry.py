@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 
-class Consumers:
+class ConsumerRegistry:
     """The consumers of all tables of a server. Bound to its event loop.
 
     Consumers are on disk and survive a restart, which restarts their time to live. Rule: time is measured with the
