@@ -21,7 +21,7 @@ from spark_bridge.followed_log import FollowedLog
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost
 from spark_bridge.planning import check_columns, chosen_columns
 from spark_bridge.restarts import riding_through
-from spark_bridge.stream_offset import Rows, StreamOffset
+from spark_bridge.stream_offset import SnapshotProgress, StreamOffset
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class StreamPlanner:
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
-        rows = Rows(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
+        rows = SnapshotProgress(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
         return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
 
     def _rows_per_trigger(self, pinned: _InitialSnapshot) -> int:
@@ -233,13 +233,13 @@ class StreamPlanner:
             end = self._log.cut(at.log_offsets, end)
         return StreamOffset(name=at.name, table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
-    def _parts_per_trigger(self, rows: Rows) -> int:
+    def _parts_per_trigger(self, rows: SnapshotProgress) -> int:
         pinned = self._pinned
         if pinned is None:
             pinned = self._pinned = self._measured(self._adopted(rows))
         return max(self._rows_per_trigger(pinned) // max(-(-pinned.rows // rows.parts), 1), 1)
 
-    def _specs_of_rows(self, rows: Rows) -> Sequence[ScanSpec]:
+    def _specs_of_rows(self, rows: SnapshotProgress) -> Sequence[ScanSpec]:
         """All parts of the snapshot: the same ones whenever it is cut into so many."""
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
@@ -260,14 +260,14 @@ class StreamPlanner:
         self._consumer_id = offset.consumer_id
         self._log.keep(offset.consumer_id, begin or offset.log_offsets, offset.table)
 
-    def _adopted(self, rows: Rows) -> sync.Snapshot:
+    def _adopted(self, rows: SnapshotProgress) -> sync.Snapshot:
         """The snapshot, renewed."""
         try:
             return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
         except SnapshotLost as error:
             raise initial_rows_lost(self._table.name) from error
 
-    def _release(self, rows: Rows) -> None:
+    def _release(self, rows: SnapshotProgress) -> None:
         """Ends the lease. A failure is no harm: it expires."""
         with suppress(ScanKvError):
             self._client.adopt_snapshot(rows.snapshot_id).release()

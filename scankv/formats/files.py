@@ -97,7 +97,7 @@ class Input:
 
     def _open(self) -> io.BufferedReader:
         self.bytes_read = 0
-        stream: io.BufferedReader = io.BufferedReader(_Counted(self._source(), self), _BUFFER_BYTES)
+        stream: io.BufferedReader = io.BufferedReader(_CountingReader(self._source(), self), _BUFFER_BYTES)
         self._opened.callback(stream.close)
         start = stream.peek(4)
         if start.startswith(_GZIP):
@@ -107,7 +107,7 @@ class Input:
         return stream
 
 
-class _Counted(io.RawIOBase):
+class _CountingReader(io.RawIOBase):
     """Reads a stream and tells its input how far."""
 
     def __init__(self, stream: IO[bytes], input_: Input) -> None:

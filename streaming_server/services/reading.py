@@ -82,7 +82,7 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentVersion:
     """What a request would read now, as far as it is known in memory. Immutable.
 
     Attributes:
@@ -103,7 +103,7 @@ class Current:
         return version_of(self.definition, self.view.log_offsets)
 
 
-async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> Current:
+async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
     """What a request for some buckets (None: all) would read now. Awaits only where a bucket is not open.
 
     Raises:
@@ -115,14 +115,14 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
         lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
         pinned = version_of(definition, view.log_offsets)
-        return Current(definition, view, lambda: None if lease.ended else pinned, lease)
+        return CurrentVersion(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
         view = table.reads.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
     view = await table.reads.view_now(buckets)
-    return Current(table.definition, view, again, table.state)
+    return CurrentVersion(table.definition, view, again, table.state)
 
 
 class WholeView:

@@ -83,7 +83,7 @@ class AggregatedColumn:
         return {**dict(zip(names, hidden, strict=True)), self.aggregate.column: values}
 
 
-class Aggregating:
+class AggregateEngine:
     """Merges each column by its function.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
-class Overwriting:
+class OverwriteEngine:
     """The last written row replaces the current row.
 
     Args:

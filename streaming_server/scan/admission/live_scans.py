@@ -170,7 +170,7 @@ class ScanRegistry:
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
             self.started += 1
-            watch = _Watch(scan, self._overdue, min(self._stall_timeout, self._max_scan))
+            watch = _OverdueTimer(scan, self._overdue, min(self._stall_timeout, self._max_scan))
             try:
                 yield
             finally:
@@ -267,7 +267,7 @@ class ScanRegistry:
         return min(left, patience)
 
 
-class _Watch:
+class _OverdueTimer:
     """A timer for one scan that fires only when the scan may be overdue, not with every message."""
 
     def __init__(

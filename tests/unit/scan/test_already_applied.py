@@ -28,7 +28,7 @@ def bucket_of(key: int) -> int:
     return key % BUCKETS
 
 
-class Table:
+class ChangingTable:
     """Rows and changes, and a start from the whole table that is read key by key."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "delete", "read", "cut
 def test_rows_of_many_views_and_the_changes_that_are_left_are_the_table(
     before: list[tuple[str, int]], during: list[tuple[str, int]], step: int
 ) -> None:
-    table, replay = Table(), dict[int, int]()
+    table, replay = ChangingTable(), dict[int, int]()
     order = sorted(range(KEYS), key=lambda key: (bucket_of(key), key))
 
     def write(number: int, what: str, key: int) -> None:
@@ -108,7 +108,7 @@ def test_behind_the_last_view_nothing_is_asked_of_the_keys() -> None:
     def refuse(_: pa.RecordBatch) -> pa.Array:
         raise AssertionError("the keys were encoded for nothing")
 
-    table = Table()
+    table = ChangingTable()
     for value in range(4):
         table.put(0, value)
     applied = AlreadyAppliedFilter([LaterView(ScanPosition(0, encoded(0)), {0: 3, 1: 0})], refuse)
