@@ -73,7 +73,7 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> Partition
         try:
             wanted = chosen_columns(snapshot.schema, options.columns)
             if schema is not None:
-                check_columns(schema, wanted)
+                check_column_choice(schema, wanted)
                 wanted = schema
             # By name: a column that is added later is not part of it.
             specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
@@ -121,7 +121,7 @@ def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructTy
     return spark_schema(pa.schema([schema.field(name) for name in columns]))
 
 
-def check_columns(asked: StructType, there: StructType) -> None:
+def check_column_choice(asked: StructType, there: StructType) -> None:
     """Refuses, with SchemaMismatch, a schema that is no choice of the columns there are, with their types.
 
     NOT NULL is only what is so in the table.

@@ -19,7 +19,7 @@ from scankv.model.tables.options import TableOptions
 from scankv.model.tables.schema import CHANGE_COLUMNS
 from spark_bridge.followed_log import FollowedLog
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost
-from spark_bridge.planning import check_columns, chosen_columns
+from spark_bridge.planning import check_column_choice, chosen_columns
 from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import SnapshotProgress, StreamOffset
 from spark_bridge.types import spark_schema
@@ -171,7 +171,7 @@ class StreamPlanner:
                 table=self._table.name,
                 option="row_kinds",
             )
-        check_columns(schema, there)
+        check_column_choice(schema, there)
 
     def _first(self, *, unlimited: bool) -> StreamOffset:
         """The end of the first micro-batch; where the query begins stays settled when Spark asks again."""

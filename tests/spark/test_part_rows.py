@@ -13,7 +13,7 @@ import pytest
 
 from aio_client import ScanCancelled, SchemaMismatch, SnapshotLost, sync
 from aio_client._sync.read_ahead import BATCH_ROWS
-from spark_bridge.conform import arrow_schema
+from spark_bridge.casting import arrow_schema
 from spark_bridge.options import ReadOptions
 from spark_bridge.part_rows import read_part
 from spark_bridge.planning import planned
