@@ -84,7 +84,7 @@ def total_rows(counts: Iterable[int | None]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ScanPosition:
     """How far a source has been read: all buckets before `bucket`, and `bucket` up to and including `key`.
 
     A source with one order over all buckets has read everything up to and including `key`, whatever the bucket.
@@ -156,7 +156,7 @@ class ChunkSource(Protocol):
         raises DataLoss.
         """
 
-    def position(self) -> Position | None:
+    def position(self) -> ScanPosition | None:
         """How far the chunks returned so far reach. None if that is unknown because no row was found yet."""
 
     def abort(self, error: ScanKvError) -> None:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
@@ -69,7 +69,7 @@ async def indexed_top_n(
     request, spec, definition = query.request, query.result, query.definition
     if all(index.columns[-1] != spec.by for index in definition.indexes):
         return None
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(range(definition.buckets)),
         snapshot_id=request.snapshot.snapshot_id,
@@ -104,7 +104,9 @@ async def _found(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRow
 
 
 @asynccontextmanager
-async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
+async def _locked_view(
+    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan
+) -> AsyncIterator[LockedView]:
     """The locked view, for the length of the block. At the end of the block, everything read is durable."""
 
     def check() -> None:

@@ -83,7 +83,7 @@ class Intake:
             InvalidRequest: It did not arrive in time.
         """
         await self._prompt.acquire()
-        receiving = _Receiving(self, self._receive_seconds)
+        receiving = _IncomingMessage(self, self._receive_seconds)
         try:
             message: Any = await context.read()
         except asyncio.CancelledError:
@@ -121,7 +121,7 @@ class Intake:
         self._prompt.release()
 
 
-class _Receiving:
+class _IncomingMessage:
     """One message that is arriving: prompt, then late with a claim, or refused."""
 
     def __init__(self, intake: Intake, receive_seconds: float) -> None:

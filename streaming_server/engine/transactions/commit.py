@@ -14,7 +14,7 @@ from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
-from streaming_server.engine.transactions.staged_rows import repeated_keys
+from streaming_server.engine.transactions.staged_rows import find_repeated_keys
 from streaming_server.engine.transactions.stuck import (
     OUTCOME_UNKNOWN,
     retried_error,
@@ -125,7 +125,7 @@ class CommitCoordinator:
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             await self._executor.run(_sync, transaction.directory, parts)
-            repeated = await repeated_keys(_files(parts), tables, touched, self._executor)
+            repeated = await find_repeated_keys(_files(parts), tables, touched, self._executor)
             with ExitStack() as admissions:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:

@@ -13,7 +13,7 @@ from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.open_transaction import footprints_of
-from streaming_server.engine.transactions.staged_rows import repeated_keys, staged_rows
+from streaming_server.engine.transactions.staged_rows import find_repeated_keys, staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
 from streaming_server.storage.transactions.staging import READ, load_parts
@@ -87,7 +87,7 @@ class RollForward:
         Args:
             touched: What it does to each table.
             net: The merged rows of buckets of tables whose rows are merged.
-            repeated: For other buckets, the keys that several requests write; see `repeated_keys`.
+            repeated: For other buckets, the keys that several requests write; see `find_repeated_keys`.
         """
         self._repeated = repeated
         await self._begin()
@@ -104,7 +104,7 @@ class RollForward:
             try:
                 # Read all parts first, so that nothing of a damaged transaction is applied.
                 touched = footprints_of(await self._executor.run(load_parts, self._files))
-                self._repeated = await repeated_keys(self._files, self._tables, touched, self._executor)
+                self._repeated = await find_repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._apply_rows(await self._merge_all_again(touched), touched)
             except Exception as error:
                 self._fail_rest(error)

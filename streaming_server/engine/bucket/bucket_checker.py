@@ -69,7 +69,7 @@ class BucketFindings:
     problem: str
 
 
-class BucketCheck:
+class BucketChecker:
     """One check of one bucket, as of the moment when it is made. Bound to the event loop; memory is that of a step.
 
     Make it under the bucket's mutex. It pins files on disk until `run` has ended, or `abort`.
@@ -101,8 +101,8 @@ class BucketCheck:
         self._indexes = codec.indexes
         self._on_error = on_error
         self._ended: ScanKvError | None = None
-        self._expected = {index: _Sum() for index in codec.indexes if index in bucket.state.ready_indexes}
-        self._found = {index: _Sum() for index in codec.indexes}
+        self._expected = {index: _EntryChecksum() for index in codec.indexes if index in bucket.state.ready_indexes}
+        self._found = {index: _EntryChecksum() for index in codec.indexes}
         self._strangers = 0
         self._problems: list[str] = []
         self._is_whole = True
@@ -213,7 +213,7 @@ class BucketCheck:
 
 
 @dataclass(slots=True)
-class _Sum:
+class _EntryChecksum:
     """What entries amount to, in whatever order they come."""
 
     count: int = 0
@@ -226,7 +226,7 @@ class _Sum:
         self.hashes = (self.hashes + int(hashes.sum())) % 2**64
 
 
-def _difference(found: _Sum, expected: _Sum) -> str:
+def _difference(found: _EntryChecksum, expected: _EntryChecksum) -> str:
     if found == expected:
         return ""
     more = found.count - expected.count
