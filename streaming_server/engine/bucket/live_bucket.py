@@ -9,31 +9,25 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_slot import BaseSlot
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
 from streaming_server.engine.bucket.group_commit import GroupCommit
-from streaming_server.storage.bucket.bucket import Bucket
-from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.bucket_log import ChangelogUsage
-from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.disk_space import disk_full, has_space
+from streaming_server.storage.files.disk_space import has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
-from streaming_server.storage.files.file_limit import check_files_left, has_files_left
-from streaming_server.storage.rocks.store import is_complete
+from streaming_server.storage.files.file_limit import has_files_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.bucket_opener import BucketOpener
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
-    from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.changelog.records import LogRecord
-    from streaming_server.storage.rocks.store import RocksResources
 
 T = TypeVar("T")
 
@@ -67,34 +61,20 @@ class LiveBucket:
 
     Args:
         number: As above.
-        path: The bucket's directory.
         table: As above.
-        compression: The table's compression.
-        resources: Shared by all buckets of the process.
+        opener: Opens the bucket's files.
         executor: Runs what blocks.
-        clock: The server's.
-        mark_seconds: How precisely the ages of changes are known.
-        indexes: Gives the ids of the table's current indexes.
         on_unbuilt: Called when the bucket was opened and one of its indexes is not ready.
-        retention_holds: Gives the retention holds on the changelog when the bucket is opened: offset by owner.
-        writer_limits: What bounds the bucket's writers.
     """
 
     def __init__(
         self,
         number: int,
-        path: Path,
         table: str,
+        opener: BucketOpener,
         *,
-        compression: str,
-        resources: RocksResources,
         executor: StorageExecutor,
-        clock: ServerClock,
-        mark_seconds: float,
-        indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
-        retention_holds: Callable[[], Mapping[str, int]] = dict,
-        writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
     ) -> None:
         self.number = number
         self.mutex = BarrierMutex()
@@ -102,25 +82,17 @@ class LiveBucket:
         self.commits = 0
         self.maintenance = asyncio.Lock()
         self.damage: str | None = None
-        self._path = path
         self.table = table
-        self.location = f"bucket {number} of {table}"
+        self.location = opener.location
         self.columnar = BaseSlot(self.location)
-        self._compression = compression
-        self._resources = resources
+        self._opener = opener
         self._executor = executor
-        self._clock = clock
-        self._mark_seconds = mark_seconds
-        self._indexes = indexes
         self._on_unbuilt = on_unbuilt
-        self._log_holds = retention_holds
-        self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         # While the bucket is reopened after a failure: the one that failed.
         self._failed_bucket: Bucket | None = None
         self._is_settled = False
         self._repair_at = 0.0
-        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
         self._state_when_closed: BucketState | None = None
@@ -222,29 +194,10 @@ class LiveBucket:
         if not self._is_settled:
             # Not in `_open`: its caller may have given up in the meantime, and this must not be skipped.
             self._is_settled = True
-            self._renew_holds(self._bucket)
+            self._opener.renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
-
-    def _open_store(self, *, read_only: ScanKvError | None = None, after: BucketState | None = None) -> Bucket:
-        bucket = Bucket(
-            self._path,
-            self.location,
-            compression=self._compression,
-            resources=self._resources,
-            clock=self._clock,
-            writer_limits=self._writer_limits,
-            read_only=read_only,
-            state_at_close=after,
-            mark_seconds=self._mark_seconds,
-        )
-        try:
-            bucket.set_indexes(self._indexes())
-        except BaseException:
-            bucket.close()
-            raise
-        return bucket
 
     @property
     def _needs_repair(self) -> bool:
@@ -261,7 +214,7 @@ class LiveBucket:
         bucket it stays as it is, because RocksDB releases its lock only after the last reader.
         """
         assert self._commit is not None
-        before, space = self._bucket, has_space(self._path)
+        before, space = self._bucket, has_space(self._opener.path)
         in_use = before is not None and before.readers and not before.is_read_only
         has_snapshot = self.before is not None and self.before.rows is not None
         if self.maintenance.locked() or in_use or has_snapshot:
@@ -280,30 +233,10 @@ class LiveBucket:
         before = self._failed_bucket or self._bucket
         assert before is not None
         assert self._commit is not None
-        if not before.is_read_only:
-            # The new store needs RocksDB's lock.
-            before.abandon()
-        bucket: Bucket | None = None
-        why = before.refusal or disk_full(self._path)
-        if space:
-            try:
-                bucket = self._open_store(after=before.state)
-            except DataLoss:
-                raise
-            except ScanKvError as error:
-                _log.warning("%s still cannot be written: %s [%s]", self.location, error.message, error.__cause__)
-                why = before.refusal or error
+        can_be_read = self._bucket is not None and self._commit.failure is None
+        bucket = self._opener.reopen(before, has_space=space, can_be_read=can_be_read)
         if bucket is None:
-            if self._bucket is not None and self._commit.failure is None:
-                return  # It can still be read.
-            bucket = self._open_store(read_only=why, after=before.state)
-        if bucket.sequence < before.sequence:
-            bucket.close()
-            raise DataLoss(
-                f"{self.location} has lost writes that were not durable, because a sync failed: restart the server, "
-                "which then serves what was durable"
-            )
-        before.hand_holds_to(bucket)
+            return
         self._bucket, self._failed_bucket = bucket, None
         self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_when_opened)
         if bucket.is_writable:
@@ -311,16 +244,9 @@ class LiveBucket:
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up, the bucket is open all the same, and holds its lock.
-        check_files_left(self.location)
-        try:
-            bucket = self._open_store()
-        except DiskFull as error:
-            if not is_complete(self._path):
-                raise  # There was no space to create the bucket: it has nothing to read.
-            _log.warning("%s can only be read: %s", self.location, error.message)
-            bucket = self._open_store(read_only=error)
+        bucket = self._opener.open()
+        if bucket.is_read_only:
             self._repair_at = time.monotonic() + REPAIR_SECONDS
-        self._held_at_opening = self._take_holds(bucket)
         offset = bucket.durable_when_opened
         if self._commit is None:
             self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
@@ -340,9 +266,8 @@ class LiveBucket:
         if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
             return False
         is_quiet = commit.is_idle and self.before is None and not self.maintenance.locked() and bucket.is_writable
-        return (
-            is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
-        )
+        is_unused = bucket.readers == 0 and not bucket.builds
+        return is_quiet and is_unused and bucket.log.holds.owners <= self._opener.hold_owners
 
     async def close_files(self) -> bool:
         """Closes the files until the bucket is used again. Returns whether they were closed. Hold the mutex.
@@ -382,22 +307,6 @@ class LiveBucket:
         assert bucket is not None
         return bucket
 
-    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
-        holds = self._log_holds()
-        for owner, offset in holds.items():
-            # An owner whose changes are gone has lost its hold, and finds that out when it reads.
-            if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
-        return frozenset(holds)
-
-    def _renew_holds(self, bucket: Bucket) -> None:
-        """Applies the changes of retention holds that were made while a thread was opening the bucket.
-
-        Those calls found no open bucket. Rule: an ended hold retains nothing, and a taken one retains all it names.
-        """
-        for owner in self._held_at_opening - self._take_holds(bucket):
-            bucket.log.release(owner)
-
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex until it ends.
 
@@ -422,7 +331,9 @@ class LiveBucket:
         if isinstance(error, DataLoss):
             # The text alone: the error's traceback would keep iterators alive.
             self.damage = self.damage or error.message
-            _log.error("DATA_LOSS in %s (%s): %s [%s]", self.location, self._path, error.message, error.__cause__)
+            _log.error(
+                "DATA_LOSS in %s (%s): %s [%s]", self.location, self._opener.path, error.message, error.__cause__
+            )
         return error
 
     async def wait_durable(self, offset: int) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
+from streaming_server.engine.bucket.bucket_opener import BucketOpener
 from streaming_server.engine.bucket.live_bucket import LiveBucket
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
@@ -78,19 +79,23 @@ class LiveTable:
         """
 
         def make_bucket(number: int, state: TableState) -> LiveBucket:
-            return LiveBucket(
-                number,
+            opener = BucketOpener(
                 path / "buckets" / f"{number:04}",
-                definition.name,
+                f"bucket {number} of {definition.name}",
                 compression=definition.options.compression,
                 resources=resources,
-                executor=executor,
                 clock=clock,
                 mark_seconds=definition.options.log_retention_seconds / 100,
                 indexes=lambda: list(state.codec.indexes),
-                on_unbuilt=lambda live: self._index_builds.wake(live),
                 retention_holds=partial(retention_holds, number),
                 writer_limits=writer_limits,
+            )
+            return LiveBucket(
+                number,
+                definition.name,
+                opener,
+                executor=executor,
+                on_unbuilt=lambda live: self._index_builds.wake(live),
             )
 
         self.state = TableState(definition, path, make_bucket, executor=executor, clock=clock)

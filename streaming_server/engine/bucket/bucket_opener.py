@@ -1,0 +1,168 @@
+"""Opens the files of a bucket: for reading and writing, or for reading only where they cannot be written."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.files.disk_space import disk_full
+from streaming_server.storage.files.file_limit import check_files_left
+from streaming_server.storage.rocks.store import is_complete
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from streaming_server.clock import ServerClock
+    from streaming_server.storage.bucket.bucket_state import BucketState
+    from streaming_server.storage.bucket.writer_states import WriterLimits
+    from streaming_server.storage.rocks.store import RocksResources
+
+_log: Final = logging.getLogger(__name__)
+
+
+class BucketOpener:
+    """Opens the files of one bucket, and applies the retention holds on its changelog. Its methods run in threads.
+
+    Attributes:
+        path: The bucket's directory.
+        location: How errors call the bucket.
+
+    Args:
+        path: As above.
+        location: As above.
+        compression: The table's compression.
+        resources: Shared by all buckets of the process.
+        clock: The server's.
+        mark_seconds: How precisely the ages of changes are known.
+        indexes: Gives the ids of the table's current indexes.
+        retention_holds: Gives the retention holds on the changelog: offset by owner.
+        writer_limits: What bounds the bucket's writers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        location: str,
+        *,
+        compression: str,
+        resources: RocksResources,
+        clock: ServerClock,
+        mark_seconds: float,
+        indexes: Callable[[], Collection[int]],
+        retention_holds: Callable[[], Mapping[str, int]] = dict,
+        writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+    ) -> None:
+        self.path = path
+        self.location = location
+        self._compression = compression
+        self._resources = resources
+        self._clock = clock
+        self._mark_seconds = mark_seconds
+        self._indexes = indexes
+        self._retention_holds = retention_holds
+        self._writer_limits = writer_limits
+        self._held_at_opening: frozenset[str] = frozenset()
+
+    def open(self) -> Bucket:
+        """Opens the bucket, for reading only where the disk is full.
+
+        Raises:
+            DataLoss: The bucket is damaged.
+            DiskFull: The bucket cannot be created.
+            ScanKvError: The files cannot be opened.
+        """
+        check_files_left(self.location)
+        try:
+            bucket = self._open()
+        except DiskFull as error:
+            if not is_complete(self.path):
+                raise  # There was no space to create the bucket: it has nothing to read.
+            _log.warning("%s can only be read: %s", self.location, error.message)
+            bucket = self._open(read_only=error)
+        self._held_at_opening = self._take_holds(bucket)
+        return bucket
+
+    def reopen(self, before: Bucket, *, has_space: bool, can_be_read: bool) -> Bucket | None:
+        """Opens a bucket again after a failed write or sync. It takes over the retention holds.
+
+        Args:
+            before: The bucket that failed. It is abandoned, unless it is for reading only.
+            has_space: Whether the disk has space to write. Without it, the bucket is opened for reading only.
+            can_be_read: Whether `before` can still be read.
+
+        Returns:
+            None if the bucket still cannot be written, and `before` can still be read.
+
+        Raises:
+            DataLoss: The bucket is damaged, or has lost writes that were not durable.
+        """
+        if not before.is_read_only:
+            # The new store needs RocksDB's lock.
+            before.abandon()
+        bucket: Bucket | None = None
+        why = before.refusal or disk_full(self.path)
+        if has_space:
+            try:
+                bucket = self._open(after=before.state)
+            except DataLoss:
+                raise
+            except ScanKvError as error:
+                _log.warning("%s still cannot be written: %s [%s]", self.location, error.message, error.__cause__)
+                why = before.refusal or error
+        if bucket is None:
+            if can_be_read:
+                return None
+            bucket = self._open(read_only=why, after=before.state)
+        if bucket.sequence < before.sequence:
+            bucket.close()
+            raise DataLoss(
+                f"{self.location} has lost writes that were not durable, because a sync failed: restart the server, "
+                "which then serves what was durable"
+            )
+        before.hand_holds_to(bucket)
+        return bucket
+
+    def renew_holds(self, bucket: Bucket) -> None:
+        """Applies the changes of retention holds that were made while a thread was opening the bucket.
+
+        Those calls found no open bucket. Rule: an ended hold retains nothing, and a taken one retains all it names.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
+
+    @property
+    def hold_owners(self) -> set[str]:
+        """The owners whose retention holds are taken again when the bucket is opened."""
+        return {*self._retention_holds()}
+
+    def _open(self, *, read_only: ScanKvError | None = None, after: BucketState | None = None) -> Bucket:
+        bucket = Bucket(
+            self.path,
+            self.location,
+            compression=self._compression,
+            resources=self._resources,
+            clock=self._clock,
+            writer_limits=self._writer_limits,
+            read_only=read_only,
+            state_at_close=after,
+            mark_seconds=self._mark_seconds,
+        )
+        try:
+            bucket.set_indexes(self._indexes())
+        except BaseException:
+            bucket.close()
+            raise
+        return bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._retention_holds()
+        for owner, offset in holds.items():
+            # An owner whose changes are gone has lost its hold, and finds that out when it reads.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
