@@ -6,7 +6,6 @@ The only module of the client that imports grpc.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import warnings
 import weakref
@@ -21,15 +20,13 @@ from aio_client._transport.anonymous_writers import AnonymousWriters
 from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._transport.channel import channel_options
 from aio_client._transport.framing import ScanMessage
+from aio_client._transport.owner import ClientOwner
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
+from aio_client._transport.status_errors import error_of_status, readable_seconds
 from scankv.model.errors import (
-    DataLoss,
     DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
     ProtocolViolation,
-    RequestTooLarge,
     ScanKvError,
     ServerBusy,
     Unavailable,
@@ -76,18 +73,6 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 _READY_POLL_SECONDS: Final = 0.05
 _AWAY: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-_ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[ScanKvError]]] = {
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    # A server that stops at once cancels its calls. A proxy resets them, which gRPC reports as INTERNAL.
-    grpc.StatusCode.CANCELLED: Unavailable,
-    grpc.StatusCode.INTERNAL: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: RequestTooLarge,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.DATA_LOSS: DataLoss,
-    grpc.StatusCode.UNIMPLEMENTED: ProtocolViolation,
-}
-
 
 class Transport:
     """The connections of one client. It connects with the first call, and reconnects after the server was away.
@@ -103,18 +88,11 @@ class Transport:
 
     def __init__(self, config: ClientConfig) -> None:
         """Prepares the channel without connecting. Must run in the event loop that will make the calls."""
-        if _forked_while_open:
-            raise UsageError(
-                "this process was forked while a client was open in its parent, after which gRPC hangs; close all "
-                "clients before forking, or start the process by spawning it",
-                address=config.address,
-            )
+        self._owner = ClientOwner(config.address)
         self.config = config
         self.address: str = config.address
         self.writers: AnonymousWriters = AnonymousWriters()
-        self._loop = asyncio.get_running_loop()
-        ignore_stray_events(self._loop)
-        self._pid = os.getpid()
+        ignore_stray_events(self._owner.loop)
         self._window = config.window_bytes(None)
         # A receive window belongs to a connection, so every window has its own connections. Only the last one of a
         # window takes further streams. The first connection of the client's own window has the calls with one answer.
@@ -124,11 +102,10 @@ class Transport:
         # Replaced connections, as long as calls over them are in flight.
         self._replaced: weakref.WeakSet[_Services] = weakref.WeakSet()
         self._closed = asyncio.Event()
-        _open_transports.add(self)
 
     def __del__(self) -> None:
         # A dropped channel closes itself, but not in order once its loop is closed.
-        if getattr(self, "_connections", None) and self._loop.is_closed():
+        if getattr(self, "_connections", None) and self._owner.loop.is_closed():
             warnings.warn(
                 f"the client of {self.address} was not closed before its event loop; use `async with connect(...)`",
                 ResourceWarning,
@@ -143,16 +120,7 @@ class Transport:
         Raises:
             UsageError: The client is closed, or the caller is in another event loop or in a forked process.
         """
-        if os.getpid() != self._pid:
-            raise UsageError(
-                "the client was made before this process was forked; connect in the child process instead",
-                address=self.address,
-            )
-        if asyncio.get_running_loop() is not self._loop:
-            raise UsageError(
-                "the client belongs to another event loop; connect once in each loop, or use scankv.sync",
-                address=self.address,
-            )
+        self._owner.check()
         if not self._connections:
             raise UsageError(f"the client of {self.address} is closed", address=self.address)
         return self._connections[self._window][0]
@@ -300,13 +268,12 @@ class Transport:
         typed = _typed_error(error)
         if typed is not None:
             return typed
-        cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
-        known = cls(_message_of(cls, error, self.address, timeout), address=self.address)
+        known = error_of_status(error.code().name, error.details() or str(error.code()), self.address, timeout)
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
-        silent = cls is DeadlineExceeded and timeout >= self.config.min_silence_seconds
-        if silent or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
+        silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence_seconds
+        if silent or (isinstance(known, Unavailable) and state is not grpc.ChannelConnectivity.READY):
             self.replace(services)
         return known
 
@@ -356,6 +323,7 @@ class Transport:
         channels = [each.channel for each in connections]
         # gRPC ends its threads, so that the process may fork, only when nothing refers to its objects any more.
         self._connections.clear()
+        self._owner.release()
         self._closed.set()
         for channel in channels:
             await channel.close(None)
@@ -455,7 +423,7 @@ class StreamCall(Generic[_Response]):
                 self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(
-                f"the ScanKV server at {address} sent nothing for {_seconds(timeout or 0)} s", address=address
+                f"the ScanKV server at {address} sent nothing for {readable_seconds(timeout or 0)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
             raise self._transport.error_from(error, self._services, timeout or 0) from error
@@ -474,24 +442,6 @@ class StreamCall(Generic[_Response]):
 
 ScanCall: TypeAlias = StreamCall[ScanMessage]
 """One attempt of a scan, which is one `ScanKv` call."""
-
-
-def _message_of(cls: type[ScanKvError], error: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
-    said = error.details() or str(error.code())
-    if cls is Unavailable:
-        return f"no ScanKV server answers at {address}: {said}"
-    if cls is DeadlineExceeded:
-        return f"the ScanKV server at {address} did not answer within {_seconds(timeout)} s"
-    if cls is RequestTooLarge:
-        return f"a message between here and {address} is over its limit: {said}"
-    if cls is ProtocolViolation:
-        return f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
-    return f"the ScanKV server at {address} failed: {said}"
-
-
-def _seconds(timeout: float) -> str:
-    """Seconds for messages, rounded to a readable number of digits."""
-    return f"{round(timeout, 2) or timeout:g}"
 
 
 def _check_decoded(message: _Response | None, address: str) -> _Response:
@@ -533,11 +483,6 @@ async def _wait_for_end(call: grpc.aio.Call) -> None:
         raise
 
 
-def _record_fork() -> None:
-    global _forked_while_open
-    _forked_while_open = _forked_while_open or any(transport._connections for transport in _open_transports)
-
-
 def _task_is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -548,8 +493,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-_open_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
-_forked_while_open = False
-os.register_at_fork(after_in_child=_record_fork)
