@@ -17,7 +17,8 @@ from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
 from aio_client._admin.table_statistics import BucketStatistics
-from aio_client._client.client import Client, connect
+from aio_client._client.client import Client
+from aio_client._client.connect import connect
 from aio_client._client.table import Table
 from aio_client._client.transaction import Transaction
 from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from aio_client import ClientConfig, UsageError, connect, sync
-from aio_client._client.client import ClientOpener
+from aio_client._client.connect import ClientOpener
 from aio_client._transport.config import default_url
 
 MIB = 1 << 20
