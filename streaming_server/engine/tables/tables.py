@@ -6,17 +6,16 @@ import asyncio
 import logging
 import shutil
 import uuid
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
 from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.clock import ClockLimits, ServerClock
-from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
+from streaming_server.clock import ServerClock
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
-from streaming_server.engine.columnar.base_due import BaseLimits
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
@@ -25,12 +24,18 @@ from streaming_server.engine.snapshots.snapshots import Snapshots
 from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
+from streaming_server.engine.tables.limits import (
+    base_limits,
+    catch_up_limits,
+    clock_limits,
+    transaction_limits,
+    writer_limits,
+)
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
-from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
+from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
-from streaming_server.storage.bucket.writer_states import WriterLimits
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
@@ -89,87 +94,65 @@ class Tables:
         """
         self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._directory.close)
             self._catalog = Catalog(self._directory)
-        except BaseException:
-            self._directory.close()
-            raise
-        most_open = max_open_buckets(config.max_open_buckets)
+            self._open_shared_resources(config, clocks)
+            self._live: dict[str, LiveTable] = {}
+            self._ddl = asyncio.Lock()
+            self._changes = DetachedTasks()
+            self._disk_use = ThrottledValue(self._look_at_disk)
+            self._make_maintenance(config)
+            self.snapshots = Snapshots(
+                config,
+                self._directory.trash,
+                self._resources,
+                self._executor,
+                self._state,
+                clock=self.clock,
+                max_hold_seconds=max_hold_seconds,
+            )
+            self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
+            self.locks = ColumnLocks(self._executor, self.clock)
+            for definition in self.definitions():
+                self._load(definition)
+            self.transactions = Transactions(
+                self._directory.transactions, self._executor, self.table, transaction_limits(config), self.clock
+            )
+            on_failure.pop_all()
+
+    def _open_shared_resources(self, config: ServerConfig, clocks: MachineClocks | None) -> None:
+        """Makes what all tables share: memory, threads, the clock, and their limits."""
+        self._most_open = max_open_buckets(config.max_open_buckets)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
-            files_per_store=files_per_store(most_open),
+            files_per_store=files_per_store(self._most_open),
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(config.data)
-        self.clock = ServerClock(
-            clocks,
-            clock_file.read(is_new=not len(self._catalog)),
-            ClockLimits(
-                max_step_seconds=config.max_clock_step_seconds,
-                trust_seconds=config.clock_trust_seconds,
-            ),
-        )
+        stored = clock_file.read(is_new=not len(self._catalog))
+        self.clock = ServerClock(clocks, stored, clock_limits(config))
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
-        self._ddl = asyncio.Lock()
-        self._changes = DetachedTasks()
-        self._live: dict[str, LiveTable] = {}
-        self._disk_use = ThrottledValue(self._look_at_disk)
-        self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
+        self._catch_up = catch_up_limits(config)
+        self._writer_limits = writer_limits(config)
+
+    def _make_maintenance(self, config: ServerConfig) -> None:
+        """Makes the background tasks that maintain the tables."""
         self._log_maintenance = LogMaintenance(
             self._states,
             seconds=config.log_maintenance_seconds,
             max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
         )
-        self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
+        self._idle = IdleBuckets(self._states, most=self._most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseMaintenance(
             self._states,
             self._executor,
-            BaseLimits(
-                min_rows=config.base_min_rows,
-                changed_share=config.base_changed_share,
-                max_age_seconds=config.base_max_age_seconds,
-                max_write_amplification=config.base_max_write_amplification,
-                delta_bytes=config.base_delta_bytes,
-                total_delta_bytes=config.base_total_delta_bytes,
-                cpu_share=config.base_cpu_share,
-            ),
+            base_limits(config),
             seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
-        self.snapshots = Snapshots(
-            config,
-            self._directory.trash,
-            self._resources,
-            self._executor,
-            self._state,
-            clock=self.clock,
-            max_hold_seconds=max_hold_seconds,
-        )
-        self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
-        self.locks = ColumnLocks(self._executor, self.clock)
-        self._writer_limits = WriterLimits(
-            ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
-        )
-        try:
-            for definition in self.definitions():
-                self._load(definition)
-            self.transactions = Transactions(
-                self._directory.transactions,
-                self._executor,
-                self.table,
-                TransactionLimits(
-                    open=config.max_transactions,
-                    bytes=config.max_transaction_bytes,
-                    ttl_seconds=config.transaction_ttl_seconds,
-                    remembered_seconds=config.committed_transaction_seconds,
-                ),
-                self.clock,
-            )
-        except BaseException:
-            self._directory.close()
-            raise
 
     def _load(self, definition: TableDefinition) -> None:
         """Loads what belongs to a table. After an unexpected error only this table cannot be used."""
