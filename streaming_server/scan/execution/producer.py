@@ -6,7 +6,7 @@ Synchronous, and independent of gRPC: the sender asks for the next message when 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from scankv.model.changes.chunk_checksum import chunk_crc32c
@@ -16,13 +16,13 @@ from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.admission.live_scans import RegisteredScan
-    from streaming_server.scan.chunk_source import View
+    from streaming_server.scan.chunk_source import Chunk, View
     from streaming_server.scan.execution.open_scan import OpenedScan
 
 FIRST_CHUNK_ROWS = 256
@@ -72,60 +72,81 @@ def stream_messages(
         DataLoss: The source found damage. No trailer follows.
     """
     source, remaining = opened.source, opened.limit
+    sent = _SentChunks(scan)
     yield _header(opened, server_incarnation, scan)
-    rows, chunks, checksum = 0, 0, 0
     spoken = time.monotonic()
     bounds = chunk_spec.bounds()
     while remaining is None or remaining > 0:
         max_rows, max_bytes = opened.room(*next(bounds))
-        if rows and not chunk_spec.large():
-            max_rows = max(1, min(max_rows, SMALL_CHUNK_BYTES * rows // scan.bytes_returned))
+        if sent.rows and not chunk_spec.large():
+            max_rows = sent.fit_small_chunk(max_rows)
         # A source that filters rows cannot know how many to read for the remaining limit.
         wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
         chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
             break
-        bucket, batch, message = chunk.bucket, chunk.batch, chunk.message
-        if remaining is not None and batch.num_rows > remaining:
-            batch, message = batch.slice(0, remaining), None
-        count = batch.num_rows
+        if remaining is not None and chunk.batch.num_rows > remaining:
+            chunk = replace(chunk, batch=chunk.batch.slice(0, remaining), message=None)
+        count = chunk.batch.num_rows
         scan.rows_scanned = source.rows_scanned
         position = source.position()
         if position is None or (not count and time.monotonic() - spoken < heartbeat_seconds):
             yield None
             continue
-        rows += count
         remaining = None if remaining is None else remaining - count
         token = opened.tokens.token(position, remaining)
-        if count:
-            message = message or BatchMessage.of(batch)
-            data, checksum = message.data, chunk_crc32c(checksum, message.crc32c)
-            chunks += 1
-            scan.bytes_returned += data.size
-            # Released before the message is sent, because the reader may stop here.
-            del chunk, batch, message
-            head = scan_pb2.ScanChunk(
-                bucket=bucket,
-                row_count=count,
-                resume_token=token,
-                rows_scanned=scan.rows_scanned,
-                crc32c=checksum,
-            )
-            yield frame_chunk(head, data)
-        else:
-            yield _heartbeat(token, scan.rows_scanned)
+        message = sent.frame(chunk, token) if count else _heartbeat(token, scan.rows_scanned)
+        # Released before the message is sent, because the reader may stop here.
+        del chunk
+        yield message
+        del message
         spoken = time.monotonic()
     scan.rows_scanned = source.rows_scanned
-    trailer = scan_pb2.ScanTrailer(
-        rows_scanned=scan.rows_scanned,
-        rows_returned=rows,
-        bytes_returned=scan.bytes_returned,
-        chunks=chunks,
-        buckets=sorted(source.view.log_offsets),
-        crc32c=checksum,
-        elapsed_micros=int((time.monotonic() - started) * 1_000_000),
-    )
-    yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+    yield sent.trailer(sorted(source.view.log_offsets), started)
+
+
+class _SentChunks:
+    """The chunks that a stream has sent: how many, of how many rows, and their checksum."""
+
+    def __init__(self, scan: RegisteredScan) -> None:
+        self.rows = 0
+        self._chunks = 0
+        self._checksum = 0
+        self._scan = scan
+
+    def fit_small_chunk(self, max_rows: int) -> int:
+        """Returns at most `max_rows` rows that take about 96 KiB, if they are as long as those that were sent."""
+        return max(1, min(max_rows, SMALL_CHUNK_BYTES * self.rows // self._scan.bytes_returned))
+
+    def frame(self, chunk: Chunk, token: bytes) -> bytes:
+        """Returns the message of the next chunk."""
+        message = chunk.message or BatchMessage.of(chunk.batch)
+        count = chunk.batch.num_rows
+        self.rows += count
+        self._chunks += 1
+        self._checksum = chunk_crc32c(self._checksum, message.crc32c)
+        self._scan.bytes_returned += message.data.size
+        head = scan_pb2.ScanChunk(
+            bucket=chunk.bucket,
+            row_count=count,
+            resume_token=token,
+            rows_scanned=self._scan.rows_scanned,
+            crc32c=self._checksum,
+        )
+        return frame_chunk(head, message.data)
+
+    def trailer(self, buckets: Sequence[int], started: float) -> bytes:
+        """Returns the message that ends the stream, and proves that the chunks are complete."""
+        trailer = scan_pb2.ScanTrailer(
+            rows_scanned=self._scan.rows_scanned,
+            rows_returned=self.rows,
+            bytes_returned=self._scan.bytes_returned,
+            chunks=self._chunks,
+            buckets=buckets,
+            crc32c=self._checksum,
+            elapsed_micros=int((time.monotonic() - started) * 1_000_000),
+        )
+        return scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
 
 
 def unchanged_messages(
