@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -28,6 +30,7 @@ from aio_client import (
     UsageError,
     connect,
 )
+from aio_client._transport.retry import with_retries
 from tests.unit.client.messages import LOG_OFFSETS, SCHEMA, batch
 from tests.unit.client.misbehaving import (
     EndsWith,
@@ -195,14 +198,19 @@ async def test_a_stall_after_the_trailer_is_a_good_end() -> None:
         await asyncio.wait_for(server.ended.wait(), SOON)
 
 
-async def test_the_time_that_the_reader_takes_is_not_counted() -> None:
-    async with (
-        serving(KeepsItsContract()) as url,
-        connect(url, operation_timeout=1.5, attempt_timeout=1.5, next_chunk_timeout=1.5) as client,
-    ):
+async def test_the_time_that_the_reader_takes_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, passed = time.monotonic, 0.0
+
+    def monotonic() -> float:
+        return real() + passed
+
+    # The deadlines of operations and messages, and the timers of the event loop.
+    monkeypatch.setattr("aio_client._scan.stream.with_retries", partial(with_retries, clock=monotonic))
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
         rows = (await anext(stream)).num_rows
-        await asyncio.sleep(1.6)
+        passed = 2 * max(client.config.operation_timeout, client.config.next_chunk_timeout)
         rows += sum([each.num_rows async for each in stream])
         assert rows == 15
 
