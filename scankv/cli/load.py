@@ -11,7 +11,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.loading import Loading
-from scankv.cli.new_table import NEEDS_KEY, plan_new_table
+from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
 from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
@@ -113,24 +113,44 @@ def load(
         if delimiter is not None and sources[0].format is not Format.CSV:
             raise UsageError(f"--delimiter is for CSV, and {sources[0].name} is {sources[0].format}")
         if create:
-            if not key and sources[0].format not in (Format.PARQUET, Format.ARROW):
-                # Rather than after a long file was read for its columns.
-                raise UsageError(NEEDS_KEY)
+            keys = split_names(key)
+            _require_key(sources[0], keys)
             _refuse_existing(client, table)
-            # Bad rows are reported when they are read for loading.
-            schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), csv)
-            _check_key(sources[0], schema, split_names(key))
-            origin = None if ignore_definition else Origin.of(schema)
-            if not ignore_definition:
-                _refuse_two_definitions(sources, origin)
-            new = plan_new_table(table, schema, origin, key=split_names(key), buckets=buckets, settings=settings)
-            made = new.definition.create(client)
-            typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
-            for note in new.notes:
-                typer.echo(f"unlike the exported table: {printable(note)}", err=True)
+            schema, origin = _read_definition(sources, keys, csv, skip=skip, ignore_definition=ignore_definition)
+            new = plan_new_table(table, schema, origin, key=keys, buckets=buckets, settings=settings)
+            _create_table(client, table, new)
             if new.restored:
                 mode = mode or Mode.OVERWRITE
         _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip)
+
+
+def _require_key(source: Input, key: list[str]) -> None:
+    """Raises UsageError where only --key can name the key, rather than after a long file was read for its columns."""
+    if not key and source.format not in (Format.PARQUET, Format.ARROW):
+        raise UsageError(NEEDS_KEY)
+
+
+def _read_definition(
+    sources: list[Input], key: list[str], csv: CsvOptions, *, skip: bool, ignore_definition: bool
+) -> tuple[pa.Schema, Origin | None]:
+    """Reads the columns of the files, and the table that they were exported from, if they were and it counts."""
+    first = sources[0]
+    # Bad rows are reported when they are read for loading.
+    schema = infer_schema(first, BadRows(first.name, skip=skip), csv)
+    _check_key(first, schema, key)
+    if ignore_definition:
+        return schema, None
+    origin = Origin.of(schema)
+    _refuse_two_definitions(sources, origin)
+    return schema, origin
+
+
+def _create_table(client: sync.Client, name: str, new: NewTable) -> None:
+    """Creates a table, and reports what it has unlike the table that the files were exported from."""
+    made = new.definition.create(client)
+    typer.echo(f"created {name}: {printable(format_schema(made.schema))}")
+    for note in new.notes:
+        typer.echo(f"unlike the exported table: {printable(note)}", err=True)
 
 
 def _check_key(source: Input, schema: pa.Schema, key: list[str]) -> None:
