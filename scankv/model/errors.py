@@ -13,6 +13,8 @@
     │   ├── UnknownField
     │   ├── RequestTooLarge
     │   ├── ServerBusy
+    │   ├── PositionExpired
+    │   ├── PositionOutOfRange
     │   ├── TooManyScans
     │   ├── ScanNotFound
     │   ├── ScanCancelled
