@@ -61,7 +61,7 @@ class TableReads:
             if codec is not table.codec:
                 codec = table.codec
                 reader, choices = plan_reads(plan, codec)
-            # Until the end of the block all mutexes are held, so nothing is written: this is the instant of the view.
+            # All mutexes are held until the end of the block, so nothing is written: this is the instant of the view.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = table.view_of(states)
@@ -122,7 +122,7 @@ class TableReads:
             )
         # Refuse unknown columns before anything is read.
         table.codec.rows.decoder(columns)
-        encoded, numbers = table.codec.keys.encode(table.codec.keys.canonical(batch))
+        encoded, numbers = table.codec.keys.encode(table.codec.keys.canonicalize(batch))
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
         found, offsets = await lookup_rows(table.buckets, keys)
@@ -147,8 +147,8 @@ class TableReads:
     def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
         """Returns the view of some buckets (None: all) now, durable or not; None if a bucket is not open.
 
-        It has all acknowledged writes. Unlike the view of `open_view` it is not of one instant. But
-        where it equals an earlier view of one instant, nothing has changed since that one.
+        It has all acknowledged writes. Unlike the view of `open_view`, it is not of one instant. But if it equals an
+        earlier view of one instant, nothing has changed since then.
 
         Raises:
             InvalidRequest: A bucket does not exist.

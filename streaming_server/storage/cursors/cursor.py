@@ -20,7 +20,7 @@ _ONE_IN: Final = 64
 
 
 class BucketCursor:
-    """The rows of one bucket, or of a key range of it, at the instant when the cursor was created.
+    """Reads the rows of one bucket, or of a key range of it, as of the instant when the cursor was created.
 
     The rows come in key order, or in descending key order with `reverse`. Each step takes a bounded time, however many
     deleted rows lie between the live ones: see `RangeReader`.
@@ -74,7 +74,7 @@ class BucketCursor:
         return None if self._reader is None else self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
+        """Returns the next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
 
         All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be
         decoded, or when the end-of-range check fails.
@@ -96,7 +96,7 @@ class BucketCursor:
         return None if values is None else len(values)
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
+        """Returns the next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
         if self._reader is None:
             return None
         values = self._read(self._reader, max_rows, max_bytes)
