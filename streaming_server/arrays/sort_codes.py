@@ -34,7 +34,7 @@ def sort_codes(array: pa.Array) -> pa.Array:
     return array
 
 
-def values_of(codes: pa.Array, type_: pa.DataType) -> pa.Array:
+def decode_sort_codes(codes: pa.Array, type_: pa.DataType) -> pa.Array:
     """Maps sort codes back to values of a type; -0.0 has become 0.0."""
     if pa.types.is_floating(type_):
         nulls = codes.is_null().to_numpy(zero_copy_only=False) if codes.null_count else None

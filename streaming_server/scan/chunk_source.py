@@ -84,7 +84,7 @@ def total_rows(counts: Iterable[int | None]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ScanPosition:
     """A position in a source: all buckets before `bucket` were read, and `bucket` up to and including `key`.
 
     A source with one order over all buckets has read everything up to and including `key`, whatever the bucket.
@@ -156,7 +156,7 @@ class ChunkSource(Protocol):
         raises DataLoss.
         """
 
-    def position(self) -> Position | None:
+    def position(self) -> ScanPosition | None:
         """Returns how far the chunks returned so far reach. None: unknown, because no row was found yet."""
 
     def abort(self, error: ScanKvError) -> None:

@@ -19,7 +19,7 @@ import google_crc32c
 
 from scankv.model.errors import InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
-from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.chunk_source import ScanPosition, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class ResumePoint:
         view: The view that it was reading. The number of its rows is not in the token.
     """
 
-    position: Position
+    position: ScanPosition
     remaining: int | None
     view: View
 
@@ -76,7 +76,7 @@ class TokenWriter:
         )
         self._checksum = google_crc32c.value(self._head)
 
-    def token(self, position: Position, remaining: int | None) -> bytes:
+    def token(self, position: ScanPosition, remaining: int | None) -> bytes:
         """Returns the token for continuing after a position with the rest of the limit."""
         tail = _TAIL.pack(position.bucket, _NO_LIMIT if remaining is None else remaining) + position.key
         return self._head + tail + _CHECKSUM.pack(google_crc32c.extend(self._checksum, tail))
@@ -120,7 +120,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
     offsets = dict(_OFFSET.iter_unpack(body[_HEAD.size : tail]))
     bucket, remaining = _TAIL.unpack_from(body, tail)
     return ResumePoint(
-        Position(bucket, body[tail + _TAIL.size :]),
+        ScanPosition(bucket, body[tail + _TAIL.size :]),
         None if remaining == _NO_LIMIT else remaining,
         View(offsets, micros, 0),
     )

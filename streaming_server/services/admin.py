@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
 from scankv.v1 import admin_pb2, admin_pb2_grpc
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import map_errors
 from streaming_server.services.table import disk_use_to_proto
@@ -19,7 +19,7 @@ from streaming_server.storage.files.file_limit import file_limit, open_files
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
@@ -134,7 +134,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with map_errors(request, context):
             table, loop = self._tables.table(request.table), asyncio.get_running_loop()
             buckets = tuple(range(len(table.buckets)))
-            scan = LiveScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
+            scan = RegisteredScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
             with self._registry.call(scan):
                 async with self._registry.admit(scan):
                     for bucket in buckets:
@@ -144,7 +144,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                         scan.sending_since, scan.progress_at = None, loop.time()
 
 
-async def _check_bucket(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
+async def _check_bucket(table: LiveTable, bucket: int, scan: RegisteredScan) -> admin_pb2.BucketCheck:
     """Checks one bucket, as part of a scan that may be cancelled. Damage is reported, not raised."""
     try:
         check = await table.open_check(bucket)
@@ -172,7 +172,7 @@ def _bucket_check(bucket: int, found: BucketFindings) -> admin_pb2.BucketCheck:
     )
 
 
-def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
+def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
     assert scan.admitted_at is not None
     return admin_pb2.LiveScan(
         scan_id=scan.scan_id,

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import grpc
 
     from scankv.v1 import scan_pb2
-    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.admission.live_scans import RegisteredScan
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 @asynccontextmanager
 async def one_in_flight(
-    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
+    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: RegisteredScan
 ) -> AsyncIterator[Send]:
     """Yields a `send` that returns while its message is being sent, so that the next one is built concurrently.
 

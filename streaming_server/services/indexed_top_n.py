@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.wire import from_proto
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
@@ -73,7 +73,7 @@ async def indexed_top_n(
     if all(index.columns[-1] != spec.by for index in definition.indexes):
         return None
     where = from_proto(request.where) if request.HasField("where") else None
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(range(definition.buckets)),
         snapshot_id=request.snapshot.snapshot_id,
@@ -108,7 +108,9 @@ async def _find_top(spec: TopNSpec, where: Predicate | None, locked: LockedView)
 
 
 @asynccontextmanager
-async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
+async def _locked_view(
+    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan
+) -> AsyncIterator[LockedView]:
     """Locks the view that a request reads for the length of the block. The view is durable at the end of the block."""
 
     def check() -> None:

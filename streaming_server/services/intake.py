@@ -85,7 +85,7 @@ class Intake:
             InvalidRequest: The message did not arrive in time.
         """
         await self._prompt.acquire()
-        receiving = _Receiving(self, self._receive_seconds)
+        receiving = _IncomingMessage(self, self._receive_seconds)
         try:
             message: Any = await context.read()
         except asyncio.CancelledError:
@@ -123,7 +123,7 @@ class Intake:
         self._prompt.release()
 
 
-class _Receiving:
+class _IncomingMessage:
     """The receipt of one message: at first without a claim, and after 20 ms either with a claim or refused."""
 
     def __init__(self, intake: Intake, receive_seconds: float) -> None:

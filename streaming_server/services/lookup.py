@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.result_cache import Computation, ResultCache
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
-    from streaming_server.services.reading import Current
+    from streaming_server.services.reading import CurrentVersion
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)
@@ -166,7 +166,9 @@ class LookupService:
                 return response(version=since, unchanged=True).SerializeToString()
             await self._waiting.wait_for_change(current, left)
 
-    async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
+    async def _current(
+        self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]
+    ) -> CurrentVersion:
         """Returns the current state of what a query reads. Calls `check`, unless the query has passed it before."""
         definition = definition_of(self._tables, request)
         if not self._results.is_valid(query, definition.incarnation, definition.schema.id):

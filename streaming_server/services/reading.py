@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
@@ -84,7 +84,7 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentVersion:
     """The current state of what a request reads. Immutable.
 
     Attributes:
@@ -105,7 +105,7 @@ class Current:
         return version_of(self.definition, self.view.log_offsets)
 
 
-async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> Current:
+async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
     """Returns the current state of what a request reads in some buckets (None: all). Opens closed buckets.
 
     Raises:
@@ -117,14 +117,14 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
         lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
         pinned = version_of(definition, view.log_offsets)
-        return Current(definition, view, lambda: None if lease.ended else pinned, lease)
+        return CurrentVersion(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
         view = table.reads.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
     view = await table.reads.view_now(buckets)
-    return Current(table.definition, view, again, table.state)
+    return CurrentVersion(table.definition, view, again, table.state)
 
 
 class WholeView:
@@ -136,7 +136,7 @@ class WholeView:
         version: The version of the view.
     """
 
-    def __init__(self, opened: OpenedScan, scan: LiveScan) -> None:
+    def __init__(self, opened: OpenedScan, scan: RegisteredScan) -> None:
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
         self.version = version_of(self.definition, self.log_offsets)
@@ -195,7 +195,7 @@ async def open_complete_view(
         ScanKvError: As `ScanKv`.
     """
     plan, table = replace(read_plan(request), stored_rows=stored_rows), tables.table(request.table)
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
         snapshot_id=request.snapshot.snapshot_id,

@@ -16,7 +16,7 @@ import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
 from streaming_server.services.errors import map_errors
@@ -104,7 +104,7 @@ class ScanService:
                 for message in messages:
                     await context.write(message)
                 return
-            scan = LiveScan(
+            scan = RegisteredScan(
                 table=request.table,
                 buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
                 snapshot_id=request.snapshot.snapshot_id,
@@ -163,7 +163,7 @@ class ScanService:
         plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes, DEFAULT_LOG_CHUNK_ROWS)
         heartbeat = heartbeat_seconds(request, self._follow_heartbeat_seconds)
         table = self._tables.table(request.table)
-        scan = LiveScan(
+        scan = RegisteredScan(
             table=request.table,
             buckets=tuple(range(len(table.buckets)) if plan.buckets is None else sorted(plan.buckets)),
             snapshot_id="",
@@ -182,7 +182,7 @@ class ScanService:
                             await opened.source.wait(message)
 
     @asynccontextmanager
-    async def _open_log(self, table: LiveTable, plan: LogPlan, scan: LiveScan) -> AsyncIterator[OpenedLog]:
+    async def _open_log(self, table: LiveTable, plan: LogPlan, scan: RegisteredScan) -> AsyncIterator[OpenedLog]:
         """Opens a stream of changes for the length of the block, for a consumer if the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
@@ -194,7 +194,7 @@ class ScanService:
             yield opened
 
     async def _stream(
-        self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, heartbeat: float, send: Send
+        self, opened: OpenedScan, chunk: ChunkSpec, scan: RegisteredScan, started: float, heartbeat: float, send: Send
     ) -> None:
         for message in stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat):
             if message is None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import BucketStats
-    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.files.disk_use import BucketFiles, DiskUse
+    from streaming_server.storage.files.disk_use import BucketFiles, DiskBytes
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
@@ -119,7 +119,7 @@ def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]
     return [tuple(message.columns) for message in messages]
 
 
-def disk_use_to_proto(use: DiskUse) -> table_pb2.DiskUse:
+def disk_use_to_proto(use: DiskBytes) -> table_pb2.DiskUse:
     """Converts disk use to its message."""
     return table_pb2.DiskUse(**asdict(use), total=use.total)
 
@@ -143,7 +143,7 @@ def _statistics(
     )
 
 
-def _status(status: IndexStatus) -> table_pb2.IndexStatus:
+def _status(status: IndexBuildProgress) -> table_pb2.IndexStatus:
     return table_pb2.IndexStatus(
         id=status.index.id,
         ready=status.ready,

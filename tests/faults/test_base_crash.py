@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import DataLoss, ScanKvError, connect
-from tests.faults.test_kill import SCHEMA, WRITERS, Writer
+from tests.faults.test_kill import SCHEMA, WRITERS, KeyWriter
 from tests.support.bases import (
     ALL_THE_TIME,
     SOON,
@@ -102,7 +102,7 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
 ) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [KeyWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
     half_built = rounds = 0
     try:
         with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:

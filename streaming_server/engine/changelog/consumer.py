@@ -150,7 +150,7 @@ def progress_after_open(committed: ConsumerProgress | None, position: LogPositio
     return committed if committed.is_reading_rows else committed.with_offsets(offsets)
 
 
-def info_of(consumer: ConsumerState, ends: Mapping[int, int], now: float) -> ConsumerInfo:
+def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) -> ConsumerInfo:
     """Describes a consumer at a time `now` of the monotonic clock, with changelogs that end at `ends`."""
     committed = consumer.committed
     offsets = {} if committed is None else dict(committed.position.offsets)

@@ -42,7 +42,7 @@ def choose_bases(
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
-def choose_read_path(
+def choose_live_read_path(
     plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
 ) -> tuple[ReadPath, str]:
     """Returns what `choose_bases` would choose now, and the reason in words. Takes no mutex."""

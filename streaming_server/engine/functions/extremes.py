@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from streaming_server.arrays.sort_codes import sort_codes, values_of
+from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 from streaming_server.engine.functions.function import Inputs, not_null_mask, prepend_old
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Extreme:
             result[keys] = np.where(has_any[keys], best(result[keys], found), found)
             has_any[keys] = True
         codes = pa.array(result, mask=~has_any)
-        return codes.cast(pa.bool_()) if pat.is_boolean(type_) else values_of(codes, type_)
+        return codes.cast(pa.bool_()) if pat.is_boolean(type_) else decode_sort_codes(codes, type_)
 
     def _by_sorting(self, before: pa.Array, inputs: Inputs) -> pa.Array:
         every = prepend_old(before, inputs).not_null()

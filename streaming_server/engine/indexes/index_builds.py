@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexStatus:
+class IndexBuildProgress:
     """How far an index of a table is built.
 
     Attributes:
@@ -71,7 +71,7 @@ class IndexBuilds:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
-    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexStatus:
+    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexBuildProgress:
         """Returns how far an index is built, from the statistics of all buckets."""
         ready, done, failures = True, 0, []
         rows: list[int | None] = []
@@ -85,7 +85,7 @@ class IndexBuilds:
             done += built if bucket_rows is None else bucket_rows if is_ready else min(built, bucket_rows)
             failures.append((live.damage or "") if state is None else self._failures.get((live.number, index.id), ""))
         failure = "; ".join(dict.fromkeys(filter(None, failures)))
-        return IndexStatus(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
+        return IndexBuildProgress(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
 
     async def close(self) -> None:
         """Ends the running build after its step. No other build begins."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.tables.merge_functions import IGNORE_RETRACT, ColumnAggregate
 from streaming_server.engine.functions.function import Inputs, RefusedValueError, replace_where
-from streaming_server.engine.merging.rows import Merged
+from streaming_server.engine.merging.rows import MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +90,7 @@ class AggregatedColumn:
         return {**dict(zip(names, hidden, strict=True)), self.aggregate.column: values}
 
 
-class Aggregating:
+class AggregateEngine:
     """Merges each column by its function.
 
     Args:
@@ -104,10 +104,10 @@ class Aggregating:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`. A retraction without a row creates a row, with values below zero."""
         columns: dict[str, pa.Array] = {}
         for name in written.targets(standing):
             column = self._columns[name]
             columns |= column.merge(standing, written.inputs(name, column.type))
-        return Merged(columns, np.diff(written.starts) > 0)
+        return MergeResult(columns, np.diff(written.starts) > 0)

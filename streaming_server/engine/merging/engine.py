@@ -14,10 +14,10 @@ from scankv.model.tables.merge_functions import (
 )
 from scankv.model.tables.schema import hidden_name
 from streaming_server.engine.functions.registry import function_of
-from streaming_server.engine.merging.aggregate import AggregatedColumn, Aggregating
+from streaming_server.engine.merging.aggregate import AggregatedColumn, AggregateEngine
 from streaming_server.engine.merging.first_row import FirstRow
 from streaming_server.engine.merging.newest_row import NewestRow
-from streaming_server.engine.merging.overwrite import Overwriting
+from streaming_server.engine.merging.overwrite import OverwriteEngine
 from streaming_server.engine.merging.partial_update import PartialUpdate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
+    from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
 class MergeEngine(Protocol):
@@ -38,7 +38,7 @@ class MergeEngine(Protocol):
         None: the last delete of each key has an effect.
         """
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """Merges written rows, none of them a delete, into the current ones. Raises RefusedColumnError."""
 
 
@@ -66,7 +66,7 @@ class Engines:
             if name in columns
         }
         self._aggregated = aggregated
-        self.overwriting: MergeEngine = Overwriting(aggregated)
+        self.overwriting: MergeEngine = OverwriteEngine(aggregated)
         match definition.options.merge_engine:
             case "first_row":
                 self.merging: MergeEngine = FirstRow()
@@ -78,7 +78,7 @@ class Engines:
                     name: _aggregated_column(ColumnAggregate(name, DEFAULT_FUNCTION), columns[name], installed)
                     for name in others
                 }
-                self.merging = Aggregating({**aggregated, **default})
+                self.merging = AggregateEngine({**aggregated, **default})
             case _:
                 self.merging = NewestRow(spec.order_columns)
 

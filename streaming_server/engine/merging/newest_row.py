@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.ordering import newness
-from streaming_server.engine.merging.rows import DELETE, Merged
+from streaming_server.engine.merging.rows import DELETE, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class NewestRow:
     def __init__(self, order: Sequence[str]) -> None:
         self._order = order
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
         keys = written.keys
         if not self._order:
@@ -68,7 +68,7 @@ class NewestRow:
         return last
 
 
-def take_written_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> Merged:
+def take_written_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> MergeResult:
     """Takes the written columns of one written row for each key, given by its position. -1 keeps the current row."""
     columns = {}
     wrote = places >= 0
@@ -80,4 +80,4 @@ def take_written_rows(standing: CurrentRows, written: WrittenRows, places: Place
         columns[name] = (
             new.take(everywhere) if everywhere is not None else pa.concat_arrays([old, new]).take(pa.array(sources))
         )
-    return Merged(columns, wrote)
+    return MergeResult(columns, wrote)

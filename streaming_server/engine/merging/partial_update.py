@@ -10,7 +10,7 @@ from streaming_server.engine.functions.function import Inputs, last_places, not_
 from streaming_server.engine.functions.late_inputs import function_for_late_inputs
 from streaming_server.engine.functions.picking import Last, replace_with_inputs
 from streaming_server.engine.merging.ordering import newness
-from streaming_server.engine.merging.rows import RETRACT, Merged
+from streaming_server.engine.merging.rows import RETRACT, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class PartialUpdate:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`. Retractions concern groups only, and create no row."""
         columns: dict[str, pa.Array] = {}
         targets = written.targets(standing)
@@ -55,7 +55,7 @@ class PartialUpdate:
         known = written.where(_has_row(standing, written)) if written.retracted is not None else written
         for group in self._groups:
             columns |= self._merge_group(group, standing, known, targets)
-        return Merged(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
+        return MergeResult(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
 
     def _merge_group(
         self, group: SequenceGroup, standing: CurrentRows, written: WrittenRows, targets: Sequence[str]

@@ -128,7 +128,7 @@ class WrittenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The result of an engine.
 
     Attributes:

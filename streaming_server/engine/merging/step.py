@@ -14,7 +14,7 @@ from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
 from streaming_server.engine.merging.outcome import combine_changes, merge_delete, merge_upsert
-from streaming_server.engine.merging.rows import DELETE, CurrentRows, Merged
+from streaming_server.engine.merging.rows import DELETE, CurrentRows, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -80,7 +80,7 @@ def _merge_written(before: CurrentRows, written: WrittenRows, engine: MergeEngin
         # Rows before an effective delete have no effect, nor do ineffective deletes.
         kept = (np.arange(len(written.kinds)) > places[written.keys]) & (written.kinds != DELETE)
         written = written.where(kept)
-    result: Merged = engine.merge(standing, written)
+    result: MergeResult = engine.merge(standing, written)
     after = standing.with_columns(result.columns, standing.exists | result.wrote)
     return after, result.wrote | (deleted & before.exists)
 

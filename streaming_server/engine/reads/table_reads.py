@@ -12,7 +12,7 @@ from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
+from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
@@ -94,7 +94,7 @@ class TableReads:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(
-            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+            plan, definition, reader, numbers, choice, choose_live_read_path(plan, reader, choice is not None, chosen)
         )
 
     async def lookup(

@@ -72,7 +72,7 @@ class SnapshotInfo:
     write_pause_micros: int = 0
 
 
-def info_of(lease: Lease, now: float) -> SnapshotInfo:
+def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
     """Describes a lease at an instant of the monotonic clock.
 
     Raises:
@@ -96,7 +96,7 @@ def lost(snapshot_id: str) -> SnapshotLost:
     )
 
 
-def check_table(lease: Lease, table: str) -> None:
+def check_lease_table(lease: Lease, table: str) -> None:
     """Raises InvalidRequest unless the lease is on a view of this table."""
     if lease.view.table != table:
         raise InvalidRequest(

@@ -19,10 +19,10 @@ from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
-    check_table,
+    check_lease_table,
     check_ttl,
-    info_of,
     lost,
+    snapshot_info,
 )
 from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
@@ -203,7 +203,7 @@ class Snapshots:
         async with pinning.alone():
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
-                check_table(there, name)
+                check_lease_table(there, name)
                 return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
                 await self._ended(there)
@@ -246,7 +246,7 @@ class Snapshots:
         """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
         now = self._clock.monotonic()
         infos = [
-            info_of(lease, now)
+            snapshot_info(lease, now)
             for lease in self._leases.values()
             if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
         ]
@@ -465,7 +465,7 @@ class Snapshots:
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)
         if table is not None:
-            check_table(lease, table)
+            check_lease_table(lease, table)
         return lease
 
     async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
@@ -486,7 +486,7 @@ class Snapshots:
         return self._info_of(lease)
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
-        return info_of(lease, self._clock.monotonic())
+        return snapshot_info(lease, self._clock.monotonic())
 
     async def _ended(self, lease: Lease) -> None:
         """Ends a lease: in memory at once, and on disk when this returns, also if this is cancelled."""

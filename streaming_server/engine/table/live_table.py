@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from streaming_server.engine.bucket.bucket_check import BucketCheck
+from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.engine.bucket.live_bucket import LiveBucket
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
@@ -17,7 +17,7 @@ from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
-from streaming_server.storage.files.disk_use import DiskUse, measure_table
+from streaming_server.storage.files.disk_use import DiskBytes, measure_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.storage.bucket.writer_states import WriterLimits
@@ -117,24 +117,24 @@ class LiveTable:
                 self._index_builds.wake(live)
         self.state.notify()
 
-    async def statistics(self) -> tuple[list[BucketStats], list[IndexStatus]]:
+    async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
         """Returns the statistics of each bucket, read one after another, and how far each index is built."""
         figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 
-    async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
+    async def disk_use(self) -> tuple[DiskBytes, dict[int, BucketFiles]]:
         """Returns the disk use of the table and of each bucket. Opens nothing; reads directories in a thread."""
         files = await self.state.executor.run(measure_table, self.state.path)
         known = {live.number: live.family_bytes for live in self.buckets}
-        use = DiskUse.of_table(files, {number: each for number, each in known.items() if each is not None})
+        use = DiskBytes.of_table(files, {number: each for number, each in known.items() if each is not None})
         return use, dict(files.buckets)
 
-    async def open_check(self, number: int) -> BucketCheck:
+    async def open_check(self, number: int) -> BucketChecker:
         """Returns a check of one bucket as of now, for the caller to run. Raises DataLoss if the bucket cannot open."""
         live = self.buckets[number]
         async with live.mutex:
             bucket = await live.open()
-            check = BucketCheck(number, bucket, self.state.codec, live.record_error)
+            check = BucketChecker(number, bucket, self.state.codec, live.record_error)
             self.state.abort_on_close(check)
         return check
 

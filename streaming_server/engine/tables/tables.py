@@ -14,7 +14,7 @@ from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
-from streaming_server.engine.changelog.consumers import Consumers
+from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_due import BaseLimits
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
@@ -30,7 +30,7 @@ from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
-from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, measure_table
+from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
@@ -146,7 +146,7 @@ class Tables:
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._state, self.clock)
+        self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
         self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
@@ -356,7 +356,7 @@ class Tables:
                 self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
 
-    async def disk_use(self) -> tuple[DiskUse, int]:
+    async def disk_use(self) -> tuple[DiskBytes, int]:
         """Returns the disk use of the data directory, and the free space there, in bytes.
 
         The disk use may be slightly old, because measuring it reads every directory: its age is at most 20 times the
@@ -365,21 +365,21 @@ class Tables:
         use = await self._disk_use.get()
         return use, await self._executor.run(_free_bytes, self._directory)
 
-    async def _look_at_disk(self) -> DiskUse:
+    async def _look_at_disk(self) -> DiskBytes:
         """Measures the disk use of the data directory. Opens nothing. Reads directories in a thread.
 
         The table files of buckets that are or were open are counted by what they contain.
         """
-        use = DiskUse()
+        use = DiskBytes()
         for name in self._catalog.names():
             live = self._live.get(name)
             if live is None:
                 files = await self._executor.run(measure_table, self._catalog.path(name))
-                use += DiskUse.of_table(files, {})
+                use += DiskBytes.of_table(files, {})
             else:
                 use += (await live.disk_use())[0]
         staging, others = await self._executor.run(_other_bytes, self._directory)
-        return use + DiskUse(staging=staging, other=others)
+        return use + DiskBytes(staging=staging, other=others)
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and the open table inconsistent.

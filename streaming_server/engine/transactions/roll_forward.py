@@ -87,7 +87,7 @@ class RollForward:
         Args:
             touched: What it does to each table.
             net: The merged rows of buckets of tables whose rows are merged.
-            repeated: For other buckets, the keys that several requests write; see `repeated_keys`.
+            repeated: For other buckets, the keys that several requests write; see `find_repeated_keys`.
         """
         self._repeated = repeated
         await self._begin()

@@ -16,7 +16,7 @@ from streaming_server.scan.framing import frame_chunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.admission.live_scans import RegisteredScan
     from streaming_server.scan.changes.log_plan import OpenedLog
     from streaming_server.scan.chunk_source import Chunk
     from streaming_server.scan.execution.producer import ChunkSpec
@@ -39,7 +39,7 @@ class ChangeStream:
         opened: OpenedLog,
         chunk_spec: ChunkSpec,
         server_incarnation: str,
-        scan: LiveScan,
+        scan: RegisteredScan,
         started: float,
         heartbeat_seconds: float,
     ) -> None:

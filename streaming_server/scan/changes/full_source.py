@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.log_source import LogSource
     from streaming_server.scan.changes.log_token import LaterView
-    from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
+    from streaming_server.scan.chunk_source import Chunk, ChunkSource, ScanPosition, Waiting
 
 
 class FullSource:
@@ -38,7 +38,7 @@ class FullSource:
         rows: ChangeRows,
         log: LogSource,
         views: tuple[LaterView, ...],
-        scanned: Position | None,
+        scanned: ScanPosition | None,
     ) -> None:
         self.view = View(log.offsets, log.view.micros, table.view.rows)
         self._table: ChunkSource | None = table

@@ -68,7 +68,7 @@ class LogStops(Protocol):
         """Determines the offsets, when it is time."""
 
 
-class _CatchUp:
+class _RunningCatchUp:
     """The compacted catch-up of one bucket, in progress."""
 
     def __init__(self, changes: NetChanges, on_progress: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class LogSource:
         self._wakeup = asyncio.Event()
         self._aborted: ScanKvError | None = None
         self._net_changes = net_changes
-        self._catch_ups: dict[int, _CatchUp] = {}
+        self._catch_ups: dict[int, _RunningCatchUp] = {}
         self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
@@ -200,7 +200,7 @@ class LogSource:
     def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
         assert self._net_changes is not None
         changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
-        self._catch_ups[bucket] = _CatchUp(changes, self._wakeup.set)
+        self._catch_ups[bucket] = _RunningCatchUp(changes, self._wakeup.set)
 
     def _advance(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset

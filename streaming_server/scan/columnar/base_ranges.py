@@ -96,7 +96,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _DeltaBlock:
     """Consecutive delta rows, without the deletions.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Block:
     before: Indices
 
     @classmethod
-    def of(cls, delta: MergedDelta, first: int, stop: int) -> _Block:
+    def of(cls, delta: MergedDelta, first: int, stop: int) -> _DeltaBlock:
         part = delta.slice(first, stop)
         alive = part.values.is_valid()
         before = np.zeros(len(part) + 1, np.int64)
@@ -156,7 +156,7 @@ class RowRanges:
         if key_range.is_empty:
             self._high, self._delta = self._low, EMPTY_DELTA
         self._delta_low, self._delta_high = 0, len(self._delta)
-        self._block = _Block(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
+        self._block = _DeltaBlock(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
 
     def next(self, max_rows: int, max_bytes: int) -> RowRange | None:
         """Returns the next row range, None at the end.
@@ -274,11 +274,11 @@ class RowRanges:
             replaced=None if self._reverse else merge.replaced,
         )
 
-    def _block_containing(self, first: int, stop: int) -> _Block:
+    def _block_containing(self, first: int, stop: int) -> _DeltaBlock:
         """Returns a block with the given delta rows, which are the next ones to be read."""
         if not self._block.first <= first <= stop <= self._block.stop:
             more = self._fitting_delta(self._delta_low, self._delta_high, _BLOCK_ROWS, _BLOCK_BYTES)
-            self._block = _Block.of(self._delta, min(first, more[0]), max(stop, more[1]))
+            self._block = _DeltaBlock.of(self._delta, min(first, more[0]), max(stop, more[1]))
         return self._block
 
     def _end_key(self, first: int, stop: int, delta: MergedDelta) -> bytes:

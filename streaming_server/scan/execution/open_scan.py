@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_ranges import KeyRanges
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
+    from streaming_server.scan.chunk_source import ChunkSource, Cursor, ScanPosition, View
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.resume_token import ResumePoint
@@ -146,7 +146,7 @@ def _source(
     reader: RowReader,
     view: View,
     cursors: Mapping[int, Cursor],
-    position: Position | None,
+    position: ScanPosition | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
     *,
     ranges: Iterable[KeyRanges],

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from scankv.model.errors import InvalidRequest
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
 from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, limb, limb_count, propagate_carries
-from streaming_server.arrays.sort_codes import sort_codes, values_of
+from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -147,7 +147,7 @@ class Aggregation:
             keys = [(group.name, "ascending") for group in self._groups]
             known = known.take(pc.sort_indices(known, sort_keys=keys))
         arrays = {name: known.column(name).combine_chunks() for name in known.column_names}
-        columns = [values_of(arrays[group.name], self._types[group.column]) for group in self._groups]
+        columns = [decode_sort_codes(arrays[group.name], self._types[group.column]) for group in self._groups]
         columns += [_result(each, self._types[each.column], arrays) for each in self._aggregates]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -201,7 +201,7 @@ def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]
         case AggregateFunction.COUNT:
             return known[f"count {name}"].fill_null(0)
         case AggregateFunction.MIN | AggregateFunction.MAX:
-            return values_of(known[f"{function} {name}"], type_)
+            return decode_sort_codes(known[f"{function} {name}"], type_)
     if pat.is_floating(type_):
         total = known[f"sum {name}"]
     else:

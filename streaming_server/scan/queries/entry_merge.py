@@ -113,14 +113,16 @@ class EntryMerge:
 
     async def _first(
         self, ranges: Mapping[int, KeyRange], n: int, column: str, *, ascending: bool
-    ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_Run]]:
+    ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_EntryRun]]:
         """Reads ranges that are sorted by a column until no other entry can precede the n-th.
 
         Returns the matching entries, the value of the n-th (None if there are fewer), and the run of each bucket.
         """
         with ExitStack() as cursors:
             runs = [
-                _Run(number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending))))
+                _EntryRun(
+                    number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending)))
+                )
                 for number, key_range in ranges.items()
             ]
             active, last = runs, None
@@ -145,9 +147,9 @@ class EntryMerge:
             return 2 * step  # a selective predicate needs many entries
         return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
 
-    def _next(self, runs: Sequence[_Run], step: int) -> pa.RecordBatch:
+    def _next(self, runs: Sequence[_EntryRun], step: int) -> pa.RecordBatch:
         """Reads `step` entries of some buckets, decodes them at once, and returns those that match."""
-        parts: list[tuple[_Run, list[bytes]]] = []
+        parts: list[tuple[_EntryRun, list[bytes]]] = []
         began = time.thread_time()
         for run in runs:
             try:
@@ -181,7 +183,7 @@ class EntryMerge:
             await self._locked.yield_to_others()
 
     def _decode_naming_bucket(
-        self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_Run, list[bytes]]]
+        self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_EntryRun, list[bytes]]]
     ) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
         try:
             return self._decode(values, numbers)
@@ -212,7 +214,7 @@ class EntryMerge:
             raise self._locked.on_error(number, error) from error.__cause__
 
 
-class _Run:
+class _EntryRun:
     """The reading of one range in one bucket.
 
     Attributes:
@@ -256,7 +258,7 @@ def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool,
     return values[order[n - 1].as_py()]
 
 
-def _is_before(run: _Run, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
+def _is_before(run: _EntryRun, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
     """Whether further entries of a bucket may precede the n-th."""
     if last is None or run.last is None:
         return True

@@ -48,7 +48,7 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUse:
+class DiskBytes:
     """Bytes on disk by purpose. See `DiskUse` in `protos/scankv/v1/table.proto`."""
 
     rows: int = 0
@@ -66,8 +66,8 @@ class DiskUse:
         """The sum of all fields."""
         return sum(getattr(self, each.name) for each in fields(self))
 
-    def __add__(self, more: DiskUse) -> DiskUse:
-        return DiskUse(**{each.name: getattr(self, each.name) + getattr(more, each.name) for each in fields(self)})
+    def __add__(self, more: DiskBytes) -> DiskBytes:
+        return DiskBytes(**{each.name: getattr(self, each.name) + getattr(more, each.name) for each in fields(self)})
 
     @classmethod
     def of_table(cls, files: TableFiles, known: Mapping[int, FamilyBytes]) -> Self:

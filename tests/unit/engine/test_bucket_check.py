@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.storage.rocks.store import StoreBatch
     from tests.support.offline import OfflineBucket
 

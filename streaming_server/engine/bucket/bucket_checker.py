@@ -69,7 +69,7 @@ class BucketFindings:
     problem: str
 
 
-class BucketCheck:
+class BucketChecker:
     """A check of one bucket, as of the moment when this object is created. Bound to the event loop.
 
     Create it with the bucket's mutex held. It pins files on disk until `run` has ended or `abort` was called. Memory:
@@ -102,8 +102,8 @@ class BucketCheck:
         self._indexes = codec.indexes
         self._on_error = on_error
         self._ended: ScanKvError | None = None
-        self._expected = {index: _Sum() for index in codec.indexes if index in bucket.state.ready_indexes}
-        self._found = {index: _Sum() for index in codec.indexes}
+        self._expected = {index: _EntryChecksum() for index in codec.indexes if index in bucket.state.ready_indexes}
+        self._found = {index: _EntryChecksum() for index in codec.indexes}
         self._unknown_entries = 0
         self._problems: list[str] = []
         self._is_complete = True
@@ -218,7 +218,7 @@ class BucketCheck:
 
 
 @dataclass(slots=True)
-class _Sum:
+class _EntryChecksum:
     """The number and the sum of hashes of entries, independent of their order."""
 
     count: int = 0
@@ -231,7 +231,7 @@ class _Sum:
         self.hashes = (self.hashes + int(hashes.sum())) % 2**64
 
 
-def _difference(found: _Sum, expected: _Sum) -> str:
+def _difference(found: _EntryChecksum, expected: _EntryChecksum) -> str:
     if found == expected:
         return ""
     more = found.count - expected.count

@@ -20,8 +20,8 @@ from streaming_server.engine.changelog.consumer import (
     check_fence,
     check_query,
     check_sound,
+    consumer_info,
     fenced_error,
-    info_of,
     next_fence,
     owner_of,
     progress_after_open,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 
-class Consumers:
+class ConsumerRegistry:
     """The consumers of all tables of a server. Bound to its event loop.
 
     Consumers are on disk and survive a restart, which restarts their time to live. Rule: time is measured with the
@@ -238,7 +238,7 @@ class Consumers:
         }
         ends = await _ends(table, numbers)
         known, now = sorted(self._known_consumers(table), key=lambda one: one.consumer_id), self._clock.monotonic()
-        return [info_of(consumer, ends, now) for consumer in known]
+        return [consumer_info(consumer, ends, now) for consumer in known]
 
     async def drop(self, table: str) -> None:
         """Forgets the consumers of a table that is being dropped. Call it once the table is closed."""
