@@ -54,7 +54,7 @@ class Product:
             return [_float_product(old[0], inputs)]
         if pat.is_integer(type_) and inputs.retracted is None:
             return [_integer_product(old[0], inputs)]
-        return [_folded_product(old[0], inputs)]
+        return [_fold_product(old[0], inputs)]
 
 
 def add_sums(old: pa.Array, inputs: Inputs) -> pa.Array:
@@ -178,7 +178,7 @@ def _bits(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.maximum(bits, -1e9)
 
 
-def _folded_product(old: pa.Array, inputs: Inputs) -> pa.Array:
+def _fold_product(old: pa.Array, inputs: Inputs) -> pa.Array:
     """Multiplies value by value: decimals, which are rounded after each factor, and integers with retractions."""
     type_ = old.type
     results: list[Any] = old.to_pylist()

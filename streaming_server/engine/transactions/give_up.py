@@ -81,7 +81,7 @@ async def find_losses(
             table=live.table,
             bucket=live.number,
             rows=None if rows is None else rows[live.table, live.number],
-            applied=rolling.applied_to(live),
+            applied=rolling.keys_applied_to(live),
             reason=error.message if isinstance(error, ScanKvError) else "see the server's log",
         )
         for live, error in rolling.failed.items()

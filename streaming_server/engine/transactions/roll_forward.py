@@ -124,7 +124,7 @@ class RollForward:
             if self._decision.is_pending(name, self._decision.tables[name], number)
         ]
 
-    def applied_to(self, live: LiveBucket) -> int:
+    def keys_applied_to(self, live: LiveBucket) -> int:
         """Returns how many of its first keys are known to be applied to a bucket."""
         return self._applied.get(live, 0)
 

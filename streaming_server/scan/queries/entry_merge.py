@@ -96,7 +96,7 @@ class EntryMerge:
         """
         found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
         read = [run for run in runs if not run.ended and run.last is not None]
-        cut = [run for run in read if last is not None and run.reached("value").equals(last)]
+        cut = [run for run in read if last is not None and run.last_read("value").equals(last)]
         if cut:
             again = pa.array([run.number for run in cut], pa.int32())
             is_again = pc.and_(pc.equal(found["value"], last), pc.is_in(found["bucket"], value_set=again))
@@ -238,14 +238,14 @@ class _EntryRun:
             self._last_key = keys[-1]
         return values
 
-    def reached(self, column: str) -> pa.Scalar:
+    def last_read(self, column: str) -> pa.Scalar:
         """Returns the last value or key read, matching or not. At least one entry must have been read."""
         assert self.last is not None
         return self.last[column][0]
 
     def same_value(self) -> KeyRange:
         """Returns the range of all entries with the last value read."""
-        row_key: bytes = self.reached("key").as_py()
+        row_key: bytes = self.last_read("key").as_py()
         return KeyRange.under(self._last_key.removesuffix(row_key))
 
 
@@ -262,5 +262,5 @@ def _is_before(run: _EntryRun, column: str, last: pa.Scalar | None, *, ascending
     """Whether further entries of a bucket may precede the n-th."""
     if last is None or run.last is None:
         return True
-    before: bool = (pc.less if ascending else pc.greater)(run.reached(column), last).as_py()
+    before: bool = (pc.less if ascending else pc.greater)(run.last_read(column), last).as_py()
     return before

@@ -111,7 +111,7 @@ class BucketCursor:
             step = min(max(budget // self.longest_row, 1), wanted)
             part = reader.read(step)
             values = values + part if values else part
-            if len(part) < step or step == wanted or _estimated_bytes(part) > max_bytes // 2:
+            if len(part) < step or step == wanted or _estimate_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
             budget -= sum(map(len, part))
@@ -134,6 +134,6 @@ class BucketCursor:
         self._open = False
 
 
-def _estimated_bytes(rows: list[bytes]) -> int:
+def _estimate_bytes(rows: list[bytes]) -> int:
     """Estimates the size of many rows by a sample; 0 for few rows. Adding up all lengths would take 5 % of a scan."""
     return _ONE_IN * sum(map(len, rows[: len(rows) // _ONE_IN * _ONE_IN : _ONE_IN])) if len(rows) > 1024 else 0
