@@ -42,7 +42,7 @@ DEFAULT_CATCH_UP: Final = CatchUpLimits()
 
 
 class CompactedCatchUp:
-    """Makes net changes of ranges of the changelogs of some buckets. See `NetChangesFactory`.
+    """Computes the net changes of ranges of some buckets' changelogs. See `NetChangesFactory`.
 
     Args:
         buckets: The buckets that are read, by number.

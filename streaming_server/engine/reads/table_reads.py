@@ -102,13 +102,14 @@ class TableReads:
     ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """Looks up the rows whose keys are in an Arrow IPC stream.
 
-        Returns the rows found, in the order of their keys; a byte for each key, 1 when found, else 0; and by bucket
-        the log offset that the rows are as of. All of it is durable.
-
         Args:
             data: The Arrow IPC stream.
             columns: The columns to return. None: all.
             then: Replaces the rows found, given encoded keys and stored rows (None: no row).
+
+        Returns:
+            The rows found, in the order of their keys; a byte for each key, 1 if it was found, else 0; and the log
+            offset at which each bucket was read. All of it is durable.
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
