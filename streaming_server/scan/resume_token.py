@@ -93,7 +93,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         not _HEAD.size + _TAIL.size <= len(body) <= MAX_RESUME_TOKEN_BYTES
         or _CHECKSUM.pack(google_crc32c.value(body)) != checksum
     ):
-        raise _damaged()
+        raise _damaged_token()
     version, table, schema, query, micros, count = _HEAD.unpack_from(body)
     if version != _VERSION:
         raise InvalidResumeToken(
@@ -116,7 +116,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
             raise InvalidResumeToken(f"the resume token comes from {what}")
     tail = _HEAD.size + count * _OFFSET.size
     if tail + _TAIL.size > len(body):
-        raise _damaged()
+        raise _damaged_token()
     offsets = dict(_OFFSET.iter_unpack(body[_HEAD.size : tail]))
     bucket, remaining = _TAIL.unpack_from(body, tail)
     return ResumePoint(
@@ -126,7 +126,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
     )
 
 
-def _damaged() -> InvalidResumeToken:
+def _damaged_token() -> InvalidResumeToken:
     return InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
 
 

@@ -36,7 +36,7 @@ class IndexedAnswer:
 
     Attributes:
         found: The rows.
-        version: Names what the view shows.
+        version: The version of the view.
         log_offsets: For every bucket, the offset of the first change that is not in the view.
     """
 
@@ -52,19 +52,19 @@ async def indexed_top_n(
     peer: str,
     computation: Computation,
 ) -> IndexedAnswer | None:
-    """The result through an index. None if no index fits, or if a scan is better; then nothing is held.
+    """Computes a top-N query through an index. Returns None if no index fits, or if a scan is faster.
 
-    It is admitted, listed and ended as a scan is, unless it is done within a few milliseconds.
+    The query is admitted, listed and ended like a scan, unless it takes only a few milliseconds.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends what takes longer, and counts what is read.
-        query: The question.
-        peer: The client that asks.
-        computation: Gets the version of the view, and when it was taken.
+        tables: The tables of the server.
+        registry: Admits, lists and ends longer queries, and counts the rows read.
+        query: The query.
+        peer: The client's address.
+        computation: Notified when the view is taken, and of its version.
 
     Raises:
-        ScanKvError: As `find_top_by_index`, and as `ScanKv`.
+        ScanKvError: As `find_top_by_index` and `ScanKv`.
     """
     request, spec, definition = query.request, query.result, query.definition
     if all(index.columns[-1] != spec.by for index in definition.indexes):
@@ -83,7 +83,7 @@ async def indexed_top_n(
         async with _locked_view(tables, request, scan) as locked:
             version = version_of(locked.codec.definition, locked.view.log_offsets)
             computation.set_view_version(version)
-            found = await _found(spec, query.plan, locked)
+            found = await _find_top(spec, query.plan, locked)
         if found is None:
             return None
         if scan.admitted_at is None:
@@ -93,7 +93,7 @@ async def indexed_top_n(
         return IndexedAnswer(found, version, locked.view.log_offsets)
 
 
-async def _found(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRows | None:
+async def _find_top(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRows | None:
     asked = spec, plan.bound_to(locked.codec.schema), locked.keys, locked.indexes
     if is_cheap_to_plan(plan.where):
         choice = choose_order(*asked)
@@ -107,7 +107,7 @@ async def _found(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRow
 async def _locked_view(
     tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan
 ) -> AsyncIterator[LockedView]:
-    """The locked view, for the length of the block. At the end of the block, everything read is durable."""
+    """Locks the view that a request reads for the length of the block. The view is durable at the end of the block."""
 
     def check() -> None:
         if scan.ended is not None:

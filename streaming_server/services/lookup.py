@@ -19,10 +19,10 @@ from streaming_server.scan.framing import frame_answer
 from streaming_server.scan.queries.result_cache import CachedResult
 from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.scan.versions import version_of
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
-from streaming_server.services.reading import current_of, definition_of, whole_view
+from streaming_server.services.reading import current_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LookupService:
     async def Lookup(
         self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
             rows, found, offsets = await table.reads.lookup(request.keys, columns)
@@ -106,11 +106,11 @@ class LookupService:
     async def Count(
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
             return await self._answer(request, context, lookup_pb2.CountResponse, bind_count, self._count)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def Aggregate(
         self,
@@ -118,16 +118,16 @@ class LookupService:
         context: grpc.aio.ServicerContext[lookup_pb2.AggregateRequest, bytes],
     ) -> bytes:
         """Computes functions of columns over all rows, or for groups of rows."""
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             return await self._answer(request, context, lookup_pb2.AggregateResponse, bind_aggregate, self._aggregate)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def TopN(
         self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             return await self._answer(request, context, lookup_pb2.TopNResponse, bind_top_n, self._top_n)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def _answer(
         self,
@@ -140,11 +140,11 @@ class LookupService:
         """Answers a query: unchanged, from the result cache, from a computation in progress, or by computing it.
 
         Args:
-            request: The question.
-            context: Of its call.
-            response: What answers it.
-            bind: Binds the question to the columns of its table, or refuses it.
-            compute: Computes the answer for a client.
+            request: The query.
+            context: The context of its call.
+            response: The type of the response.
+            bind: Binds the query to the columns of its table, or raises if it is not valid for them.
+            compute: Computes the result for a client.
         """
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
@@ -194,7 +194,7 @@ class LookupService:
         return await compute(bound, peer, computation)
 
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
-        """The number of rows without reading them; None if it is not known."""
+        """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if request.HasField("if_changed_since"):
             current = await current_of(self._tables, request, buckets)
@@ -219,7 +219,9 @@ class LookupService:
         self, query: BoundQuery[lookup_pb2.CountRequest, RowCounter], peer: str, computation: Computation
     ) -> CachedResult:
         counter = query.result
-        async with whole_view(self._tables, self._registry, query.request, query.plan, peer, computation) as view:
+        async with open_complete_view(
+            self._tables, self._registry, query.request, query.plan, peer, computation
+        ) as view:
             await view.read(counter)
         response = lookup_pb2.CountResponse(rows=counter.rows, log_offsets=view.log_offsets, version=view.version)
         return CachedResult(view.version, response.SerializeToString())
@@ -228,7 +230,9 @@ class LookupService:
         self, query: BoundQuery[lookup_pb2.AggregateRequest, Aggregation], peer: str, computation: Computation
     ) -> CachedResult:
         aggregation = query.result
-        async with whole_view(self._tables, self._registry, query.request, query.plan, peer, computation) as view:
+        async with open_complete_view(
+            self._tables, self._registry, query.request, query.plan, peer, computation
+        ) as view:
             await view.read(aggregation)
 
         def respond() -> bytes:
@@ -244,7 +248,7 @@ class LookupService:
         if by_index is not None:
             return await _indexed_answer(by_index)
         plan = replace(query.plan, stored_rows=True)
-        async with whole_view(self._tables, self._registry, query.request, plan, peer, computation) as view:
+        async with open_complete_view(self._tables, self._registry, query.request, plan, peer, computation) as view:
             top = TopNCollector(query.result, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
@@ -269,15 +273,17 @@ async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:
 
 
 def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -> float:
-    """How long a question may wait for another answer; takes that out of it, since the answer does not depend on it.
+    """Returns how long a query may wait for another result, in seconds.
+
+    Removes the wait from the request, because the result does not depend on it.
 
     Args:
-        request: The question.
-        since: The version that it knows.
-        left: Seconds until the deadline of its call; None when there is none.
+        request: The query.
+        since: The version that the client knows. None: none.
+        left: The seconds until the deadline of the call. None: no deadline.
 
     Raises:
-        InvalidRequest: It may not.
+        InvalidRequest: The wait is out of range, or `since` is missing.
     """
     if not isinstance(request, lookup_pb2.TopNRequest) or not request.wait_millis:
         return 0.0
@@ -287,13 +293,13 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
         raise InvalidRequest(f"wait_millis must be between 0 and {MAX_WAIT_MILLIS:,}, not {millis:,}")
     if since is None:
         raise InvalidRequest(
-            "wait_millis waits for another version than if_changed_since, which is not given: give both"
+            "wait_millis is set without if_changed_since, the version to wait for a change of: give both"
         )
     return millis / 1000 if left is None else min(millis / 1000, _SHARE_OF_DEADLINE * left)
 
 
 def _query_digest(request: Message) -> bytes:
-    """Identifies a query: everything that its result depends on except the state of the table."""
+    """Returns a digest of everything that the result of a query depends on, except the state of the table."""
     name = request.DESCRIPTOR.name.encode()
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()
 

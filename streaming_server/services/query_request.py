@@ -102,13 +102,15 @@ def _plan_of(request: QueryRequest, columns: tuple[str, ...], buckets: tuple[int
 
 
 def _aggregates_of(request: lookup_pb2.AggregateRequest) -> Sequence[Aggregate]:
-    """Reads the aggregates of a request. Raises InvalidRequest for more than any table has, or an unknown function."""
+    """Returns the aggregates of a request. Raises InvalidRequest for too many columns or an unknown function."""
     if max(len(request.aggregates), len(request.group_by)) > MAX_COLUMNS:
-        raise InvalidRequest(f"over {MAX_COLUMNS} columns are asked for: no table has more")
+        raise InvalidRequest(f"the request names over {MAX_COLUMNS} columns: no table has more")
     aggregates = []
     for message in request.aggregates:
         if not 1 <= len(message.functions) <= len(_FUNCTIONS):
-            raise InvalidRequest(f'column "{message.column}": ask for 1 to {len(_FUNCTIONS)} functions, each once')
+            raise InvalidRequest(
+                f'column "{message.column}": 1 to {len(_FUNCTIONS)} functions must be named, each once'
+            )
         for number in message.functions:
             if number not in _FUNCTIONS:
                 raise InvalidRequest(f'column "{message.column}": this server has no function {number}')

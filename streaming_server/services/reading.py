@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.query_request import QueryRequest
 
-# Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
+# The turns of the event loop between chunks. Another call needs several turns, and would wait for a chunk with each.
 _TURNS = 4
-# Chunks of a few columns of a base take a fraction of this, and a turn is not for nothing.
+# Chunks of a few columns of a base take a fraction of this, and a turn has a cost, so several chunks share one.
 _SECONDS_A_TURN = 0.001
 
 
@@ -39,22 +39,22 @@ Request: TypeAlias = "scan_pb2.ScanKvRequest | QueryRequest"
 
 
 class RowSink(Protocol):
-    """Takes the rows of a view, and keeps what its result needs."""
+    """Consumes the rows of a view for a result."""
 
     @property
     def is_due(self) -> bool:
-        """Whether `settle` is to be called."""
+        """Whether `settle` should be called before more rows are added."""
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the next rows. Takes a few milliseconds at most."""
+        """Adds the next rows. Takes a few milliseconds at most."""
 
     def settle(self) -> None:
-        """Reduces what was taken to its smallest form. May take long, in a thread."""
+        """Reduces the added rows to their smallest form. May take long, so call it in a thread."""
 
 
 @asynccontextmanager
-async def opened_view(tables: Tables, table: LiveTable, request: Request, plan: ReadPlan) -> AsyncIterator[OpenedScan]:
-    """The view of a table that a request names, open for the length of the block."""
+async def open_view(tables: Tables, table: LiveTable, request: Request, plan: ReadPlan) -> AsyncIterator[OpenedScan]:
+    """Opens the view of a table that a request names, for the length of the block."""
     async with AsyncExitStack() as stack:
         if request.HasField("snapshot"):
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
@@ -66,10 +66,12 @@ async def opened_view(tables: Tables, table: LiveTable, request: Request, plan: 
 
 
 def definition_of(tables: Tables, request: Request) -> TableDefinition:
-    """The table that a request reads, as of its snapshot where it names one; nothing is opened.
+    """Returns the definition of the table that a request reads, as of its snapshot if it names one. Opens nothing.
 
     Raises:
-        TableNotFound, SnapshotLost, InvalidRequest: There is none.
+        TableNotFound: The table does not exist.
+        SnapshotLost: The snapshot does not exist.
+        InvalidRequest: The snapshot is of another table.
     """
     definition = tables.table(request.table).definition
     if request.HasField("snapshot"):
@@ -79,13 +81,13 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class CurrentVersion:
-    """What a request would read now, as far as it is known in memory. Immutable.
+    """The current state of what a request reads. Immutable.
 
     Attributes:
         definition: The table.
-        view: Its buckets.
-        again: The version that they have when it is called; None when that is not known without awaiting.
-        source: Tells when that may be another one.
+        view: The view of the requested buckets.
+        again: Returns the version at the time of the call, from memory. None: unknown.
+        source: Notifies of changes of the version.
     """
 
     definition: TableDefinition
@@ -100,10 +102,10 @@ class CurrentVersion:
 
 
 async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
-    """What a request for some buckets (None: all) would read now. Awaits only where a bucket is not open.
+    """Returns the current state of what a request reads in some buckets (None: all). Opens closed buckets.
 
     Raises:
-        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when it is read.
+        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when the request is executed.
     """
     table = tables.table(request.table)
     if request.HasField("snapshot"):
@@ -126,8 +128,8 @@ class WholeView:
 
     Attributes:
         definition: The table as of the view.
-        log_offsets: For every bucket, the offset of the first change that is not in it.
-        version: Names what it shows.
+        log_offsets: For every bucket, the offset of the first change that is not in the view.
+        version: The version of the view.
     """
 
     def __init__(self, opened: OpenedScan, scan: RegisteredScan) -> None:
@@ -149,8 +151,8 @@ class WholeView:
         """Passes all rows to a sink, chunk by chunk on the event loop. Other tasks run in between.
 
         Raises:
-            DataLoss: The view is damaged; what was handed over is not the whole.
-            ScanKvError: Whatever ended the scan, or was raised by the consumer.
+            DataLoss: The view is damaged, and the sink has only a part of the rows.
+            ScanKvError: The error that ended the scan, or an error of the sink.
         """
         source, room, began = self._source, self._room, time.perf_counter()
         while (chunk := source.next_chunk(*room)) is not None:
@@ -166,7 +168,7 @@ class WholeView:
 
 
 @asynccontextmanager
-async def whole_view(
+async def open_complete_view(
     tables: Tables,
     registry: ScanRegistry,
     request: QueryRequest,
@@ -174,15 +176,15 @@ async def whole_view(
     peer: str,
     computation: Computation,
 ) -> AsyncIterator[WholeView]:
-    """What a request would scan, for the length of the block, in which it is admitted, listed and ended as a scan is.
+    """Opens the view of a scan for the length of the block, in which it is admitted, listed and ended like a scan.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends it.
-        request: Names the table and its snapshot.
-        plan: What to read.
-        peer: The client that reads it.
-        computation: Gets the version of the view, and when it was taken.
+        tables: The tables of the server.
+        registry: Admits, lists and ends the scan.
+        request: Names the table, and optionally a snapshot of it.
+        plan: The rows and columns to read.
+        peer: The client's address.
+        computation: Notified when the view is taken, and of its version.
 
     Raises:
         ScanKvError: As `ScanKv`.
@@ -197,7 +199,7 @@ async def whole_view(
     with registry.call(scan):
         async with registry.admit(scan):
             computation.begin_view()
-            async with opened_view(tables, table, request, plan) as opened:
+            async with open_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
                 view = WholeView(opened, scan)
                 computation.set_view_version(view.version)

@@ -37,11 +37,11 @@ class BucketOpener:
         location: As above.
         compression: The table's compression.
         resources: Shared by all buckets of the process.
-        clock: The server's.
+        clock: The server's clock.
         mark_seconds: How precisely the ages of changes are known.
-        indexes: Gives the ids of the table's current indexes.
-        retention_holds: Gives the retention holds on the changelog: offset by owner.
-        writer_limits: What bounds the bucket's writers.
+        indexes: Returns the ids of the table's current indexes.
+        retention_holds: Returns the retention holds on the changelog: offset by owner.
+        writer_limits: The limits of the bucket's writers.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BucketOpener:
             bucket = self._open()
         except DiskFull as error:
             if not is_complete(self.path):
-                raise  # There was no space to create the bucket: it has nothing to read.
+                raise  # The bucket could not be created, so it has nothing to read.
             _log.warning("%s can only be read: %s", self.location, error.message)
             bucket = self._open(read_only=error)
         self._held_at_opening = self._take_holds(bucket)

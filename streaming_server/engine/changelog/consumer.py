@@ -136,9 +136,9 @@ def check_query(
     buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
         raise InvalidRequest(
-            f'the consumer "{consumer.consumer_id}" of {group.table} is reading the rows of the whole table that it '
-            "started with: until that is done, its streams have the same columns, predicate and buckets; reset or "
-            "delete it to ask for others"
+            f'the consumer "{consumer.consumer_id}" of {group.table} is still reading the rows of the table that it '
+            "started with: until it has read all of them, its streams must have the same columns, predicate and "
+            "buckets; reset or delete it to ask for others"
         )
 
 

@@ -233,9 +233,11 @@ class ConsumerRegistry:
 
     async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
         """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""
-        numbers = {number for one in self._known(table) if one.committed for number in one.committed.position.offsets}
+        numbers = {
+            number for one in self._known_consumers(table) if one.committed for number in one.committed.position.offsets
+        }
         ends = await _ends(table, numbers)
-        known, now = sorted(self._known(table), key=lambda one: one.consumer_id), self._clock.monotonic()
+        known, now = sorted(self._known_consumers(table), key=lambda one: one.consumer_id), self._clock.monotonic()
         return [consumer_info(consumer, ends, now) for consumer in known]
 
     async def drop(self, table: str) -> None:
@@ -255,7 +257,7 @@ class ConsumerRegistry:
             raise TableNotFound(f'table "{name}" was dropped', table=name)
         return self._groups[name]
 
-    def _known(self, table: TableState) -> list[ConsumerState]:
+    def _known_consumers(self, table: TableState) -> list[ConsumerState]:
         """Returns the consumers of a table, without those whose first stream is still being opened."""
         return [one for one in self._group(table).consumers.values() if one.committed is not None or one.damage]
 

@@ -158,7 +158,7 @@ class LogOpening:
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
-            AlreadyAppliedFilter(position.views, self._codec.keys.encoded) if position.views else None,
+            AlreadyAppliedFilter(position.views, self._codec.keys.encode_stored) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             now_micros=self._clock.commit_micros,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streaming_server.engine.merging.newest_row import with_rows
+from streaming_server.engine.merging.newest_row import take_written_rows
 
 if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Places
@@ -23,4 +23,4 @@ class FirstRow:
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
         is_first = ~standing.exists & (np.diff(written.starts) > 0)
-        return with_rows(standing, written, np.where(is_first, written.starts[:-1], -1))
+        return take_written_rows(standing, written, np.where(is_first, written.starts[:-1], -1))

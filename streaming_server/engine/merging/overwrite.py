@@ -34,9 +34,9 @@ class OverwriteEngine:
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
-        merged = self._last.merge(standing, written)
-        columns: dict[str, pa.Array] = dict(merged.columns)
-        for name in merged.columns:
+        result = self._last.merge(standing, written)
+        columns: dict[str, pa.Array] = dict(result.columns)
+        for name in result.columns:
             if name in self._aggregated and self._aggregated[name].hidden:
-                columns |= self._aggregated[name].replaced(standing, columns[name], merged.wrote)
-        return MergeResult(columns, merged.wrote)
+                columns |= self._aggregated[name].overwrite(standing, columns[name], result.wrote)
+        return MergeResult(columns, result.wrote)

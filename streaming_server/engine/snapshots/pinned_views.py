@@ -57,9 +57,9 @@ class PinnedViews:
         config: The limit of the disk space that views hold.
         trash: The directory that removed files are moved to first.
         resources: Shared by all buckets of the process.
-        executor: Runs what blocks.
-        live: Gives an open table by name, or None.
-        clock: The server's.
+        executor: Runs blocking work.
+        live: Returns an open table by name, or None.
+        clock: The server's clock.
         max_hold_seconds: For how long taking a view may pause the writers of a table.
         tasks: Closes and removes views.
     """
@@ -113,7 +113,7 @@ class PinnedViews:
         return iter(list(self._views.values()))
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """The retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
+        """Returns the retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
         return {
             _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
             for view in self
@@ -121,7 +121,7 @@ class PinnedViews:
         }
 
     async def held_bytes(self) -> int:
-        """Bytes on disk that only views keep. Reads directories."""
+        """Returns the bytes on disk that only views keep. Reads directories."""
         return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
 
     def _table_paths(self) -> list[Path]:
@@ -213,7 +213,7 @@ class PinnedViews:
 
     @contextmanager
     def used(self, view: PinnedView) -> Iterator[None]:
-        """A block during which the view is neither closed nor removed."""
+        """Ensures that the view is neither closed nor removed during the block."""
         view.users += 1
         self._idle.pop(view.view_id, None)
         try:
@@ -255,7 +255,7 @@ class PinnedViews:
 
 
 def _log_owner(view_id: str) -> str:
-    """The owner of a view's retention hold."""
+    """Returns the owner of a view's retention hold."""
     return f"snapshot:{view_id}"
 
 
@@ -273,11 +273,11 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
 
 
 def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
-    """What changes with every change of a table: its log offsets and its schema."""
+    """Returns the log offsets and the schema of a view, which differ after every change of its table."""
     return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
 
 
 def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
-    """The result of a function, and the seconds of processor time that it took in this thread."""
+    """Calls a function. Returns its result, and the seconds of processor time that it took in this thread."""
     began = time.thread_time()
     return function(paths), time.thread_time() - began

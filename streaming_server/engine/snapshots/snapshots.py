@@ -65,7 +65,7 @@ class Snapshots:
         trash: The directory that removed files are moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
-        live: Gives an open table by name, or None.
+        live: Returns an open table by name, or None.
         clock: The server's.
         max_hold_seconds: For how long taking a view may pause the writers of a table.
     """
@@ -125,11 +125,11 @@ class Snapshots:
         return len(self._leases)
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """The retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
+        """Returns the retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
         return self._views.retention_holds(table, bucket)
 
     async def held_bytes(self) -> int:
-        """Bytes on disk that only snapshots keep. Reads directories."""
+        """Returns the bytes on disk that only snapshots keep. Reads directories."""
         return await self._views.held_bytes()
 
     async def pin(
@@ -209,7 +209,7 @@ class Snapshots:
             await asyncio.shield(lease.view.removal)
 
     def listed(self, table: str | None = None) -> list[SnapshotInfo]:
-        """The snapshots of one table (None: of all), oldest view first, without those with a damaged manifest."""
+        """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
         now = self._clock.monotonic()
         infos = [
             snapshot_info(lease, now)
@@ -234,11 +234,11 @@ class Snapshots:
             yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
-        """The definition of a table as of a snapshot. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
+        """Returns the definition of a table as of a snapshot. Raises as `reading`."""
         return self.lease(snapshot_id, table_name).view.manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
-        """The view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
+        """Returns the view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
         pinned = self.lease(snapshot_id, table_name).view
         states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
@@ -278,7 +278,7 @@ class Snapshots:
         view = self.lease(snapshot_id).view
         view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
-        # Continues when the caller gives up, so that the next call finds the sample of the view.
+        # Continues if the caller is cancelled, so that the next call finds the sample of the view.
         return await asyncio.shield(self._work.start(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
@@ -301,7 +301,7 @@ class Snapshots:
         await self._work.join()
 
     async def _make_place(self) -> None:
-        """Where the limit of leases is reached, ends the shared lease that was not renewed for the longest time."""
+        """Ends the shared lease that was not renewed for the longest time, if the limit of leases is reached."""
         if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
             return
         shared = [lease for lease in self._leases.values() if lease.shared]
@@ -345,7 +345,7 @@ class Snapshots:
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
-        """A current lease on a view of a table (None: of any). Raises as `reading`."""
+        """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)

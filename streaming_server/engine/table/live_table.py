@@ -1,4 +1,4 @@
-"""A table while the server runs: its state, with everything that can be done to it."""
+"""A table while the server runs: its state, reads, writes and changes."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class LiveTable:
             definition: The current definition.
             path: The table's directory.
             resources: Shared by all buckets of the process.
-            executor: Runs what blocks.
-            retention_holds: Gives the retention holds on a bucket's changelog: the offset of each, by owner.
+            executor: Runs blocking work.
+            retention_holds: Returns the retention holds on a bucket's changelog: the offset of each, by owner.
             catch_up: When and how streams of changes catch up.
-            clock: The server's.
+            clock: The server's clock.
             locks: The locks on the table's columns.
-            writer_limits: What bounds the writers of each bucket.
+            writer_limits: The limits on the writers of each bucket.
             installed: The aggregate functions that the server has from other packages.
         """
 
@@ -123,19 +123,19 @@ class LiveTable:
         self.state.notify()
 
     async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
-        """The statistics of each bucket, one after another, and how far each index is built."""
+        """Returns the statistics of each bucket, read one after another, and how far each index is built."""
         figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 
     async def disk_use(self) -> tuple[DiskBytes, dict[int, BucketFiles]]:
-        """What the table takes on disk, and each of its buckets. Opens nothing; reads directories in a thread."""
+        """Returns the disk use of the table and of each bucket. Opens nothing; reads directories in a thread."""
         files = await self.state.executor.run(measure_table, self.state.path)
         known = {live.number: live.family_bytes for live in self.buckets}
         use = DiskBytes.of_table(files, {number: each for number, each in known.items() if each is not None})
         return use, dict(files.buckets)
 
     async def open_check(self, number: int) -> BucketChecker:
-        """A check of one bucket as of now; the caller runs it. Raises DataLoss when the bucket cannot be opened."""
+        """Returns a check of one bucket as of now, for the caller to run. Raises DataLoss if the bucket cannot open."""
         live = self.buckets[number]
         async with live.mutex:
             bucket = await live.open()
@@ -144,7 +144,7 @@ class LiveTable:
         return check
 
     async def close(self, reason: ScanKvError) -> None:
-        """Refuses everything that begins from now on, ends every scan, and closes the buckets; all get `reason`."""
+        """Refuses new work, ends every scan, and closes the buckets. Scans and new work get the error `reason`."""
         for live in self.buckets:
             live.refuse(reason)
         self.state.notify()
@@ -152,9 +152,9 @@ class LiveTable:
         await self.pinning.close(reason)
         async with AsyncExitStack() as mutexes:
             for live in self.buckets:
-                # Bypasses a commit barrier that never opens, because a transaction could not be written.
+                # Bypasses the barrier, because the barrier of a transaction that cannot be applied is never lifted.
                 await mutexes.enter_async_context(live.mutex.bypass_barrier())
-            # Views are opened with the mutexes held, so no others exist.
+            # Views are opened with the mutexes held, so no further view can open.
             for source in self.state.sources():
                 source.abort(reason)
             # Closing syncs, which releases the interpreter lock: several at once take a fraction of the time.

@@ -294,7 +294,7 @@ class CommitCoordinator:
                 files = self._files_of(decision)
                 lost = await find_losses(decision, rolling, unreadable, files, tables, self._executor)
                 committed = decision.to_committed(decision.applied)
-                # Before a new write can replace the missing rows. Else a later start might apply them on top of it.
+                # Before a new write can replace the missing rows. Otherwise a later start might apply them over it.
                 async with self._log:
                     await self._executor.run(self._decisions.end, committed)
                 for each in lost:
@@ -381,7 +381,7 @@ class CommitCoordinator:
         table = self._table(name)
         if table.definition.incarnation != incarnation:
             raise TableNotFound(
-                f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                f"table {name} was dropped and created again since the transaction wrote to it: begin another one",
                 table=name,
             )
         return table

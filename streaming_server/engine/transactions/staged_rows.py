@@ -46,7 +46,7 @@ def request_check(
 
 
 @asynccontextmanager
-async def staged_rows(
+async def read_staged_rows(
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
     executor: StorageExecutor,

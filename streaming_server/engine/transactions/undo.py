@@ -184,7 +184,7 @@ class UndoOperation:
         changes = UndoChanges(
             self._writer,
             schema,
-            keys.encoded,
+            keys.encode_stored,
             lambda rows: widen(rows, schema),
             None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
         )

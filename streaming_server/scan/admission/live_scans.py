@@ -1,4 +1,4 @@
-"""The live scans: who runs them, how far they are, what ends them in time, and totals over all scans."""
+"""The live scans: their clients, their progress, the timeouts that end them, and totals over all scans."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RegisteredScan:
         last_took: How many seconds the reader needed to take the previous message.
         rows_scanned: Rows read from storage.
         bytes_returned: Bytes of Arrow data produced.
-        source: What the scan reads from, once it is open.
+        source: The source that the scan reads, once it is open.
         leave: Releases its place among the live scans. None before admission.
         ended: The error that ended the scan early. None if nothing has.
     """
@@ -78,7 +78,7 @@ class RegisteredScan:
     ended: ScanKvError | None = None
 
     def hold(self, source: Abortable) -> None:
-        """Records what the scan reads from. Releases it immediately if the scan was ended in the meantime."""
+        """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
         self.source = source
         if self.ended is not None:
             source.abort(self.ended)
@@ -116,22 +116,22 @@ class ScanRegistry:
 
     @property
     def waiting(self) -> int:
-        """Number of scans that wait to be admitted."""
+        """The number of scans that wait to be admitted."""
         return self._admission.waiting + self._following.waiting
 
     @property
     def undelivered_errors(self) -> int:
-        """Scans that are over, but whose reader has not taken what was sent."""
+        """The number of scans that are over, but whose reader has not taken all messages."""
         return sum(self._is_over(scan) for scan in self._calls.values())
 
     @property
     def rows_scanned(self) -> int:
-        """Rows read from storage by all scans since the start of the server."""
+        """The rows read from storage by all scans since the start of the server."""
         return self._rows_scanned + sum(scan.rows_scanned for scan in self._live.values())
 
     @property
     def bytes_returned(self) -> int:
-        """Bytes of Arrow data produced by all scans since the start of the server."""
+        """The bytes of Arrow data produced by all scans since the start of the server."""
         return self._bytes_returned + sum(scan.bytes_returned for scan in self._live.values())
 
     @contextmanager
@@ -199,7 +199,7 @@ class ScanRegistry:
         """Ends a scan on behalf of an operator. Raises ScanNotFound."""
         scan = self._live.get(scan_id)
         if scan is None:
-            raise ScanNotFound(f"there is no live scan {scan_id!r}: it has ended or never existed; list the live scans")
+            raise ScanNotFound(f"no live scan {scan_id!r} exists: it has ended or never existed; list the live scans")
         self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
 
     def end(self, scan: RegisteredScan, error: ScanKvError) -> None:

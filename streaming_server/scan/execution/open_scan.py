@@ -75,7 +75,7 @@ def open_scan(
     """Creates the cursors of a scan as of now.
 
     Args:
-        plan: What is requested.
+        plan: The requested scan.
         definition: The table as of the view.
         reader: How it is read.
         view: The buckets to read, and their offsets.
@@ -112,7 +112,7 @@ def open_scan(
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
-        # Rows read one by one, or merged in order, hold the event loop for as long as a chunk takes.
+        # Chunks of rows that are decoded, or merged in order, hold the event loop longer the larger they are.
         large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
     )
@@ -164,6 +164,7 @@ def _source(
         position,
         on_error,
         reverse=plan.reverse,
-        # Starting row by row would look up many keys without rows at once; bases are read in batches anyway.
+        # Not for many ranges, where reading a single row may look up many keys without rows; nor for bases, which are
+        # read in batches anyway.
         singly=not of_bases and all(keys.is_one_range for keys in ranges),
     )

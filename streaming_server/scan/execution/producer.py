@@ -65,8 +65,8 @@ def stream_messages(
 ) -> Iterator[bytes | None]:
     """Yields the messages of one stream, serialized `ScanKvResponse`s. Each is built on demand.
 
-    None stands for a step that found nothing. The caller lets other tasks run and then continues. A heartbeat is sent
-    only when no message was sent for `heartbeat_seconds`.
+    None means that a step found nothing: the caller lets other tasks run and then continues. A heartbeat is sent only
+    if no message was sent for `heartbeat_seconds`.
 
     Raises:
         DataLoss: The source found damage. No trailer follows.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class KvSource:
     """A `ChunkSource` over the cursors of a view.
 
-    It reads one bucket after another. So one key tells how far a scan has come, however many buckets there are.
+    It reads one bucket after another. So one key describes how far a scan has come, whatever the number of buckets.
 
     Args:
         schema: The schema of the chunks.
@@ -74,7 +74,7 @@ class KvSource:
         return None
 
     def position(self) -> ScanPosition:
-        """How far the chunks returned so far reach."""
+        """Returns how far the chunks returned so far reach."""
         assert self._position is not None
         return self._position
 

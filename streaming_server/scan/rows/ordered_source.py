@@ -98,7 +98,7 @@ class OrderedSource:
         return Chunk(0, self._with_bucket_in_errors(self._representation.decode, merged.rows, merged.parts))
 
     def position(self) -> ScanPosition | None:
-        """How far the chunks returned so far reach, in all buckets."""
+        """Returns how far the chunks returned so far reach, in all buckets."""
         return self._position
 
     def abort(self, error: ScanKvError) -> None:
@@ -121,7 +121,7 @@ class OrderedSource:
                     return _MergedRows(self._representation.empty, None, [])
         parts: list[tuple[int, pa.Array]] = []
         last_key = b""
-        # merge() asks a run for its next row only when the previous one was taken and another one is wanted.
+        # merge() reads the next row of a run only after the previous one was taken and another one is needed.
         for (last_key, _), run in merge(*map(self._singly, self._runs), key=itemgetter(0), reverse=self._reverse):
             if not len(run.keys):
                 # The bucket is known to have no rows up to this key, and nothing more.
@@ -181,7 +181,7 @@ class OrderedSource:
             if run.has_at_most(rows // 2, size // 2):
                 read.append((run, run.next_rows(rows, size)))
         parts = [(run.bucket, new) for run, new in read]
-        # Computes the keys of all buckets at once, because the step of a single bucket may be small.
+        # Compute the keys of all buckets at once, because the step of a single bucket may be small.
         keys = (
             self._with_bucket_in_errors(self._representation.keys_of, pa.concat_arrays([new for _, new in read]), parts)
             if read
@@ -275,7 +275,7 @@ class _RowRun:
         self.rows = pa.concat_arrays([self.rows, rows])
 
     def count_to(self, key: bytes | None) -> int:
-        """Number of rows up to and including a key; all of them for None."""
+        """Returns the number of rows up to and including a key; all rows for None."""
         if key is None or not len(self.keys):
             return len(self.keys)
         is_after = key.__gt__ if self._reverse else key.__lt__
