@@ -120,7 +120,7 @@ class Transactions:
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks = DetachedTasks()
-        self.staging = RequestStaging(executor, limits.bytes, self._renewed, self._tasks)
+        self.staging = RequestStaging(executor, limits.bytes, self._renew, self._tasks)
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
         self._retrying = Background(partial(repeat, RETRY_SECONDS, self._retry))
 
@@ -276,7 +276,7 @@ class Transactions:
         holds = {each.log_owner: each.retention_holds.get(table, {}) for each in list(self._open.values())}
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
-    def _renewed(self, token: str) -> OpenTransaction:
+    def _renew(self, token: str) -> OpenTransaction:
         """Returns an open transaction, and renews its time to live."""
         self._check_log()
         transaction = self._open.get(token)
