@@ -79,7 +79,7 @@ def test_what_cannot_be_told_is_refused_and_rows_that_do_not_match_may_be_delete
     table.upsert([row(2, 5), row(3, 5)])
     table.delete([1])
     assert told(changes_of(table, "k > 1")) == [("+U", 2, 20), ("+U", 2, 5), ("+U", 3, 5)]
-    with pytest.raises(InvalidRequest, match=r'changelog="upsert".*not at "v".*unmatched="delete"') as refused:
+    with pytest.raises(InvalidRequest, match=r'changelog="upsert".*but not "v".*unmatched="delete"') as refused:
         changes_of(table, "k > 1 AND v >= 10").to_arrow()
     assert refused.value.details["column"] == "v"
     deleting = changes_of(table, "v >= 10").with_unmatched("delete")
