@@ -16,7 +16,7 @@ from aio_client._sync.read_ahead import BATCH_ROWS
 from spark_bridge.conform import arrow_schema
 from spark_bridge.options import ReadOptions
 from spark_bridge.part_rows import read_part
-from spark_bridge.planning import planned
+from spark_bridge.planning import plan_read
 from tests.spark.large_table import LARGE_ROWS, make_large
 from tests.spark.task import task_context
 from tests.support.waiting import wait_until
@@ -33,7 +33,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.strin
 
 
 def plan(server: ServerProcess, table: str, **options: Any) -> ReadPlan:
-    return planned(replace(ReadOptions(table=table, url=server.url), **options))
+    return plan_read(replace(ReadOptions(table=table, url=server.url), **options))
 
 
 def read(
@@ -181,7 +181,9 @@ def test_no_task_reads_another_instant_when_the_snapshot_of_its_execution_has_en
     assert lease(client, small).ttl == 300
     lease(client, small).release()
     for part in whole.parts:
-        with pytest.raises(SnapshotLost, match=r"has ended before the query.*Run the query again; option snapshot_ttl"):
+        with pytest.raises(
+            SnapshotLost, match=r"ended before the query.*Run the query again; a greater option snapshot_ttl"
+        ):
             list(read(whole, part, "1"))
     assert sorted(keys([rows for part in whole.parts for rows in read(whole, part, "2")])) == list(range(1000))
 
@@ -193,7 +195,7 @@ def test_a_table_that_was_created_again_is_not_read_by_parts_of_the_one_before(
     client.drop_table(small.name)
     again = client.create_table(small.name, SCHEMA, primary_key=["k"], buckets=7)
     again.upsert([{"k": 1, "text": "x"}])
-    with pytest.raises(SchemaMismatch, match=r"dropped and created again since.*create the view again"):
+    with pytest.raises(SchemaMismatch, match=r"dropped and created again after.*create the view again"):
         list(read(whole, whole.parts[0]))
     assert client.snapshots(small.name) == []
 
@@ -236,9 +238,9 @@ def test_a_snapshot_of_the_user_is_neither_renewed_nor_shortened(
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
     assert [each.ttl for each in client.snapshots(small.name)] == [500]
     snapshot.release()
-    with pytest.raises(SnapshotLost, match=r"option snapshot names.*take another one"):
+    with pytest.raises(SnapshotLost, match=r"option snapshot names.*pin another snapshot"):
         list(read(whole, whole.parts[0]))
-    with pytest.raises(SnapshotLost, match=r"option snapshot: table .* has no snapshot"):
+    with pytest.raises(SnapshotLost, match=r"option snapshot must be the id of a snapshot of table"):
         plan(shared_server, small.name, snapshot=snapshot.id)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_bridge.options import ReadOptions
-from spark_bridge.planning import planned
+from spark_bridge.planning import plan_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_tasks_are_as_many_as_what_is_read_needs(
 def test_whole_buckets_are_handed_out_where_that_is_enough(shared_server: ServerProcess, numbers: sync.Table) -> None:
     for options in ({"splits": 4}, {"splits": 2, "key_start": "100", "key_end": "299"}, {"rows_per_split": 5000}):
         read = ReadOptions(table=numbers.name, url=shared_server.url, **options)
-        parts = [part.spec for part in planned(read).parts]
+        parts = [part.spec for part in plan_read(read).parts]
         assert len(parts) == options.get("splits", 4)
         assert sorted(bucket for part in parts for bucket in part.buckets or ()) == [0, 1, 2, 3]
         assert len({part.key_range for part in parts}) == 1

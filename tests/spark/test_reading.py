@@ -72,11 +72,14 @@ def test_the_source_is_found_by_itself_and_by_registering_it(
     ("options", "message"),
     [
         ({"splitz": 3}, 'there is no option "splitz"; did you mean "splits"?'),
-        ({"splits": "x"}, "option splits is a whole number, not 'x'"),
+        ({"splits": "x"}, "option splits must be a whole number, not 'x'"),
         ({"columns": "player,scor"}, 'there is no column "scor"; did you mean "score"?'),
         ({"where": "score > 'x'"}, "score"),
         ({"where": "score >"}, "the predicate"),
-        ({"key_start": '["p1", 2]'}, "option key_start has 2 values"),
+        (
+            {"key_start": '["p1", 2]'},
+            "option key_start must have one value for each leading key column to restrict, of player, not 2 values",
+        ),
         ({"snapshot": "gone"}, "option snapshot"),
         ({"pushdown": "true"}, "option pushdown"),
         ({"table": "spark.score"}, 'table "spark.score" does not exist; did you mean'),
@@ -98,9 +101,9 @@ def test_what_is_wrong_is_one_short_error_of_load(
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("player string, points bigint", 'the schema has a column "points", and the table'),
-        ("player string, score int", 'column "score" is bigint in the table, and int in the schema'),
-        ("player string, score bigint not null", 'column "score" is NOT NULL in the schema'),
+        ("player string, points bigint", 'the schema has a column "points" that is not among the columns'),
+        ("player string, score int", 'column "score" must have type bigint, as in the table, not int'),
+        ("player string, score bigint not null", 'column "score" must be nullable'),
     ],
 )
 def test_a_schema_that_is_not_the_tables_is_refused_before_any_task_starts_and_keeps_no_lease(

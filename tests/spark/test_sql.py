@@ -90,9 +90,9 @@ def test_a_where_of_a_statement_cannot_leave_the_where_of_its_table(sql: Sql, ta
     ("statement", "message"),
     [
         ("select * from {} with (splitz = '3')", 'there is no option "splitz"; did you mean "splits"?'),
-        ("select * from {} with (endingOffsets = '3')", 'there is no option "endingoffsets": readStream takes option'),
-        ("select * from {} with (`table` = 'test.other')", "option table is fixed by CREATE TABLE"),
-        ("select * from {} with (url = 'other:1')", "option url is fixed by CREATE TABLE"),
+        ("select * from {} with (endingOffsets = '3')", 'there is no option "endingoffsets": use option stop'),
+        ("select * from {} with (`table` = 'test.other')", "option table must be '"),
+        ("select * from {} with (url = 'other:1')", "option url must be '"),
     ],
 )
 def test_what_a_statement_cannot_say_is_refused(sql: Sql, table: sync.Table, statement: str, message: str) -> None:
@@ -167,7 +167,7 @@ def test_a_stream_of_a_table_follows_it(sql: Sql, spark: SparkSession, table: sy
     assert sum(found) == 10
     with pytest.raises(AnalysisException) as caught:
         sql.rows("select * from {}")
-    assert "option row_kinds is for readStream" in told(caught.value)
+    assert "option row_kinds is an option of readStream only" in told(caught.value)
 
 
 def test_no_option_that_is_a_secret_is_stored() -> None:

@@ -38,7 +38,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
 @pytest.fixture
 def job(shared_server: ServerProcess, table: sync.Table) -> WriteJob:
     options = WriteOptions.parse({"url": shared_server.url, "path": table.name})
-    return writing.planned_write(options, spark_schema(SCHEMA), replaces=False)
+    return writing.prepare_write(options, spark_schema(SCHEMA), replaces=False)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_what_cannot_be_written_is_refused_before_any_task_starts(
     adding_up(client, name)
     for change, options, message in [
         ({}, {"tabel": "x"}, 'there is no option "tabel"'),
-        ({}, {"transaction_id": "x"}, "option transaction_id is not for writeStream"),
+        ({}, {"transaction_id": "x"}, "option transaction_id cannot be used with writeStream"),
         ({"n": F.lit("text")}, {}, 'column "n" cannot be cast to int64'),
     ]:
         rows = numbers().withColumns(change) if change else numbers()

@@ -127,9 +127,12 @@ def test_what_cannot_be_right_is_refused_before_any_task_starts(
     filled(client, name)
     with pytest.raises(AnalysisException, match='there is no option "row_kind"'):
         followed(spark, shared_server.url, name, row_kind="true")
-    with pytest.raises(AnalysisException, match="option row_kinds is for readStream"):
+    with pytest.raises(AnalysisException, match="option row_kinds is an option of readStream only"):
         spark.read.format("scankv").options(url=shared_server.url, row_kinds="true").load(name).collect()
-    for options, message in [({}, 'option("row_kinds", "true")'), ({"limit": 3}, "option limit is not for readStream")]:
+    for options, message in [
+        ({}, 'option("row_kinds", "true")'),
+        ({"limit": 3}, "option limit cannot be used with readStream"),
+    ]:
         writing = followed(spark, shared_server.url, name, **options).writeStream.format("noop")
         query = writing.option("checkpointLocation", str(tmp_path / str(len(options)))).start()
         with pytest.raises(StreamingQueryException) as caught:

@@ -104,7 +104,7 @@ def test_where_keeps_the_rows_that_filter_keeps(
                     expected[start + number].add(row.k)
     for text, keys in zip(texts, expected, strict=True):
         options = ReadOptions(table=table.name, url=shared_server.url, where=text)
-        found = options.scan_of(table).select(["k"]).to_arrow()["k"].to_pylist()
+        found = options.build_scan(table).select(["k"]).to_arrow()["k"].to_pylist()
         assert set(found) == keys, (seed, text)
         assert len(found) == len(keys), (seed, text)
     assert {0, 200} < {len(keys) for keys in expected}

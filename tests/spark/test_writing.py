@@ -70,7 +70,7 @@ def expected(rows: DataFrame) -> list[dict[str, Any]]:
     return sorted((row.asDict() for row in rows.collect()), key=lambda row: row["k"])
 
 
-def planned(url: str, table: sync.Table, *, overwrite: bool = False, **options: str) -> ScanKvWriter:
+def begin_write(url: str, table: sync.Table, *, overwrite: bool = False, **options: str) -> ScanKvWriter:
     """What Spark has when it has planned a write of rows like the table's."""
     source = spark_bridge.ScanKvDataSource(CaseInsensitiveDict({"url": url, "path": table.name, **options}))
     return source.writer(spark_schema(SCHEMA), overwrite)
@@ -208,18 +208,23 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
     ("columns", "options", "overwrite", "message"),
     [
         (COLUMNS, {"tabel": "x"}, False, 'there is no option "tabel"; did you mean "table"?'),
-        (COLUMNS, {"operation": "remove"}, False, "option operation is upsert or delete, not 'remove'"),
-        (COLUMNS, {"buckets": "3"}, False, "option buckets is of a table that is created"),
+        (COLUMNS, {"operation": "remove"}, False, "option operation must be upsert or delete, not 'remove'"),
+        (COLUMNS, {"buckets": "3"}, False, "option buckets requires create=true"),
         (COLUMNS, {"create": "true"}, False, "option primary_key is missing"),
-        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates is of a table that is created"),
+        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates requires create=true"),
         (
             COLUMNS,
             {**NEW, "aggregates": "n: sum"},
             False,
-            "option aggregates is column=function between commas, or JSON",
+            "option aggregates must be column=function pairs separated by commas, or JSON",
         ),
-        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates is column=function"),
-        (COLUMNS, {**NEW, "aggregates": "n=sum, n=max"}, False, 'option aggregates names column "n" twice'),
+        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates must be column=function"),
+        (
+            COLUMNS,
+            {**NEW, "aggregates": "n=sum, n=max"},
+            False,
+            'option aggregates must name each column once; it names "n" twice',
+        ),
         (COLUMNS, {**NEW, "aggregates": "n=sum"}, False, 'aggregates is of merge_engine "aggregate"'),
         (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "v=sum"}, False, "of which there is no sum"),
         (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "m=sum"}, False, 'there is no column "m"'),
@@ -231,22 +236,27 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
             False,
             "sequence_column is of merge_engine",
         ),
-        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns does not go with create"),
-        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" is a string'),
-        (COLUMNS, {"create": "maybe"}, False, "option create is true or false, not 'maybe'"),
-        (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl is 1 to"),
-        (COLUMNS, {"operation": "delete"}, True, "option operation delete does not go with mode"),
-        (COLUMNS, {"columns": "k,n"}, True, "option columns does not go with mode"),
+        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns cannot be combined with create"),
+        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" must be a string'),
+        (COLUMNS, {"create": "maybe"}, False, "option create must be true or false, not 'maybe'"),
+        (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl must be between 1 and"),
+        (COLUMNS, {"operation": "delete"}, True, "option operation must be upsert with mode"),
+        (COLUMNS, {"columns": "k,n"}, True, "option columns cannot be combined with mode"),
         (COLUMNS, {"columns": "k,m"}, False, '"m"'),
         (f"{COLUMNS}, m int", {}, False, 'there is no column "m"'),
         ("k long, v string, n string", {}, False, 'column "n" cannot be cast to int32'),
         ("k long, v string", {}, False, 'column "n" is missing'),
-        ("k long, v string, n interval month", {}, False, 'column "n": ScanKV has no interval month'),
-        ("k long, v variant", {}, False, 'column "v": ScanKV has no variant; write it as text, to_json(v)'),
-        ("k long, v array<struct<a variant>>", {}, False, 'column "v": ScanKV has no variant'),
+        ("k long, v string, n interval month", {}, False, 'column "n": ScanKV does not store type interval month'),
+        (
+            "k long, v variant",
+            {},
+            False,
+            'column "v": ScanKV does not store type variant; write it as text, to_json(v)',
+        ),
+        ("k long, v array<struct<a variant>>", {}, False, 'column "v": ScanKV does not store type variant'),
         ("v string", {"operation": "delete"}, False, 'column "k" is missing'),
         (f"{COLUMNS}, _change_type string, _log_offset long, _bucket int", {}, False, 'drop("_log_offset", "_bucket")'),
-        (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" says what becomes of each row'),
+        (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" cannot be combined with mode'),
         (f"{COLUMNS}, _change_type int", {}, False, 'column "_change_type" cannot be cast to string'),
     ],
 )
@@ -308,7 +318,7 @@ def test_only_the_attempts_count_that_the_commit_names(
     shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:
     table = client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
-    writer = planned(shared_server.url, table)
+    writer = begin_write(shared_server.url, table)
     with pytest.raises(RuntimeError, match="the task failed"):
         attempted(writer, 0, 0, 10, rows_that_fail=True)
     first, again = attempted(writer, 0, 0, 10), attempted(writer, 0, 0, 10)
@@ -328,7 +338,7 @@ def test_what_has_expired_or_was_aborted_is_not_written_in_part(
     shared_server: ServerProcess, table: sync.Table, client: sync.Client
 ) -> None:
     before = content(table)
-    writer = planned(shared_server.url, table, overwrite=True)
+    writer = begin_write(shared_server.url, table, overwrite=True)
     messages = [attempted(writer, 0, 20, 10)]
     writer.abort(messages)
     with pytest.raises(Exception, match="option transaction_ttl") as caught:
