@@ -1,4 +1,4 @@
-"""The ScanKV server as everybody starts it: `scankv serve` in a process of its own."""
+"""Runs `scankv serve` in its own process, as users do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _READY = "scankv ready on "
 
 
 class ServerProcess:
-    """A server over a data directory, on a free port, with the default settings but for those given.
+    """A server over a data directory, on a free port, with default settings except those given.
 
     Args:
         data: The data directory.
         **settings: Settings of `ServerConfig` that differ from their defaults.
 
     Attributes:
-        url: `127.0.0.1:PORT`.
+        url: Its address, `127.0.0.1:PORT`.
         pid: Its process id.
     """
 
@@ -43,7 +43,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drains it, so that its buckets are closed in order."""
+        """Ends the server with SIGTERM, so that it drains and closes its buckets."""
         self._process.terminate()
         code = self._process.wait()
         assert self._process.stdout is not None

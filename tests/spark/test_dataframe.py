@@ -56,7 +56,7 @@ def test_a_scan_of_a_named_snapshot_leaves_it_to_its_holder(
         assert [each.ttl for each in client.snapshots(table.name)] == [300]
     with pytest.raises(PythonException) as caught:
         rows.collect()
-    assert "take another one" in str(caught.value)
+    assert "pin another snapshot" in str(caught.value)
     with pytest.raises(SnapshotLost):
         spark_bridge.scan_dataframe(spark, shared_server.url, table.name, snapshot=snapshot.id)
 

@@ -96,7 +96,7 @@ def test_a_snapshot_that_ends_under_a_query_fails_it_and_gives_no_rows_of_anothe
     both = load(table.name, splits=1).mapInArrow(ending, "k bigint").union(load(table.name)).coalesce(1)
     with pytest.raises(PythonException) as caught:
         both.collect()
-    assert "Run the query again; option snapshot_ttl" in str(caught.value)
+    assert "Run the query again; a greater option snapshot_ttl" in str(caught.value)
 
 
 def test_a_stream_joined_with_a_table_reads_it_as_it_is_at_each_micro_batch(

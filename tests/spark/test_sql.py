@@ -134,7 +134,7 @@ def test_nothing_is_inserted_through_a_table_whatever_the_rows_come_from(
         ):
             with pytest.raises(AnalysisException) as caught:
                 sql(statement)
-            assert "rows cannot be inserted through a table" in told(caught.value)
+            assert "INSERT INTO does not work with a table" in told(caught.value)
             assert "CREATE TEMPORARY VIEW" in told(caught.value)
     finally:
         other("drop table {}")
