@@ -1,4 +1,4 @@
-"""Damaged table files: whoever reads them is told so, nobody gets fewer rows, and everything else goes on."""
+"""Reading a damaged table file is an error, never fewer rows, and everything else continues to work."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.asyncio
 ROWS = 20_000
 DAMAGED_BUCKET = 1
 SPREAD = 24
-"""How many places all over a file are damaged, one after another."""
+"""The number of positions, spread over a file, that are damaged one after another."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A table whose bucket 1 has damage in the block of one row, `key`; `fine` lies in another block of it."""
+    """A table whose bucket 1 has damage in the block of the row `key`; the row `fine` is in another block."""
 
     key: int
     fine: int
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(data: Path) -> dict[str, Damaged]:
-    """Tables with damage in the first, a middle and the last block of bucket 1."""
+    """Creates tables with damage in the first, a middle and the last block of bucket 1."""
     tables = {}
     for name, place, other in (("test.first", 0, -1), ("test.middle", ROWS // 4, 0), ("test.last", -1, 0)):
         prepared_table(data, name, ROWS)
@@ -53,7 +53,7 @@ def damaged(data: Path) -> dict[str, Damaged]:
 
 @pytest.fixture(scope="module")
 def spread(data: Path) -> list[str]:
-    """Tables with one damaged byte in bucket 1, at places all over the file, compressed as tables are by default."""
+    """Creates tables with one damaged byte in bucket 1, at positions all over the file, with default compression."""
     names = [f"test.spread_{number}" for number in range(SPREAD)]
     for number, name in enumerate(names):
         prepared_table(data, name, 5000, compression="lz4")
@@ -71,7 +71,7 @@ def harmed_server(data: Path, damaged: dict[str, Damaged], spread: list[str]) ->
 
 
 async def within(seconds: float, work: Callable[[Table], object], client: Client, name: str) -> object:
-    """Does some work on a table; a call that hangs fails the test."""
+    """Runs some work on a table with a time limit, so that a call that hangs fails the test."""
     async with asyncio.timeout(seconds):
         return await work(await client.table(name))  # type: ignore[misc]
 
@@ -158,7 +158,7 @@ async def test_a_limit_that_ends_before_the_damage_is_answered(harmed_server: Se
 
 
 async def rows_or_none(scan: Scan) -> int | None:
-    """How many rows a scan gives; None when it is data loss of the damaged bucket."""
+    """Returns the number of rows of a scan, or None if it fails with data loss of the damaged bucket."""
     try:
         rows: int = (await scan.to_arrow()).num_rows
         return rows
@@ -187,7 +187,7 @@ async def test_a_flipped_byte_anywhere_is_data_loss_or_harmless(
 
 @pytest.mark.parametrize("reader_stops", [False, True])
 async def test_data_loss_in_mid_stream_reaches_every_reader(harmed_server: ServerProcess, reader_stops: bool) -> None:
-    """Also when the server has something else on its way at that moment."""
+    """The error must arrive even if the server is sending something else at that moment."""
     async with connect(harmed_server.url) as client:
         table = await client.table("test.middle")
 

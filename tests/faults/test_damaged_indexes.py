@@ -1,4 +1,4 @@
-"""A damaged table file of an index: what it tells is right, or DATA_LOSS, never fewer rows."""
+"""A read by an index with a damaged table file returns the right rows or DATA_LOSS, never fewer rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(place: int) -> str:
 
 @pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
 def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
-    """A table of one bucket with an index of which one block is damaged, which has the entry `request.param`."""
+    """A table of one bucket with an index. The block with the entry `request.param` is damaged."""
     path = tmp_path_factory.mktemp("index")
     texts = [text_of(place) for place in range(ROWS)]
     rows = pa.RecordBatch.from_pydict({"k": range(ROWS), "text": texts, "more": texts[::-1]}, schema=SCHEMA)
@@ -46,7 +46,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def index_file(path: Path) -> Path:
-    """The largest table file of a bucket that holds entries."""
+    """Returns the largest table file of a bucket that contains index entries."""
     files = [file for file in path.glob("*.sst") if b"nameindex" in file.read_bytes()]
     return max(files, key=lambda file: file.stat().st_size)
 

@@ -1,4 +1,4 @@
-"""Scans of a server over a damaged block: in either direction, within any bounds, live or pinned, no row is missing."""
+"""A scan over a damaged block never skips a row silently: in both directions, with any bounds, live or pinned."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS = 8000
 DAMAGED_BUCKET = 1
 PLACES = {"first": 0, "middle": ROWS // 4, "last": -1}
 FAR = 1500
-"""Far more keys than a block has."""
+"""Far more keys than fit into a block."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A table and its keys by bucket; the block with `key` in bucket 1 is damaged."""
+    """A table and its keys by bucket. The block with `key` in bucket 1 is damaged."""
 
     name: str
     keys: tuple[list[int], list[int]]
@@ -76,7 +76,7 @@ def with_range(client: Client, scan: Scan, keys: range) -> Scan:
 
 
 def bounds_around(key: int) -> dict[str, range]:
-    """Ranges of keys with a key in them."""
+    """Returns key ranges that contain a key."""
     prefix = key // 256 * 256
     return {
         "none": range(ROWS),
@@ -88,7 +88,7 @@ def bounds_around(key: int) -> dict[str, range]:
 
 
 async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
-    """The keys of the rows that came, and the error that ended them."""
+    """Returns the keys of the received rows, and the error that ended the scan."""
     keys: list[int] = []
     try:
         async for rows in scan.stream():

@@ -1,4 +1,4 @@
-"""A disk without space: what is refused says so, all is read, tables can be dropped, and every start succeeds."""
+"""With a full disk, errors name the cause, all rows can be read, tables can be dropped, and every start succeeds."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def full_server(disk: SmallDisk) -> Iterator[ServerProcess]:
 
 
 def fill(disk: SmallDisk) -> None:
-    """Takes all of the space that is left."""
+    """Fills all of the free space."""
     with (disk.path / "filler").open("ab", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def fill_by_writing(table: Table) -> int:
-    """Writes rows until there is no space left; how many were acknowledged."""
+    """Writes rows until the disk is full. Returns the number of acknowledged rows."""
     acknowledged: list[int] = []
 
     def write() -> None:
@@ -132,10 +132,10 @@ def test_a_running_server_writes_again_once_there_is_space(full_server: ServerPr
 def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there_is_space(
     full_server: ServerProcess, disk: SmallDisk
 ) -> None:
-    """Some have written and wait for a sync when another one's write fails."""
+    """Some writers wait for a sync when the write of another one fails."""
     with connect(full_server.url) as client:
         table = client.create_table("full.busy", SCHEMA, primary_key=["k"], buckets=1)
-        # It makes the bucket's files, without which there is nothing to read.
+        # Creates the files of the bucket, without which nothing can be read.
         table.upsert([{"k": -1, "v": b"first"}])
         acknowledged = [-1]
         refused: list[Exception] = []

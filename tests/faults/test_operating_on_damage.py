@@ -1,4 +1,4 @@
-"""What an operator sees and does when tables or transactions are damaged: by the client, and on the command line."""
+"""What an operator sees and can do with damaged tables and transactions, by the client and the command line."""
 
 from __future__ import annotations
 
