@@ -110,9 +110,9 @@ def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_nothing(s
 class Changer:
     """Adds and drops indexes until the server stops answering.
 
-        Attributes:
-    there: The columns of the indexes that were acknowledged and not dropped.
-            in_doubt: The columns of the index whose addition or removal was not acknowledged.
+    Attributes:
+        there: The columns of the indexes that were acknowledged and not dropped.
+        in_doubt: The columns of the index whose addition or removal was not acknowledged.
     """
 
     rng: random.Random

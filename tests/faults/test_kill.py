@@ -29,9 +29,9 @@ KEYS_EACH = 400
 class Writer:
     """A writer with its own keys, and their expected values.
 
-        Attributes:
-    acknowledged: The value of each key after the last acknowledged write; None if it was deleted.
-            in_doubt: The values that keys have if the unacknowledged write was applied.
+    Attributes:
+        acknowledged: The value of each key after the last acknowledged write; None if it was deleted.
+        in_doubt: The values that keys have if the unacknowledged write was applied.
     """
 
     number: int

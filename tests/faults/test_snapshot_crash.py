@@ -31,10 +31,10 @@ KEYS = range(40)
 class Pinner:
     """Writes a generation of all rows, pins it, and releases some pins, until the server stops answering.
 
-        Attributes:
-    generations: The generation in each acknowledged snapshot.
-            in_doubt: The ids of an unacknowledged pin or release, and the generation of the snapshot.
-            written: The last generation acknowledged.
+    Attributes:
+        generations: The generation in each acknowledged snapshot.
+        in_doubt: The ids of an unacknowledged pin or release, and the generation of the snapshot.
+        written: The last generation acknowledged.
     """
 
     rng: random.Random

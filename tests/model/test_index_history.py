@@ -45,7 +45,7 @@ async def test_indexes_and_versions_are_those_of_the_dictionary_for_long(server:
 
 
 async def check_history(server: ServerProcess, seed: int, operations: int, columnar_base: str = "off") -> Counter[str]:
-    """Runs the history of a seed, then looks at what lies on the disk; what was seen."""
+    """Runs the history of a seed, then checks the files on disk. Returns the counts of the history."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             history = await IndexHistory.begin(server, client, Random(seed), columnar_base=columnar_base)

@@ -1,4 +1,4 @@
-"""Random operations, restarts and kills through the real server leave what they leave in a dictionary."""
+"""After random operations, restarts and kills, a table of a real server equals a dictionary with the same history."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_table_is_the_dictionary_that_had_the_same_long_history(server: 
 async def check_history(
     server: ServerProcess, seed: int, operations: int, changelog: str, columnar_base: str = "off"
 ) -> None:
-    """Runs the history of a seed, then looks at what lies on the disk."""
+    """Runs the history of a seed, then checks the files on disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             history = await History.begin(server, client, Random(seed), changelog, columnar_base)

@@ -21,10 +21,10 @@ from tests.support.forked import ForkedProcess
 class Finished:
     """The result of a command.
 
-        Attributes:
-            code: Its exit code.
-            stdout: What it printed.
-    stderr: What it printed to stderr.
+    Attributes:
+        code: Its exit code.
+        stdout: What it printed.
+        stderr: What it printed to stderr.
     """
 
     code: int

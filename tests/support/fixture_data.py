@@ -61,9 +61,9 @@ ALL_TYPES: Final = pa.schema(
 class Record:
     """The data that a reader of the directory must find.
 
-        Attributes:
-    rows: By the name of a read, its rows in the order of the keys or of the changes.
-            facts: Everything else, as JSON has it.
+    Attributes:
+        rows: By the name of a read, its rows in the order of the keys or of the changes.
+        facts: Everything else, as JSON has it.
     """
 
     rows: dict[str, pa.Table] = field(default_factory=dict)

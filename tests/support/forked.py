@@ -27,7 +27,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
     """`subprocess.Popen` for `[sys.executable, "-m", MODULE, ...]`, which runs in a fork of the zygote.
 
     It is a child of this process with its own streams, environment, session and exit code, as if it was started. Only
-        its imports were made before, and `/proc/PID/cmdline` names the zygote.
+    its imports were made before, and `/proc/PID/cmdline` names the zygote.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
 def run_forked(*command: str, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
     """Works as `subprocess.run` with captured output, in a fork of the zygote.
 
-        Raises:
-    subprocess.TimeoutExpired: The process took longer than `timeout` seconds and was killed.
+    Raises:
+        subprocess.TimeoutExpired: The process took longer than `timeout` seconds and was killed.
     """
     pipe = subprocess.PIPE
     with ForkedProcess[bytes](command, stdin=pipe, stdout=pipe, stderr=pipe) as process:

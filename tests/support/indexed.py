@@ -90,9 +90,9 @@ def random_rows(count: int, seed: int) -> pa.RecordBatch:
 class IndexedTable:
     """The open buckets of one table.
 
-        Attributes:
-            rows: All rows that were written.
-    buckets: The buckets, by number.
+    Attributes:
+        rows: All rows that were written.
+        buckets: The buckets, by number.
     """
 
     def __init__(self, buckets: dict[int, OfflineBucket], rows: pa.RecordBatch) -> None:

@@ -211,10 +211,10 @@ class MemoryTail:
 class StopsAt:
     """A `LogStops`. The stop at a time is known once `settle` is called at that time.
 
-        Attributes:
-    offsets: The offsets of the stop; None as long as they are not known.
-            left: How long until they are known, in seconds.
-            then: The offsets that become known then.
+    Attributes:
+        offsets: The offsets of the stop; None as long as they are not known.
+        left: How long until they are known, in seconds.
+        then: The offsets that become known then.
     """
 
     def __init__(self, offsets: Mapping[int, int] | None = None, left: float | None = None) -> None:

@@ -203,16 +203,16 @@ class Function:
 class MergeModel:
     """A table.
 
-        Attributes:
-            engine: Its merge engine.
-    deletes: The option that says what deletes do.
-            key: The key column.
-            columns: The other columns.
-            order: The columns that say which row is newer.
-            groups: Sequence groups: sequence columns and the others.
-            functions: By column.
-            rows: By key.
-    hidden: The hidden state of aggregates, by key and column.
+    Attributes:
+        engine: Its merge engine.
+        deletes: The option that says what deletes do.
+        key: The key column.
+        columns: The other columns.
+        order: The columns that say which row is newer.
+        groups: Sequence groups: sequence columns and the others.
+        functions: By column.
+        rows: By key.
+        hidden: The hidden state of aggregates, by key and column.
     """
 
     engine: str

@@ -170,8 +170,8 @@ def replayed(offline: OfflineBucket) -> list[tuple[Any, ...]]:
 def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
     """Returns the rows to which the changes below an offset lead, by encoded key, and checks each change.
 
-    `+I` requires an absent key, `-U` and `-D` exactly the current row, and `+U` must follow the `-U` of its key. Without
-    before-images, changes are `+U` with a row and `-D` with a key, whatever the previous state was.
+    `+I` requires an absent key, `-U` and `-D` exactly the current row, and `+U` must follow the `-U` of its key.
+    Without before-images, changes are `+U` with a row and `-D` with a key, whatever the previous state was.
     """
     before_images = offline.definition.options.before_images
     state: dict[bytes, tuple[Any, ...]] = {}
