@@ -174,7 +174,7 @@ async def test_a_count_over_a_damaged_base_is_data_loss_and_then_right(tmp_path:
             assert await table.count("v >= 0 AND text <> 'x'") == ROWS
 
 
-async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_the_rows_in_rocksdb(
+async def test_a_base_found_damaged_during_a_rebuild_is_rebuilt_from_rocksdb(
     tmp_path: Path,
 ) -> None:
     with ServerProcess(tmp_path / "data", *ONCE_FILLED, *ANEW_FOR_FEW) as server:
@@ -198,7 +198,7 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-async def test_a_base_cut_short_under_a_server_is_data_loss_and_built_anew(tmp_path: Path, name: str) -> None:
+async def test_a_base_truncated_under_a_server_is_data_loss_and_rebuilt(tmp_path: Path, name: str) -> None:
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:
             table = await filled(client)

@@ -26,7 +26,9 @@ def rows(*keys: int, v: int = 0) -> list[dict[str, Any]]:
     return [{"k": key, "v": v} for key in keys]
 
 
-def test_a_consumer_killed_before_its_commit_is_told_again_and_after_it_is_not(shared_server: ServerProcess) -> None:
+def test_a_consumer_killed_before_its_commit_gets_the_changes_again_and_after_it_does_not(
+    shared_server: ServerProcess,
+) -> None:
     with sync.connect(shared_server.url) as client:
         table = client.create_table(TABLE, SCHEMA, primary_key=["k"], buckets=2)
         table.upsert(rows(*range(100)))
@@ -60,7 +62,7 @@ def test_a_consumer_killed_before_its_commit_is_told_again_and_after_it_is_not(s
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
-async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
+async def test_a_consumer_continues_at_its_commit_wherever_the_server_is_killed(
     server: ServerProcess, kills: int
 ) -> None:
     """An acknowledged commit holds; another one may hold. The stream continues over the kills."""

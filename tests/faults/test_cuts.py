@@ -62,7 +62,7 @@ async def settled(client: Client) -> ServerStats:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_cut_after_every_kth_chunk_changes_no_row_and_reads_at_most_what_was_on_its_way_again(
+async def test_a_cut_after_every_kth_chunk_changes_no_row_and_rereads_at_most_what_was_in_flight(
     shared_server: ServerProcess, client: Client, reverse: bool
 ) -> None:
     table = await filled(client, ROWS)
@@ -177,7 +177,7 @@ async def broken(proxy: FaultProxy, scan: Scan) -> tuple[ScanStream, int, bool]:
     return stream, rows_before, over
 
 
-async def test_a_cut_between_the_last_row_and_the_trailer_brings_no_row_again_and_reads_none(
+async def test_a_cut_between_the_last_row_and_the_trailer_repeats_and_rereads_no_row(
     shared_server: ServerProcess, client: Client
 ) -> None:
     table = await filled(client, SMALL_ROWS)
@@ -191,7 +191,7 @@ async def test_a_cut_between_the_last_row_and_the_trailer_brings_no_row_again_an
     assert any(not ending.over and not ending.between for ending in found), "no cut was in the middle of a row"
 
 
-async def test_a_cut_behind_the_last_row_of_a_limit_needs_no_further_call(
+async def test_a_cut_after_the_last_row_of_a_limit_needs_no_further_call(
     shared_server: ServerProcess, client: Client
 ) -> None:
     table = await filled(client, SMALL_ROWS)

@@ -116,7 +116,7 @@ def damages(data: bytes, times: int, seed: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_at_any_place_of_any_file_is_found_or_harmless(base: Path, name: str) -> None:
+def test_damage_at_any_position_of_any_file_is_found_or_harmless(base: Path, name: str) -> None:
     sound, good = read_all(ColumnarBase.open(base, PLACE)), (base / name).read_bytes()
     found = 0
     for broken in damages(good, 150, name):
@@ -133,7 +133,7 @@ def test_damage_at_any_place_of_any_file_is_found_or_harmless(base: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_damage_of_one_batch_is_found_when_that_batch_is_asked_for(base: Path, name: str) -> None:
+def test_damage_of_a_batch_is_found_when_that_batch_is_read(base: Path, name: str) -> None:
     sound = ColumnarBase.open(base, PLACE)
     expected = exact_rows(sound.batch(0)), sound.keys(0)
     data = bytearray((base / name).read_bytes())
@@ -151,7 +151,7 @@ def test_damage_of_one_batch_is_found_when_that_batch_is_asked_for(base: Path, n
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Path, name: str) -> None:
+def test_a_truncated_file_is_found_even_if_it_was_read_before(base: Path, name: str) -> None:
     opened = ColumnarBase.open(base, PLACE)
     read_all(opened)
     os.truncate(base / name, (base / name).stat().st_size - 1)
@@ -162,7 +162,7 @@ def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Pa
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_what_a_disk_does_not_give_is_damage_and_asked_for_again(base: Path, name: str) -> None:
+def test_an_unreadable_batch_is_damage_and_is_read_again_later(base: Path, name: str) -> None:
     opened = ColumnarBase.open(base, PLACE)
     ask = opened.keys if name == "keys.arrow" else opened.message
     read = os.pread
@@ -179,7 +179,7 @@ def test_what_a_disk_does_not_give_is_damage_and_asked_for_again(base: Path, nam
     assert ask(1).equals((ColumnarBase.open(base, PLACE).keys if name == "keys.arrow" else opened.message)(1))
 
 
-def test_zones_are_in_memory_so_that_a_file_cut_short_does_not_matter(base: Path) -> None:
+def test_zone_maps_are_in_memory_and_survive_a_truncated_file(base: Path) -> None:
     opened = ColumnarBase.open(base, PLACE)
     expected = read_all(opened)
     os.truncate(base / "zones.arrow", 0)
@@ -204,7 +204,7 @@ def test_a_file_of_another_base_is_found(base: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zones.arrow", "manifest.json"])
-def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
+def test_an_older_base_replaces_a_damaged_one_which_is_removed(
     base: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     newer = build(base.parent, NEW, 5)
@@ -220,7 +220,7 @@ def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
 
 @pytest.mark.parametrize(("what", "batches"), [("kills", 12), ("limits", 0), ("limits", 12)])
 @pytest.mark.timeout(180)  # a dozen kills, each with a recovery
-def test_who_is_killed_or_runs_out_of_disk_at_any_step_leaves_the_older_base_in_use(
+def test_a_build_that_is_killed_or_finds_a_full_disk_leaves_the_older_base_in_use(
     tmp_path: Path, what: str, batches: int
 ) -> None:
     done = run_forked(sys.executable, "-m", __name__, what, str(batches), str(tmp_path), timeout=600)

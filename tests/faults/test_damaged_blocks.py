@@ -92,7 +92,7 @@ async def test_a_scan_over_a_damaged_block_is_data_loss(harmed_server: ServerPro
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_columns_are_no_way_around_a_damaged_block(harmed_server: ServerProcess, name: str) -> None:
+async def test_a_projection_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
     async with connect(harmed_server.url) as client:
         for columns in (["k"], []):
             with pytest.raises(DataLoss):
@@ -100,7 +100,7 @@ async def test_columns_are_no_way_around_a_damaged_block(harmed_server: ServerPr
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_an_answer_computed_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
+async def test_a_query_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
     async with connect(harmed_server.url) as client:
         table = await client.table(name)
         for question in (
@@ -131,7 +131,7 @@ async def test_other_buckets_and_blocks_of_a_damaged_table_can_be_read_and_writt
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
+async def test_reading_or_writing_a_row_in_a_damaged_block_is_data_loss(
     harmed_server: ServerProcess, damaged: dict[str, Damaged], name: str
 ) -> None:
     key = damaged[name].key
@@ -151,7 +151,7 @@ async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
         assert [bucket.log_offset for bucket in await table.statistics()] == before
 
 
-async def test_a_limit_that_ends_before_the_damage_is_answered(harmed_server: ServerProcess) -> None:
+async def test_a_limited_scan_that_ends_before_the_damage_succeeds(harmed_server: ServerProcess) -> None:
     async with connect(harmed_server.url) as client:
         table = await client.table("test.last")
         assert (await table.scan(limit=100).to_arrow()).num_rows == 100
@@ -186,7 +186,9 @@ async def test_a_flipped_byte_anywhere_is_data_loss_or_harmless(
 
 
 @pytest.mark.parametrize("reader_stops", [False, True])
-async def test_data_loss_in_mid_stream_reaches_every_reader(harmed_server: ServerProcess, reader_stops: bool) -> None:
+async def test_data_loss_in_the_middle_of_a_stream_reaches_every_reader(
+    harmed_server: ServerProcess, reader_stops: bool
+) -> None:
     """The error must arrive even if the server is sending something else at that moment."""
     async with connect(harmed_server.url) as client:
         table = await client.table("test.middle")

@@ -104,7 +104,7 @@ async def outcome(scan: Scan) -> tuple[dict[int, list[int]], ScanKvError | None]
 @pytest.mark.asyncio
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", [1, 7, 700])
-async def test_a_stream_that_meets_damage_has_what_comes_before_and_is_data_loss(
+async def test_a_stream_that_meets_damage_returns_the_changes_before_it_and_then_data_loss(
     client: Client, place: str, size: int
 ) -> None:
     table, lost = await client.table(f"test.{place}"), PLACES[place]
@@ -121,7 +121,7 @@ async def test_a_stream_that_meets_damage_has_what_comes_before_and_is_data_loss
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_stream_that_keeps_away_from_the_damage_is_answered_in_full(client: Client, place: str) -> None:
+async def test_a_stream_that_avoids_the_damage_is_complete(client: Client, place: str) -> None:
     table, lost = await client.table(f"test.{place}"), PLACES[place]
     everything = list(range(CHANGES))
     assert await outcome(log_of(table, StartFrom.EARLIEST).with_buckets(0)) == ({0: everything, 1: []}, None)
@@ -135,13 +135,13 @@ async def test_a_stream_that_keeps_away_from_the_damage_is_answered_in_full(clie
 
 
 @pytest.mark.asyncio
-async def test_a_start_that_looks_for_its_place_in_the_damage_is_data_loss(client: Client) -> None:
+async def test_a_start_whose_position_lies_in_the_damage_is_data_loss(client: Client) -> None:
     table = await client.table("test.last")
     assert (await outcome(log_of(table, StartFrom.last(10))))[1] is not None
 
 
 @pytest.mark.asyncio
-async def test_the_whole_table_and_what_comes_then_need_no_older_changes(client: Client) -> None:
+async def test_a_full_start_needs_no_older_changes(client: Client) -> None:
     table = await client.table("test.middle")
     async with log_of(table, StartFrom.FULL).stop_at(None).stream() as stream:
         rows = 0

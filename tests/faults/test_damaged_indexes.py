@@ -62,7 +62,7 @@ def scanned(table: IndexedTable, where: Predicate, *, ordered: bool) -> list[int
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_scan_by_a_damaged_index_is_whole_or_data_loss(damaged: IndexedTable, ordered: bool) -> None:
+def test_a_scan_by_a_damaged_index_is_complete_or_data_loss(damaged: IndexedTable, ordered: bool) -> None:
     lost: list[str] = []
     for first in range(0, ROWS, 250):
         try:
@@ -76,7 +76,7 @@ def test_a_scan_by_a_damaged_index_is_whole_or_data_loss(damaged: IndexedTable, 
 
 
 @pytest.mark.parametrize("ascending", [False, True])
-def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: IndexedTable, ascending: bool) -> None:
+def test_a_top_n_by_a_damaged_index_is_right_or_data_loss(damaged: IndexedTable, ascending: bool) -> None:
     lost: list[str] = []
     for end in (*range(1, ROWS, 251), ROWS):
         where = col("text") > text_of(end) if ascending else col("text") < text_of(end)
@@ -97,7 +97,7 @@ def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: Index
     assert set(lost) == {"0"}
 
 
-def test_the_rows_themselves_are_read_all_the_same(damaged: IndexedTable) -> None:
+def test_rows_can_be_read_without_the_damaged_index(damaged: IndexedTable) -> None:
     scan, _ = damaged.opened(plan_of(col("more").contains("index")), indexed=True)
     with closing(scan.source) as source:
         chunks = list(iter(lambda: source.next_chunk(8192, 1 << 20), None))

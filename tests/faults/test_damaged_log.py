@@ -81,7 +81,7 @@ def test_an_undamaged_log_has_everything(died: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [49, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_flipped_byte_at_any_place_of_the_log_loses_nothing_in_silence(died: Path, tmp_path: Path, step: int) -> None:
+def test_a_flipped_byte_anywhere_in_the_log_loses_nothing_silently(died: Path, tmp_path: Path, step: int) -> None:
     size = log_of(died).stat().st_size
     outcomes = []
     for number, position in enumerate(range(0, size, step)):
@@ -96,7 +96,7 @@ def test_a_flipped_byte_at_any_place_of_the_log_loses_nothing_in_silence(died: P
     assert outcomes.count("refused") > 0.9 * len(outcomes)
 
 
-def test_a_flipped_byte_in_any_record_length_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_a_flipped_byte_in_any_record_length_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     """A record is checksum u32, length u16, type u8 and data. A wrong length hides all records after it."""
     data = log_of(died).read_bytes()
     place, positions = 0, []
@@ -111,7 +111,7 @@ def test_a_flipped_byte_in_any_record_length_loses_nothing_in_silence(died: Path
             outcome(path)
 
 
-def test_a_log_that_was_cut_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_a_truncated_log_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     size = log_of(died).stat().st_size
     for length in [*range(0, size, 199), *range(size - 12, size)]:
         path = copied(died, tmp_path / "copy")
@@ -120,7 +120,7 @@ def test_a_log_that_was_cut_loses_nothing_in_silence(died: Path, tmp_path: Path)
         assert outcome(path) == "refused", f"cut to {length} of {size} bytes"
 
 
-def test_zeros_in_the_place_of_the_log_lose_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_zeros_in_place_of_the_log_lose_nothing_silently(died: Path, tmp_path: Path) -> None:
     """A file system may return zeros for blocks that never reached the disk."""
     size = log_of(died).stat().st_size
     for start in range(0, size, 211):
@@ -156,14 +156,14 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_missing_file_loses_nothing_in_silence(died: Path, tmp_path: Path, loss: str) -> None:
+def test_a_missing_file_loses_nothing_silently(died: Path, tmp_path: Path, loss: str) -> None:
     path = copied(died, tmp_path / "copy")
     LOSSES[loss](path)
     assert outcome(path) == "refused"
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json"])
-def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_in_silence(died: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_silently(died: Path, tmp_path: Path, name: str) -> None:
     (file,) = sorted(died.glob(name))[-1:]
     size = file.stat().st_size
     for position in [*range(0, size, max(size // 8, 1)), None]:
@@ -175,7 +175,7 @@ def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_in_silence(died: P
         outcome(path)
 
 
-def test_a_missing_or_damaged_mark_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_durable_watermark_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     path = copied(died, tmp_path / "copy")
     flip(path.with_suffix(".durable"), 9)
     assert outcome(path) == "refused"

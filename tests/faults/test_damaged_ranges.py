@@ -127,13 +127,13 @@ def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
-def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: Damaged, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_file_is_complete_or_data_loss(damaged: Damaged, reverse: bool, limit: int) -> None:
     check_ranges(damaged, reverse=reverse, limit=limit)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 2 * ROWS])
-def test_a_range_of_a_damaged_base_is_whole_or_data_loss(damaged_base: Damaged, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_base_is_complete_or_data_loss(damaged_base: Damaged, reverse: bool, limit: int) -> None:
     check_ranges(damaged_base, reverse=reverse, limit=limit)
 
 

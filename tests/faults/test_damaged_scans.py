@@ -102,7 +102,7 @@ async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_whole(
+async def test_a_scan_that_meets_damage_is_data_loss_and_other_scans_are_complete(
     client: Client, damaged: tuple[Path, dict[str, Damaged]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]
@@ -128,7 +128,7 @@ async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_wh
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-async def test_bounds_that_keep_away_from_the_damage_are_answered_in_full(
+async def test_scans_whose_bounds_avoid_the_damage_are_complete(
     client: Client, damaged: tuple[Path, dict[str, Damaged]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]

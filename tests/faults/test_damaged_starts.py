@@ -73,7 +73,7 @@ async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_serve
             shutil.rmtree(copy)
 
 
-async def test_a_table_with_a_damaged_definition_says_so_and_can_be_dropped_and_made_again(tmp_path: Path) -> None:
+async def test_a_table_with_a_damaged_definition_is_reported_and_can_be_dropped_and_recreated(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     _nonsense(crashed / "tables" / "game" / "one" / "table.json")
     async with started(crashed) as tables:
@@ -118,7 +118,7 @@ async def test_a_committed_transaction_waits_for_a_table_whose_definition_is_dam
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(OTHER)) == {2}
 
 
-async def test_a_start_writes_nothing_that_it_needs_to_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_succeeds_even_if_its_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write, rename and directory creation of a start fails once for lack of space, one after another."""
     crashed = await made(tmp_path / "data", tmp_path)
     calls = 0

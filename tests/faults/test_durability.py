@@ -82,9 +82,7 @@ def traced(tmp_path: Path, trace: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_every_acknowledgement_is_preceded_by_a_sync_of_the_log_that_covers_it(
-    traced: ServerProcess, trace: Path
-) -> None:
+def test_every_acknowledgement_follows_a_sync_of_the_log_that_covers_it(traced: ServerProcess, trace: Path) -> None:
     acknowledged: list[tuple[float, float]] = []
     with sync.connect(traced.url) as client:
         table = client.create_table("test.synced", SCORES, primary_key=["player"], buckets=1)
@@ -101,7 +99,7 @@ def test_every_acknowledgement_is_preceded_by_a_sync_of_the_log_that_covers_it(
         assert covering, f"write {number} was acknowledged without a sync of the log"
 
 
-def test_writers_at_the_same_time_share_syncs_and_are_each_covered(traced: ServerProcess, trace: Path) -> None:
+def test_concurrent_writers_share_syncs_and_each_write_is_covered(traced: ServerProcess, trace: Path) -> None:
     acknowledged: list[tuple[float, float]] = []
 
     async def write(url: str) -> int:

@@ -60,7 +60,7 @@ def assert_sound(wire: Wire) -> None:
         assert [(index.ready, index.problem) for index in checked.indexes] == [(True, "")] * len(checked.indexes)
 
 
-def test_a_build_killed_midway_goes_on_where_it_was_and_is_not_used_before_its_end(server: ServerProcess) -> None:
+def test_a_killed_index_build_continues_where_it_was_and_is_not_used_before_its_end(server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.create(NAME, SCHEMA, buckets=1)
         put(wire, range(ROWS))
@@ -85,7 +85,7 @@ def test_a_build_killed_midway_goes_on_where_it_was_and_is_not_used_before_its_e
         assert bucket.bucket.state.ready_indexes == (1,)
 
 
-def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_nothing(server: ServerProcess) -> None:
+def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_no_entries(server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.create(NAME, SCHEMA, buckets=3)
         put(wire, range(20_000))

@@ -67,7 +67,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(80, marks=pytest.mark.soak)])
-async def test_every_acknowledged_write_survives_kills_in_mid_write(server: ServerProcess, kills: int) -> None:
+async def test_every_acknowledged_write_survives_kills_during_writes(server: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
@@ -150,7 +150,9 @@ class TableMaker:
         return bool(self.dropped)
 
 
-async def test_a_server_killed_while_tables_are_made_and_dropped_has_each_whole_or_not(server: ServerProcess) -> None:
+async def test_a_server_killed_while_tables_are_created_and_dropped_has_each_completely_or_not_at_all(
+    server: ServerProcess,
+) -> None:
     maker = TableMaker()
     for round_ in range(4):
         async with asyncio.TaskGroup() as group:

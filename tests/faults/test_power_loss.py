@@ -46,7 +46,9 @@ async def changes_until(stream: ScanStream, v: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.asyncio
-async def test_no_stream_has_seen_what_a_power_loss_took_and_its_offsets_are_never_used_again(tmp_path: Path) -> None:
+async def test_no_stream_has_seen_changes_lost_in_a_power_failure_and_their_offsets_are_never_reused(
+    tmp_path: Path,
+) -> None:
     with ServerProcess(tmp_path / "data", wrapper=(*SLOW_SYNCS, DELAY)) as server:
         async with connect(server.url, operation_timeout=120, attempt_timeout=60) as client:
             table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1)

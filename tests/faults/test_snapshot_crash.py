@@ -91,7 +91,7 @@ class Pinner:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.soak)])
-async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin(
+async def test_every_acknowledged_snapshot_survives_kills_at_any_moment_of_a_pin(
     server: ServerProcess, kills: int
 ) -> None:
     seed = random.randrange(2**32)

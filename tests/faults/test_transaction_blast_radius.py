@@ -94,7 +94,7 @@ def no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_and_no_start_fails(
+async def test_a_commit_that_cannot_be_recorded_as_done_is_recorded_before_the_next_and_no_start_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = TransactionLog.append
@@ -118,7 +118,7 @@ async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_an
             assert await scores_of(tables.table(ONE)) == {4}
 
 
-async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_starts_and_commits(
+async def test_a_damaged_bucket_blocks_a_transaction_only_for_itself_over_many_starts_and_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path / "data") as tables:
@@ -161,7 +161,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
 
 
-async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_alone(
+async def test_damaged_staged_rows_of_a_decided_transaction_block_only_its_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path / "data") as tables:
@@ -247,7 +247,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         assert isinstance(again, CommittedTransaction)
 
 
-async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_damaged_transaction_log_blocks_only_buckets_that_may_lack_a_commit(tmp_path: Path) -> None:
     async with started(tmp_path / "data") as tables:
         for name in (ONE, OTHER):
             await new_table(tables, name)
@@ -298,7 +298,7 @@ async def _nothing_is_staged(data: Path) -> bool:
     return not list_tokens(data / "transactions")
 
 
-async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_are_served_then(
+async def test_a_transaction_whose_rows_are_lost_can_be_given_up_which_unblocks_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = iter(range(100))
@@ -344,7 +344,7 @@ async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {3}
 
 
-async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bucket_and_a_table(
+async def test_giving_up_applies_what_it_can_and_counts_the_lost_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
@@ -362,7 +362,7 @@ async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bu
             await scores_of(tables.table(ONE), 1)
 
 
-async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
+async def test_a_transaction_that_can_still_be_applied_cannot_be_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
@@ -380,9 +380,7 @@ async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
 
 
-async def test_giving_up_changes_nothing_unless_it_is_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_giving_up_changes_nothing_unless_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
     (part,) = data.glob("transactions/*/0.part")
     content = part.read_bytes()
@@ -407,7 +405,7 @@ async def test_giving_up_changes_nothing_unless_it_is_written_down(
 
 
 @pytest.mark.parametrize("fails_again", [False, True])
-async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_restart(
+async def test_transactions_continue_without_a_restart_after_a_failed_sync_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_again: bool
 ) -> None:
     module = "streaming_server.storage.transactions.transaction_log"

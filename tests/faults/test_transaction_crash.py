@@ -30,17 +30,17 @@ def deaths_of(module: str, directory: Path) -> int:
 
 
 @pytest.mark.timeout(300)  # 40 kills, each with a recovery
-def test_a_transaction_is_whole_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
+def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
     # The transaction has seven requests, one of several parts, and a dozen batches in three buckets of two tables.
     assert deaths_of("dying_transaction", tmp_path) > 40
 
 
 @pytest.mark.timeout(180)  # several kills, each with a recovery
-def test_an_undo_is_finished_by_its_repetition_wherever_the_server_dies(tmp_path: Path) -> None:
+def test_repeating_an_undo_finishes_it_wherever_the_server_died(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
 
 
-def test_a_transaction_whose_staged_rows_a_crash_has_left_behind_its_commit_is_not_open_again(
+def test_a_committed_transaction_whose_staged_rows_survive_a_crash_is_not_open_again(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     staged = server.data_dir / "transactions"

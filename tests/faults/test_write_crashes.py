@@ -101,7 +101,7 @@ async def test_a_write_is_applied_once_whatever_step_of_it_the_server_dies_at(
             assert await table.count() == ROWS // 2
 
 
-async def test_a_write_whose_answer_is_cut_off_is_applied_once(shared_server: ServerProcess) -> None:
+async def test_a_write_whose_response_is_cut_is_applied_once(shared_server: ServerProcess) -> None:
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address, operation_timeout=300) as client:
         table = await made(client, "test.cut")
         values = list(range(1, 250, 10))
@@ -128,7 +128,7 @@ def write_and_kill(command: list[str], lines: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
-async def test_a_named_writer_goes_on_where_it_stood_when_its_process_is_killed(
+async def test_a_named_writer_continues_where_its_killed_process_stopped(
     shared_server: ServerProcess, kills: int
 ) -> None:
     name = "test.killed_writer"

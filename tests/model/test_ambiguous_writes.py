@@ -110,7 +110,7 @@ def check_whole_in_each_bucket(writer: Writer, model: ModelTable, after: ModelTa
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-async def test_an_unacknowledged_write_is_whole_in_each_bucket_and_done_once_when_repeated(
+async def test_an_unacknowledged_write_is_complete_or_absent_in_each_bucket_and_applied_once_when_repeated(
     server: ServerProcess, seed: int, kills: int
 ) -> None:
     random = Random(seed)
@@ -143,7 +143,7 @@ async def check_and_repeat(table: Table, model: ModelTable, writers: list[Writer
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-async def test_writes_go_on_over_kills_of_the_server_and_each_is_applied_once(
+async def test_writes_continue_over_kills_of_the_server_and_each_is_applied_once(
     server: ServerProcess, seed: int, kills: int
 ) -> None:
     random = Random(seed)

@@ -186,7 +186,7 @@ def _points(random: Random, columns: tuple[str, ...]) -> tuple[Predicate, Truth]
     ("seed", "rounds", "rows"),
     [(1, 2, 20_000), *(pytest.param(seed, 8, 60_000, marks=pytest.mark.soak) for seed in range(2, 8))],
 )
-async def test_an_index_is_used_when_it_is_whole_and_not_before(
+async def test_an_index_is_used_when_it_is_complete_and_not_before(
     server: ServerProcess, seed: int, rounds: int, rows: int
 ) -> None:
     with noted(f"seed {seed}"):

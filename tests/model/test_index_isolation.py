@@ -190,7 +190,7 @@ async def uses_an_index(table: Table) -> None:
 @pytest.mark.parametrize(
     ("seed", "reads"), [(1, 25), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(2, 6))]
 )
-async def test_answers_through_indexes_show_one_instant_beside_writers(
+async def test_queries_by_index_show_one_instant_during_writes(
     shared_server: ServerProcess, seed: int, reads: int
 ) -> None:
     random, turns, seen = Random(seed), Turns(), Counter[str]()

@@ -104,7 +104,7 @@ async def wait_until_held(client: Client, scans: int) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", pytest.param("eager", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_many_open_scans_each_show_the_moment_of_their_opening(
+async def test_many_open_scans_each_show_the_instant_of_their_opening(
     tmp_path: Path, seed: int, columnar_base: str
 ) -> None:
     random = Random(seed)
@@ -143,7 +143,7 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", "eager"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(
+async def test_a_scan_during_writes_equals_the_changelog_up_to_its_offsets(
     tmp_path: Path, seed: int, columnar_base: str
 ) -> None:
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:

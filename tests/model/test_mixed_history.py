@@ -36,7 +36,7 @@ DISK_BYTES = 512 << 20
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("seconds", "pause"), [(12, 1.2), pytest.param(3600, 8, marks=pytest.mark.soak)])
-async def test_a_mixed_load_under_faults_leaves_what_the_model_says(
+async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
     tmp_path: Path, seconds: float, pause: float
 ) -> None:
     seed = int(os.environ.get("SCANKV_SEED") or random.randrange(2**32))

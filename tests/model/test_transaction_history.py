@@ -99,7 +99,9 @@ async def watch(rows: Table, writers: Sequence[Writer], until: asyncio.Event) ->
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
-async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: ServerProcess, kills: int) -> None:
+async def test_transactions_are_applied_completely_and_once_over_kills_at_any_moment(
+    server: ServerProcess, kills: int
+) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
