@@ -85,7 +85,7 @@ def _task_function(
     """Returns the function that a task runs: it reads the parts whose numbers Spark passes to it."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from spark_bridge.conform import arrow_schema
+        from spark_bridge.casting import arrow_schema
         from spark_bridge.errors import short_errors
         from spark_bridge.part_rows import read_part
 

@@ -46,7 +46,7 @@ class Part(ABC):
 
     @abstractmethod
     def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """Returns a function that converts a batch of the stream to the columns `names`; `conform` casts their types.
+        """Returns a function that converts a batch of the stream to the columns `names`; `cast_rows` casts their types.
 
         Raises:
             SchemaMismatch: The table was recreated or altered after planning.

@@ -27,7 +27,7 @@ _PLANNING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPlan:
+class PartitionPlan:
     """The parts of a read, and the columns of their rows."""
 
     parts: Sequence[Part]
@@ -51,7 +51,7 @@ def describe_read(options: ReadOptions) -> StructType:
         return select_columns(table.schema, options.columns)
 
 
-def plan_read(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
+def plan_read(options: ReadOptions, schema: StructType | None = None) -> PartitionPlan:
     """Divides the table, or the snapshot of option `snapshot`, into parts of about equally many rows.
 
     The plan says how the table is divided, but not which instant the tasks read: Spark keeps the plan for all actions
@@ -74,7 +74,7 @@ def plan_read(options: ReadOptions, schema: StructType | None = None) -> ReadPla
         try:
             wanted = select_columns(snapshot.schema, options.columns)
             if schema is not None:
-                check_columns(schema, wanted)
+                check_column_choice(schema, wanted)
                 wanted = schema
             # Naming the columns keeps a column that is added later out of the scans.
             specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
@@ -86,7 +86,7 @@ def plan_read(options: ReadOptions, schema: StructType | None = None) -> ReadPla
             raise
         config, incarnation, plan = client.config, table.incarnation, uuid.uuid4().hex
     if not own:
-        return ReadPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
+        return PartitionPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
     parts = [
         TablePart(
             config=config,
@@ -97,7 +97,7 @@ def plan_read(options: ReadOptions, schema: StructType | None = None) -> ReadPla
         )
         for spec in specs
     ]
-    return ReadPlan(parts, wanted)
+    return PartitionPlan(parts, wanted)
 
 
 def _find_snapshot(client: sync.Client, table: str, snapshot_id: str | None) -> sync.Snapshot:
@@ -129,7 +129,7 @@ def select_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructTy
     return spark_schema(pa.schema([schema.field(name) for name in columns]))
 
 
-def check_columns(asked: StructType, there: StructType) -> None:
+def check_column_choice(asked: StructType, there: StructType) -> None:
     """Raises SchemaMismatch unless `asked` is a selection of the columns in `there`, with the same types.
 
     A column of `asked` may be NOT NULL only if the table's column is.

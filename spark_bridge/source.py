@@ -103,7 +103,7 @@ class ScanKvReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the rows of one part. Within one query, reading a part again yields the same rows."""
-        from spark_bridge.conform import arrow_schema
+        from spark_bridge.casting import arrow_schema
         from spark_bridge.part_rows import read_part
 
         with short_errors():

@@ -18,7 +18,7 @@ INITIAL: Final[dict[str, Any]] = {"version": _VERSION}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SnapshotProgress:
     """How many of the initial rows have been read, in a query with `start=full`.
 
     Attributes:
@@ -59,7 +59,7 @@ class StreamOffset:
     consumer_id: str
     log_offsets: Mapping[int, int]
     since: Mapping[int, int] | None = None
-    rows: Rows | None = None
+    rows: SnapshotProgress | None = None
 
     def __post_init__(self) -> None:
         # With the incarnation inside, the server refuses the offsets for a table that was created again.
@@ -103,7 +103,9 @@ class StreamOffset:
                 since=_parse_offsets(values["since"]) if "since" in values else None,
                 rows=None
                 if rows is None
-                else Rows(snapshot_id=str(rows["snapshot"]), parts=int(rows["parts"]), next=int(rows["next"])),
+                else SnapshotProgress(
+                    snapshot_id=str(rows["snapshot"]), parts=int(rows["parts"]), next=int(rows["next"])
+                ),
             )
         except (LookupError, TypeError, ValueError, AttributeError):
             raise UsageError(

@@ -20,9 +20,9 @@ from scankv.model.tables.options import TableOptions
 from scankv.model.tables.schema import CHANGE_COLUMNS
 from spark_bridge.followed_log import FollowedLog
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost_error
-from spark_bridge.planning import check_columns, select_columns
+from spark_bridge.planning import check_column_choice, select_columns
 from spark_bridge.restarts import retry_through_restart
-from spark_bridge.stream_offset import Rows, StreamOffset
+from spark_bridge.stream_offset import SnapshotProgress, StreamOffset
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _InitialSnapshot:
     """The snapshot of the initial rows, their number, and their mean size in bytes (1 where no limit needs it)."""
 
     snapshot: sync.Snapshot
@@ -95,7 +95,7 @@ class StreamPlanner:
         self._log = FollowedLog(self._table, options, self._columns)
         self._stop: Mapping[int, int] | None = None
         self._is_idle = False
-        self._pinned: _Pinned | None = None
+        self._pinned: _InitialSnapshot | None = None
         self._specs: list[ScanSpec] | None = None
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class StreamPlanner:
                 table=self._table.name,
                 option="row_kinds",
             )
-        check_columns(schema, there)
+        check_column_choice(schema, there)
 
     def _first_end(self, *, unlimited: bool) -> StreamOffset:
         """Returns the end of the first micro-batch. The beginning of the query stays the same if Spark asks again."""
@@ -201,23 +201,23 @@ class StreamPlanner:
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
-        rows = Rows(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
+        rows = SnapshotProgress(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
         return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
 
-    def _rows_per_trigger(self, pinned: _Pinned) -> int:
+    def _rows_per_trigger(self, pinned: _InitialSnapshot) -> int:
         options = self._options
         most = options.max_rows or SPLITS_PER_TRIGGER * options.read.rows_per_split
         if options.max_bytes is not None:
             most = min(most, int(options.max_bytes / pinned.row_bytes))
         return max(most, 1)
 
-    def _measure(self, snapshot: sync.Snapshot) -> _Pinned:
+    def _measure(self, snapshot: sync.Snapshot) -> _InitialSnapshot:
         rows = self._table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
         row_bytes = 1.0
         if self._options.max_bytes is not None:
             sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).at(snapshot).to_arrow()
             row_bytes = max(sample.nbytes / max(len(sample), 1), 1.0)
-        return _Pinned(snapshot, rows, row_bytes)
+        return _InitialSnapshot(snapshot, rows, row_bytes)
 
     def _end_after(self, at: StreamOffset, *, unlimited: bool) -> StreamOffset:
         """Returns the end of the micro-batch that begins at `at`; `at` itself if there is nothing to read."""
@@ -236,13 +236,13 @@ class StreamPlanner:
             end = self._log.limit_end(at.log_offsets, end)
         return StreamOffset(name=at.name, table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
-    def _parts_per_trigger(self, rows: Rows) -> int:
+    def _parts_per_trigger(self, rows: SnapshotProgress) -> int:
         pinned = self._pinned
         if pinned is None:
             pinned = self._pinned = self._measure(self._adopt_snapshot(rows))
         return max(self._rows_per_trigger(pinned) // max(-(-pinned.rows // rows.parts), 1), 1)
 
-    def _row_specs(self, rows: Rows) -> Sequence[ScanSpec]:
+    def _row_specs(self, rows: SnapshotProgress) -> Sequence[ScanSpec]:
         """Returns the scans of all parts of the snapshot. The same number of parts always gives the same scans."""
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
@@ -263,14 +263,14 @@ class StreamPlanner:
         self._consumer_id = offset.consumer_id
         self._log.renew_hold(offset.consumer_id, begin or offset.log_offsets, offset.table)
 
-    def _adopt_snapshot(self, rows: Rows) -> sync.Snapshot:
+    def _adopt_snapshot(self, rows: SnapshotProgress) -> sync.Snapshot:
         """Returns the snapshot with a renewed lease. Raises SnapshotLost if the snapshot is gone."""
         try:
             return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
         except SnapshotLost as error:
             raise initial_rows_lost_error(self._table.name) from error
 
-    def _release_snapshot(self, rows: Rows) -> None:
+    def _release_snapshot(self, rows: SnapshotProgress) -> None:
         # If the release fails, the lease expires by itself.
         with suppress(ScanKvError):
             self._client.adopt_snapshot(rows.snapshot_id).release()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model.errors import UsageError
 from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
-from spark_bridge.conform import arrow_schema
+from spark_bridge.casting import arrow_schema
 from spark_bridge.restarts import retry_through_restart
 from spark_bridge.write_options import DELETE, UPSERT
 
@@ -49,7 +49,7 @@ class WriteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class JobTransaction:
     """The transaction that a job has begun. Picklable.
 
     Attributes:
@@ -73,7 +73,7 @@ class StagedPart:
         requests: The number of requests in the part.
     """
 
-    begun: Begun
+    begun: JobTransaction
     part: str
     requests: int
 
@@ -111,14 +111,14 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
         return WriteJob(config=client.config, options=options, replaces=replaces)
 
 
-def begin(job: WriteJob, id_: str, attempt: str) -> Begun:
+def begin(job: WriteJob, id_: str, attempt: str) -> JobTransaction:
     """Begins the transaction of a job, or joins it. See `scankv.Client.transaction`."""
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
-        return Begun(id_, attempt, transaction.token)
+        return JobTransaction(id_, attempt, transaction.token)
 
 
-def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
+def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
     """Stages the rows of a task, in a part of its own. The rows become visible with the commit.
 
     While one request is sent, the rows of the next one are taken from Spark, so this holds some 16 MiB of Arrow data.
@@ -151,7 +151,7 @@ def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordB
         return StagedPart(begun, part.part, part.requests)
 
 
-def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
+def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) -> None:
     """Commits these parts in their order, and nothing else. Does nothing if the transaction id is already committed.
 
     Raises:
@@ -177,7 +177,7 @@ def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
         transaction.commit(counted)
 
 
-def abort(job: WriteJob, begun: Begun) -> None:
+def abort(job: WriteJob, begun: JobTransaction) -> None:
     """Makes the server drop the staged rows. If the server does not answer soon, the rows expire by themselves."""
     config = replace(job.config, operation_timeout=_ABORT_SECONDS)
     with suppress(ScanKvError), sync.connect(**asdict(config)) as client:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks import t4
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Result, ResultTable
 from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workers import Worker
@@ -126,7 +126,7 @@ def run(bench: Bench) -> Result:
     against = f"against {_REFERENCE}"
     columns = ("blocks", "scan rows/s", against, "range", "write rows/s", against, "range", "bytes/row on disk")
     return Result(
-        tables=[Table(f"Compression and block size ({rows:,} rows)", columns, table)],
+        tables=[ResultTable(f"Compression and block size ({rows:,} rows)", columns, table)],
         notes=[
             "Compression: in-process, without gRPC. A write encodes the rows, writes rows and changelog in batches of "
             "10,000, syncs once at the end, and flushes to table files, which compresses the blocks. A scan iterates, "

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks import t4
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Result, ResultTable
 from benchmarks.experiments.variants import Variant, VariantReader, VariantServer
 from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workers import Worker
@@ -39,7 +39,7 @@ def run(bench: Bench) -> Result:
         rows.append((variant.value, rate, ratio.median, ratio.least, ratio.greatest, 1e3 * gap.median))
     columns = ("chunks", "rows/s", "against the first", "least", "greatest", "longest wait of the event loop, ms")
     return Result(
-        tables=[Table("How chunks are made and carried", columns, rows)],
+        tables=[ResultTable("How chunks are made and carried", columns, rows)],
         notes=[
             "Chunks: a bare grpc.aio server with ScanKV's cursor and decoder, and a bare client, each in its own "
             "process. Every variant computes and checks the checksum, and validates every batch. The wait is the "

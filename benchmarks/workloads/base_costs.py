@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workloads.base_tables import base_of, create_filled_table, request_base, updates, wait_for_base
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _write_rates(bench: Bench) -> dict[str, list[float]]:
             wait_for_base(table, builds + 1)
         return Timing(sum(batch.num_rows for batch in batches), seconds)
 
-    with ServerProcess(bench.directory / "base-writes", base_min_rows=rows) as server, connect(server.url) as client:
+    with BenchmarkServer(bench.directory / "base-writes", base_min_rows=rows) as server, connect(server.url) as client:
         auto = create_filled_table(client, rows, "bench.auto")
         off = create_filled_table(client, rows, "bench.off", columnar_base="off")
         wait_for_base(auto)
@@ -80,7 +80,7 @@ def _rebuild_millis(bench: Bench) -> list[float]:
     # An update is two changes in the changelog.
     due = 1.9 * _CHANGED
     with (
-        ServerProcess(bench.directory / "base-rebuilds", base_min_rows=rows, base_changed_share=due) as server,
+        BenchmarkServer(bench.directory / "base-rebuilds", base_min_rows=rows, base_changed_share=due) as server,
         connect(server.url) as client,
     ):
         table = create_filled_table(client, rows)

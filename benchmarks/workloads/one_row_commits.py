@@ -14,7 +14,7 @@ from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Spread, paired_ratios, progress, run_interleaved
 from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker, run_alone
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket_change import BucketChange
@@ -41,18 +41,18 @@ def run(bench: Bench) -> Result:
     # The server leaves the last changes as written until they fill a segment.
     segments = min(bench.rows, _MOST_ROWS) // MAX_CHANGES_PER_RECORD
     rows, data = segments * MAX_CHANGES_PER_RECORD + 1, bench.directory / "one-row-commits"
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with BenchmarkServer(data) as server, connect(server.url) as client:
         client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
     progress(f"writing {rows:,} rows in as many commits")
     run_alone(_commit_one_by_one, data, rows)
     with (
-        ServerProcess(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
+        BenchmarkServer(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         written = run_interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).check_rows(rows)})
     progress("waiting for the server to rewrite them")
     _rewrite_changelog(data)
-    with ServerProcess(data) as server, Worker(ChangesReader, server.url) as reader:
+    with BenchmarkServer(data) as server, Worker(ChangesReader, server.url) as reader:
         rates = run_interleaved(
             bench.runs,
             {
@@ -123,7 +123,7 @@ def _rewrite_changelog(data: Path) -> None:
 def _rewrite_until_quiet(data: Path) -> None:
     """Runs a server until it is nearly idle. It has rewritten everything then, unless other load slowed it down."""
     with (
-        ServerProcess(data, log_maintenance_seconds=_MAINTENANCE_SECONDS) as server,
+        BenchmarkServer(data, log_maintenance_seconds=_MAINTENANCE_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         reader.call(ChangesReader.read_log, 1)  # maintenance skips buckets that were not used since the start

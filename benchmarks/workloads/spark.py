@@ -18,7 +18,7 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, paired_ratios, progress, run_interleaved
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workloads import spark_writes
 from benchmarks.workloads.spark_prebuilt import PARTS, Prebuilt, yield_rows
 from spark_bridge.types import spark_schema
@@ -48,7 +48,7 @@ _PREBUILT_COUNT, _PREBUILT_SUM, _PREBUILT_FAST = (
 def run(bench: Bench) -> Result:
     """Loads the tables, and runs all contenders in turn in one session."""
     data = bench.directory / "spark"
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with BenchmarkServer(data) as server, connect(server.url) as client:
         for name, rows, base in (
             (_TABLE, bench.rows, "off"),
             (_BASE_TABLE, bench.rows, "eager"),
@@ -56,7 +56,7 @@ def run(bench: Bench) -> Result:
         ):
             _fill_table(client, name, rows, base)
     # A new server has no rows in write buffers, so all rows are read from table files.
-    with ServerProcess(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
+    with BenchmarkServer(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
         with connect(server.url) as client:
             _wait_for_bases(client.table(_BASE_TABLE))
         spark.dataSource.register(Prebuilt)

@@ -28,7 +28,7 @@ WRITERS, KEYS = 3, 400
 
 
 @dataclass
-class Writer:
+class NumberedWriter:
     """Writes its keys in one table, all with the number of the transaction, and adds one to its key in another table.
 
     Attributes:
@@ -82,7 +82,7 @@ async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int
     return number
 
 
-async def watch(rows: Table, writers: Sequence[Writer], until: asyncio.Event) -> None:
+async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.Event) -> None:
     """Checks that each writer's keys always have the same number, which never decreases."""
     seen = dict.fromkeys(range(WRITERS), 0)
     while not until.is_set():
@@ -104,7 +104,7 @@ async def test_transactions_are_applied_completely_and_once_over_kills_at_any_mo
 ) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [NumberedWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
     sums = {"v": agg.sum()}
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:

@@ -156,7 +156,7 @@ def test_an_invalid_write_is_refused_before_any_task_starts(
     assert client.transactions() == []
 
 
-class Query:
+class QueryWriters:
     """Simulates how Spark uses the writers of a streaming query."""
 
     def __init__(self, url: str, table: str) -> None:
@@ -186,7 +186,7 @@ class Query:
 def test_the_server_remembers_committed_micro_batches_over_restarts(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = adding_up(client, "test.restarted")
-        query = Query(server.url, table.name)
+        query = QueryWriters(server.url, table.name)
         # This micro-batch is neither committed nor aborted with a message that names its transaction.
         query.staged(7, 10)
         query.abort(7, [None, None])

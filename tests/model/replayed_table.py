@@ -17,7 +17,7 @@ Row: TypeAlias = dict[str, Any]
 _META = ("_change_type", "_log_offset", "_bucket", "_commit_timestamp")
 
 
-class Replay:
+class ReplayedTable:
     """The state of a table as known to a reader of its changes.
 
     Attributes:

@@ -18,7 +18,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def conform(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Returns the rows in the target's types. Columns that have their type already are not copied.
 
     Call it for every batch: Spark checks the types of the first batch only.
