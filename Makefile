@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all that a newcomer needs. Each target makes .venv when there is none.
+# New contributors need only `make demo` and `make test`. Each target creates .venv if it does not exist.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -13,26 +13,26 @@ help:
 	@echo 'make test    run all tests'
 	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
 	@echo 'make docs    build the documentation site into build/docs'
-	@echo 'make bench   measure against the loop in-process and Arrow Flight'
-	@echo 'make soak    the tests that take minutes'
-	@echo 'make lowest  most tests with the lowest version of each dependency'
+	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
+	@echo 'make soak    run the tests that take minutes'
+	@echo 'make lowest  run most tests with the lowest version of each dependency'
 	@echo 'make dist    build wheel and sdist, and check them'
-	@echo 'make fixture keep a data directory of this version for the tests of later ones'
-	@echo 'make protos  generate the modules of scankv/v1 from protos/ again'
-	@echo 'make sync    generate the blocking client again, from the asynchronous one'
-	@echo 'make clean   remove .venv, .venv-lowest and everything else that was made'
+	@echo 'make fixture save a data directory of this version for the tests of later versions'
+	@echo 'make protos  generate the modules of scankv/v1 from protos/'
+	@echo 'make sync    generate the blocking client from the asynchronous client'
+	@echo 'make clean   remove .venv, .venv-lowest and all other generated files'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
 demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
-# Comes first, so that whoever has to install something hears of it before .venv is made.
+# Runs before .venv is made, so that users learn at once what they have to install.
 tools:
 	@.ci/install-tools
 
-# Tests wait as much as they compute, so it takes four workers to keep two cores busy. Files in their order, those of Spark
-# first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many
-# processes that they start.
+# Tests wait as much as they compute, so it takes four workers to keep two cores busy. Files run in order, with the tests
+# of Spark first and tests/unit last, so that no long file starts at the end. Bytecode is kept, since tests start many
+# processes.
 test: tools $(INSTALLED)
 	@PYTHONDONTWRITEBYTECODE= .ci/in-memory $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
 	    -o tmp_path_retention_policy=failed

@@ -1,10 +1,10 @@
-"""Checks that everything in the public packages has complete type annotations, as `pyright --verifytypes` finds them.
+"""Checks with `pyright --verifytypes` that all symbols in the public packages have complete type annotations.
 
-Type checkers infer what is not annotated, each in its own way, and take what they cannot infer for `Any`. So users get
-the same types from all type checkers only where nothing is left to inference.
+Each type checker infers missing annotations in its own way and uses `Any` where it cannot. So users get the same types
+from all type checkers only if every symbol is annotated.
 
-Types of pyarrow and of other packages that ship none count as known (`--ignoreexternal`): their users get them when
-those packages add types. The server is not checked, because no user imports it.
+Packages without types, such as pyarrow, count as typed (`--ignoreexternal`): users get their types when those packages
+add them. The server is not checked, since no user imports it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("scankv", "aio_client", "spark_bridge", "pyspark_scankv")
 GENERATED = "_pb2_grpc."
-"""Part of the names that are not checked: mypy-protobuf writes `grpc.aio.ServicerContext` without type arguments."""
+"""Names that contain this are skipped: mypy-protobuf writes `grpc.aio.ServicerContext` without type arguments."""
 FOLLOWS = "partially unknown"
-"""In the messages about symbols that are incomplete because others are, which they use."""
+"""Messages that contain this are about symbols that are incomplete only because they use incomplete symbols."""
 
 
 def main() -> None:
-    """Checks all packages; exits non-zero with the symbols whose types are incomplete."""
-    # The analyses take seconds each, and most of that is reading the same imports, so they run at the same time.
+    """Checks all packages. Exits with code 1 and a list of the symbols whose types are incomplete."""
+    # Concurrently, since each analysis takes seconds.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         reports = list(threads.map(verify, PACKAGES))
     found = [line for report in reports for line in problems_of(report)]
@@ -60,12 +60,12 @@ def verify(package: str) -> dict[str, Any]:
 
 
 def symbols_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The symbols of a report that are checked: exported ones, and private ones that exported ones refer to."""
+    """Returns the symbols to check: exported symbols, and private symbols that exported symbols refer to."""
     return [symbol for symbol in report["symbols"] if GENERATED not in symbol["name"]]
 
 
 def problems_of(report: dict[str, Any]) -> list[str]:
-    """What is wrong with the types in a report, one line for each problem."""
+    """Returns the problems in a report, one line each."""
     return [
         f"{place_of(problem)}{symbol['name']}: {' '.join(problem['message'].split())}"
         for symbol in symbols_of(report)
@@ -75,7 +75,7 @@ def problems_of(report: dict[str, Any]) -> list[str]:
 
 
 def place_of(problem: dict[str, Any]) -> str:
-    """The file and line of a problem, or nothing: those of base classes have none."""
+    """Returns the file and line of a problem; empty for a problem of a base class, which has no location."""
     if "range" not in problem:
         return ""
     return f"{Path(problem['file']).relative_to(ROOT)}:{problem['range']['start']['line'] + 1}: "

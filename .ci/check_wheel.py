@@ -1,8 +1,8 @@
-"""Does the wheel hold every package and nothing else, and does it work where no checkout is near?
+"""Checks that the wheel contains every package and nothing else, and that it works outside the checkout.
 
-Builds the wheel and installs it into a fresh environment outside the checkout. After a bare install the client and the
-command line must start; with the extra `server` every module of every other package must import. The modules of the
-Spark bridge are only looked for: PySpark is half a gigabyte, and their tests import them.
+Builds the wheel and installs it into a new environment outside the checkout. After a bare install, the client and the
+command line must start. With the extra `server`, all modules must import, except those of the Spark bridge: PySpark has
+half a gigabyte, and the tests of the bridge import its modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in 
 
 
 def main() -> None:
-    """Builds and checks; exits non-zero with the reason when something is wrong."""
+    """Builds and checks the wheel. Exits with code 1 and the reason if a check fails."""
     with tempfile.TemporaryDirectory(prefix="scankv-wheel-") as directory:
         outside = Path(directory)
         wheel = build(outside)
@@ -62,7 +62,7 @@ def main() -> None:
 
         project = make_project(outside / "project")
         run(python, "-c", USE, cwd=project)
-        print(f"a project with packages {', '.join(OWN_PACKAGES)} of its own can use it")
+        print(f"a project with its own packages {', '.join(OWN_PACKAGES)} can use the wheel")
 
 
 def build(directory: Path) -> Path:
@@ -73,7 +73,7 @@ def build(directory: Path) -> Path:
 
 
 def files_of(wheel: Path) -> set[str]:
-    """The files that the wheel installs, without its own description."""
+    """Returns the files that the wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
@@ -96,7 +96,7 @@ def check_files(files: set[str]) -> None:
 
 
 def modules_of(files: set[str]) -> list[str]:
-    """The names under which the wheel's files are imported; a `__main__` would start the program."""
+    """Returns the importable modules of the wheel, without `__main__`, which would start a program."""
     names = {
         file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files if file[-3:] == ".py"
     }
@@ -104,12 +104,12 @@ def modules_of(files: set[str]) -> list[str]:
 
 
 def is_in(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether a module is one of some packages, or below one."""
+    """Returns whether a module is one of some packages or is inside one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def make_project(path: Path) -> Path:
-    """A directory with packages whose names a careless distribution would take."""
+    """Creates a project with packages whose names the wheel must not occupy."""
     for name in OWN_PACKAGES:
         (path / name).mkdir(parents=True)
         (path / name / "__init__.py").touch()
@@ -117,12 +117,12 @@ def make_project(path: Path) -> Path:
 
 
 def install(python: Path, requirement: str) -> None:
-    """Installs into the environment of `python`, with the pip of this one."""
+    """Installs into the environment of `python`, with the pip of this environment."""
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", requirement)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Runs a command quietly and without the checkout on its path; a failure ends the check."""
+    """Runs a command without the checkout on its path. If the command fails, exits with its output."""
     words = [str(word) for word in command]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(

@@ -1,11 +1,11 @@
-"""Writes the classes of the blocking client, `aio_client/_sync/generated.py`, from those of the asynchronous client.
+"""Generates the classes of the blocking client, `aio_client/_sync/generated.py`, from the asynchronous client.
 
 Each public method and property of an asynchronous class gets a blocking twin with the same parameters, defaults and
-docstring. A twin of a coroutine function runs the coroutine in the client's event loop. What it returns is wrapped in
-the blocking class of the same name.
+docstring. The twin of a coroutine function runs the coroutine in the client's event loop, and wraps the result in the
+blocking class of the same name.
 
-All differences between the two clients that do not follow from these rules are in the tables below. A table entry that
-no longer matches the asynchronous source is an error, and so is a docstring that still speaks of asynchronous code.
+The tables below contain all differences between the two clients that do not follow from these rules. It is an error if
+a table entry no longer matches the asynchronous source, or if a docstring still mentions asynchronous code.
 
 Usage: python .ci/generate_sync.py [FILE]
 """
@@ -41,10 +41,10 @@ GENERATED = ("Client", "Table", "Scan", "Snapshot", "ColumnLock", "Writer", "Tra
 """The classes to generate, bases before the classes that derive from them."""
 
 BY_HAND = {"ScanStream": "aio_client._sync.stream", "TopNWatch": "aio_client._sync.watch"}
-"""Classes with logic of their own, and where they are written by hand."""
+"""Classes with their own logic, which are written by hand, and their modules."""
 
 SHARED = ("ScanBuilder", "ChangesBuilder")
-"""Bases that both clients inherit. Their methods are overridden only where the docstring differs."""
+"""Base classes of both clients. Their methods are overridden only if the docstring differs."""
 
 BASES = {
     "Client": ("BlockingClient",),
@@ -54,10 +54,10 @@ BASES = {
     "Writer": ("BlockingContextManager",),
     "Transaction": ("TransactionPart", "BlockingContextManager"),
 }
-"""The bases of the blocking classes, in `aio_client._sync.base`, where they are not `Blocking` alone."""
+"""The bases of the blocking classes, from `aio_client._sync.base`, if they are not only `Blocking`."""
 
 WRAPPED_BY = {"Scan": "Scan._of"}
-"""What makes a blocking object of an asynchronous one, where it is not the class."""
+"""The function that wraps an asynchronous object, if it is not the blocking class itself."""
 
 BODIES = {
     "connect": "return Client(aio_client.connect({arguments})._config)",
@@ -65,7 +65,7 @@ BODIES = {
     "Scan.to_polars": "return to_polars(self, lazy=lazy)",
     "Scan.to_duckdb": "return to_duckdb(self, con, name)",
 }
-"""Functions whose blocking form does something else than to call the asynchronous one."""
+"""The bodies of functions whose blocking form does not just call the asynchronous form."""
 
 DOCSTRINGS = {
     "Scan": """A scan of one table that has not started. Immutable, thread-safe.
@@ -76,7 +76,7 @@ directly (`duckdb.sql("select * from scan")`, `polars.DataFrame(scan)`), through
 Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.""",
     "Scan.stream_sync": "The same as `stream`.",
 }
-"""Docstrings that are others altogether."""
+"""Docstrings of the blocking client that differ completely from the asynchronous ones."""
 
 REWORDED = {
     "connect": [
@@ -135,7 +135,7 @@ REWORDED = {
     "TopNWatch.__anext__": [("Another task is reading this watch, or the client", "The client")],
     "TopNWatch.unchanged": [("that were returned last", "of the answer before")],
 }
-"""By function or class: phrases that another phrase replaces, before the rules below are applied."""
+"""By function or class: phrases to replace before the rules below are applied."""
 
 OWN = (
     "Blocking",
@@ -147,7 +147,7 @@ OWN = (
     "to_polars",
     "unwrap",
 )
-"""What the generated module uses of `aio_client._sync.base`."""
+"""The names that the generated module imports from `aio_client._sync.base`."""
 
 RULES = [
     (r"(?<!\w)\(await ([\w.]+\([^()]*\))\)", r"\1"),
@@ -158,10 +158,10 @@ RULES = [
     (r"\btask(s?)\b", r"thread\1"),
     (rf"\b(?:aio_client|scankv)\.({'|'.join((*GENERATED, *BY_HAND, 'connect'))})\b", r"scankv.sync.\1"),
 ]
-"""What becomes of asynchronous wording in every docstring."""
+"""Replacements of asynchronous wording, applied to every docstring."""
 
 ASYNCHRONOUS = re.compile(r"\b(await|async\w*|aclose|coroutines?|event loops?|tasks?|aio_client)\b", re.IGNORECASE)
-"""What no docstring of the blocking client may say."""
+"""Words that no docstring of the blocking client may contain."""
 
 HEADER = '''
 """The classes of `scankv.sync` that run those of the asynchronous client."""
@@ -172,16 +172,16 @@ from __future__ import annotations
 '''
 
 SPECIAL = {"__aenter__": "__enter__", "__anext__": "__next__"}
-"""Special methods of asynchronous objects, and their twins."""
+"""Special methods of asynchronous objects and their blocking twins."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 TWINS = (*GENERATED, *BY_HAND)
 OPENED = {each.__name__: each.result.__name__ for each in AwaitableOpener.__subclasses__()}
-"""What `await` makes of each class that is opened so."""
+"""The class that `await` returns for each class of awaitable openers."""
 
 RESULTS = OPENED | {"BlockingStream": "ScanStream"}
-"""The results of asynchronous functions for which the blocking ones have another class."""
+"""The results of asynchronous functions for which the blocking functions return another class."""
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Imports:
     for_types: set[str] = field(default_factory=set)
 
     def add(self, node: ast.AST, module: str, *, at_runtime: bool) -> None:
-        """Adds what a part of a signature needs, which is part of a module."""
+        """Adds the imports for the names in a part of a signature. `module` is where the signature is defined."""
         for name in names_in(node) - set(dir(builtins)) - set(GENERATED):
             statement = f"from {BY_HAND[name]} import {name}" if name in BY_HAND else import_of(name, module)
             (self.always if at_runtime or name in BY_HAND else self.for_types).add(statement)
@@ -218,21 +218,23 @@ class Member:
 
 
 def main() -> None:
-    """Writes the module to the file given, by default to the committed one."""
+    """Writes the module to the given file, by default to the committed one."""
     Path(sys.argv[1] if len(sys.argv) > 1 else FILE).write_text(module_text())
 
 
 def module_text() -> str:
-    """The generated module, formatted."""
+    """Returns the source of the generated module, formatted."""
     imports = Imports({"import aio_client", f"from aio_client._sync.base import {', '.join(OWN)}"})
     classes = [class_text(name, imports) for name in GENERATED]
     opening = function_text(connect_member(), imports)
     for name in BY_HAND:  # a test compares these docstrings
         for member in members_of(getattr(aio_client, name)):
-            adapted(member.name, member.node)
+            adapt_docstring(member.name, member.node)
     unused = {key for table in (BODIES, DOCSTRINGS, REWORDED) for key in table} - USED
     if unused:
-        raise SystemExit(f"these differences are of no function or class any more: {', '.join(sorted(unused))}")
+        raise SystemExit(
+            f"remove the table entries of functions or classes that do not exist: {', '.join(sorted(unused))}"
+        )
     types = "\n".join(f"    {statement}" for statement in sorted(imports.for_types - imports.always))
     runtime = "\n".join(sorted(imports.always))
     text = f"{HEADER}\nfrom typing import TYPE_CHECKING\n{runtime}\nif TYPE_CHECKING:\n{types}\n"
@@ -242,17 +244,17 @@ def module_text() -> str:
 
 
 def ruff(*arguments: str, source: str) -> str:
-    """What ruff makes of some source."""
+    """Runs ruff on some source, and returns the changed source."""
     command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(FILE), "-"]
     return subprocess.run(command, input=source, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-# ---- What the asynchronous client has ----
+# ---- Reading the asynchronous client ----
 
 
 @cache
 def tree_of(module: str) -> ast.Module:
-    """The parsed source of a module."""
+    """Returns the parsed source of a module."""
     path = sys.modules[module].__file__
     assert path is not None
     return ast.parse(Path(path).read_text())
@@ -260,20 +262,20 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def module_of(name: str) -> str:
-    """The module that defines a class or function of the asynchronous client: `__module__` names the public one."""
+    """Returns the module that defines a class or function; `__module__` is the public module, not the defining one."""
     modules = sorted(module for module in sys.modules if module.partition(".")[0] == "aio_client")
     asynchronous = (module for module in modules if not module.startswith(("aio_client.sync", "aio_client._sync")))
     return next(module for module in asynchronous if definition_in(module, name) is not None)
 
 
 def definition_in(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
-    """The definition of a class or function at the top of a module; None if it is elsewhere."""
+    """Returns the definition of a class or function at the top level of a module, or None."""
     nodes = (node for node in tree_of(module).body if isinstance(node, ast.ClassDef | ast.FunctionDef))
     return next((node for node in nodes if node.name == name), None)
 
 
 def members_of(cls: type) -> Iterator[Member]:
-    """The public members of a class with those that it inherits, unless from another generated class."""
+    """Yields the public members of a class, including inherited ones, except those from other generated classes."""
     seen: set[str] = set()
     for owner in cls.__mro__:
         if owner in (object, ABC) or (owner is not cls and owner.__name__ in GENERATED):
@@ -291,14 +293,14 @@ def members_of(cls: type) -> Iterator[Member]:
 
 
 def class_node(cls: type) -> ast.ClassDef:
-    """The definition of a class."""
+    """Returns the definition of a class."""
     node = definition_in(module_of(cls.__name__), cls.__name__)
     assert isinstance(node, ast.ClassDef)
     return node
 
 
 def connect_member() -> Member:
-    """The function that opens a client."""
+    """Returns `connect`, the function that opens a client."""
     module = module_of("connect")
     node = definition_in(module, "connect")
     assert isinstance(node, ast.FunctionDef)
@@ -306,20 +308,20 @@ def connect_member() -> Member:
 
 
 def is_public(node: Function) -> bool:
-    """Whether a member has a twin. Of the asynchronous special methods, those have one that say something."""
+    """Returns whether a member has a twin. Asynchronous special methods have one if they have a docstring."""
     if node.name in SPECIAL:
         return ast.get_docstring(node) is not None
     return not node.name.startswith("_") and node.name != "aclose"
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """The names that a part of a signature uses."""
+    """Returns the names that a part of a signature uses."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 @cache
 def import_of(name: str, module: str) -> str:
-    """The statement that imports what a module means by a name."""
+    """Returns the statement that imports the object to which a name refers in a module."""
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
@@ -330,24 +332,24 @@ def import_of(name: str, module: str) -> str:
     return f"from {module} import {name}"
 
 
-# ---- The blocking twins ----
+# ---- Writing the blocking twins ----
 
 
 def class_text(name: str, imports: Imports) -> str:
-    """The source of a blocking class."""
+    """Returns the source of a blocking class."""
     cls: type = getattr(aio_client, name)
     bases = ", ".join(BASES.get(name, ("Blocking",)))
     lines = [f"class {name}({bases}):", docstring(name, class_node(cls), WIDTH - 4)]
     if name != "Scan":
         lines += ["", f"    _aio: aio_client.{name}"]
     for member in members_of(cls):
-        if not member.shared or adapted(member.name, member.node) != ast.get_docstring(member.node):
+        if not member.shared or adapt_docstring(member.name, member.node) != ast.get_docstring(member.node):
             lines += ["", textwrap.indent(function_text(member, imports), "    ")]
     return "\n".join(lines)
 
 
 def function_text(member: Member, imports: Imports) -> str:
-    """The source of the blocking form of a function, method or property."""
+    """Returns the source of the blocking form of a function, method or property."""
     node = member.node
     lines = []
     for overload in member.overloads:
@@ -360,14 +362,14 @@ def function_text(member: Member, imports: Imports) -> str:
 
 
 def decorators(node: Function, imports: Imports, module: str) -> list[str]:
-    """The lines of the decorators."""
+    """Returns the lines of the decorators."""
     for each in node.decorator_list:
         imports.add(each, module, at_runtime=True)
     return [f"@{ast.unparse(each)}" for each in node.decorator_list]
 
 
 def signature(node: Function, imports: Imports, module: str) -> str:
-    """The line of a `def` with what the blocking form takes and returns."""
+    """Returns the `def` line of the blocking form."""
     assert node.returns is not None
     returns = blocking_type(node.returns)
     arguments = node.args
@@ -382,20 +384,20 @@ def signature(node: Function, imports: Imports, module: str) -> str:
 
 
 def blocking_type(annotation: ast.expr) -> ast.expr:
-    """What the blocking form returns."""
+    """Returns the return type of the blocking form."""
     if isinstance(annotation, ast.Name):
         return ast.Name(RESULTS.get(annotation.id, annotation.id))
     return annotation
 
 
 def body(member: Member) -> str:
-    """The statement that does the work."""
+    """Returns the body of the blocking form."""
     node = member.node
     if member.name in BODIES:
         USED.add(member.name)
-        return BODIES[member.name].format(arguments=passed(node))
+        return BODIES[member.name].format(arguments=call_arguments(node))
     if member.shared:
-        return f"return super().{node.name}({passed(node)})"
+        return f"return super().{node.name}({call_arguments(node)})"
     if node.name in SPECIAL:
         return f"return super().{SPECIAL[node.name]}()"
     what = f"self._aio.{node.name}"
@@ -403,16 +405,16 @@ def body(member: Member) -> str:
         return f"return {what}"
     assert node.returns is not None
     is_awaited = isinstance(node, ast.AsyncFunctionDef) or not names_in(node.returns).isdisjoint(OPENED)
-    arguments = passed(node)
+    arguments = call_arguments(node)
     if not is_awaited:
         what = f"{what}({arguments})"
     else:
         what = f"self._runner.call({f'lambda: {what}({arguments})' if arguments else what})"
-    return wrapped(what, blocking_type(node.returns), member.name)
+    return wrap_result(what, blocking_type(node.returns), member.name)
 
 
-def wrapped(what: str, returns: ast.expr, name: str) -> str:
-    """The statement that returns the blocking form of what an expression gives."""
+def wrap_result(what: str, returns: ast.expr, name: str) -> str:
+    """Returns the statement that evaluates an expression and returns its result in the blocking form."""
     match returns:
         case ast.Constant(value=None):
             return what
@@ -422,23 +424,23 @@ def wrapped(what: str, returns: ast.expr, name: str) -> str:
             return f"return [{WRAPPED_BY.get(cls, cls)}(self._runner, each) for each in {what}]"
         case _ if names_in(returns).isdisjoint((*TWINS, "Self")):
             return f"return {what}"
-    raise SystemExit(f"{name}: no rule for a result of type {ast.unparse(returns)}; add one to `wrapped`")
+    raise SystemExit(f"{name}: no rule for a result of type {ast.unparse(returns)}; add one to `wrap_result`")
 
 
-def passed(node: Function) -> str:
-    """The arguments of the call that passes all parameters on."""
+def call_arguments(node: Function) -> str:
+    """Returns the arguments of a call that passes on all parameters."""
     arguments = node.args
-    given = [passed_argument(each) for each in arguments.args if each.arg != "self"]
+    given = [call_argument(each) for each in arguments.args if each.arg != "self"]
     if arguments.vararg is not None:
-        given.append(f"*{passed_argument(arguments.vararg)}")
-    given += [f"{each.arg}={passed_argument(each)}" for each in arguments.kwonlyargs]
+        given.append(f"*{call_argument(arguments.vararg)}")
+    given += [f"{each.arg}={call_argument(each)}" for each in arguments.kwonlyargs]
     if arguments.kwarg is not None:
         given.append(f"**{arguments.kwarg.arg}")
     return ", ".join(given)
 
 
-def passed_argument(argument: ast.arg) -> str:
-    """The text of one argument of a call. A blocking object is replaced by the asynchronous one that it wraps."""
+def call_argument(argument: ast.arg) -> str:
+    """Returns one argument of a call. Replaces a blocking object by the asynchronous one that it wraps."""
     assert argument.annotation is not None
     if names_in(argument.annotation).isdisjoint(TWINS):
         return argument.arg
@@ -451,26 +453,26 @@ USED: set[str] = set()
 
 
 def docstring(name: str, node: Function | ast.ClassDef, width: int) -> str:
-    """The docstring of the blocking form as the first lines of a body."""
-    text = adapted(name, node, width)
+    """Returns the docstring of the blocking form as the first lines of a body."""
+    text = adapt_docstring(name, node, width)
     end = "\n" if "\n" in text else ""
     return textwrap.indent(f'"""{text}{end}"""', "    ")
 
 
 @cache
-def adapted(name: str, node: Function | ast.ClassDef, width: int = METHOD_WIDTH) -> str:
-    """The docstring of an asynchronous function or class, as true of the blocking one."""
+def adapt_docstring(name: str, node: Function | ast.ClassDef, width: int = METHOD_WIDTH) -> str:
+    """Returns the docstring of the blocking form of a function or class."""
     text = ast.get_docstring(node)
     if text is None:
         raise SystemExit(f"{name} has no docstring")
     if name in DOCSTRINGS:
         USED.add(name)
         return DOCSTRINGS[name]
-    blocks = [adapted_block(name, block, width) for block in text.split("\n\n")]
+    blocks = [adapt_block(name, block, width) for block in text.split("\n\n")]
     found = "\n\n".join(blocks)
     missed = [old for old, _ in REWORDED.get(name, ()) if old not in " ".join(text.split())]
     if missed:
-        raise SystemExit(f"{name}: the docstring no longer says {missed}")
+        raise SystemExit(f"{name}: the docstring no longer contains {missed}; correct REWORDED")
     if name in REWORDED:
         USED.add(name)
     if left := ASYNCHRONOUS.search(found):
@@ -478,26 +480,26 @@ def adapted(name: str, node: Function | ast.ClassDef, width: int = METHOD_WIDTH)
     return found
 
 
-def adapted_block(name: str, block: str, width: int) -> str:
-    """A paragraph, a section or an example."""
+def adapt_block(name: str, block: str, width: int) -> str:
+    """Adapts a paragraph, a section or an example."""
     lines = block.split("\n")
     if lines[0].startswith("    "):
-        return "\n".join(adapted_text(name, line) for line in lines)
+        return "\n".join(adapt_text(name, line) for line in lines)
     if not re.fullmatch(r"[A-Z]\w+:", lines[0]):
-        return filled(name, lines, width)
+        return refill(name, lines, width)
     entries: list[list[str]] = []
     for line in lines[1:]:
         if line.startswith("        "):
             entries[-1].append(line)
         else:
             entries.append([line])
-    return "\n".join([lines[0], *(filled(name, entry, width) for entry in entries)])
+    return "\n".join([lines[0], *(refill(name, entry, width) for entry in entries)])
 
 
-def filled(name: str, lines: list[str], width: int) -> str:
-    """Some lines that are read as one, broken anew if the rules change them."""
+def refill(name: str, lines: list[str], width: int) -> str:
+    """Adapts lines that form one paragraph, and wraps them again if the rules change them."""
     text = " ".join(line.strip() for line in lines)
-    changed = adapted_text(name, text)
+    changed = adapt_text(name, text)
     if changed == text:
         return "\n".join(lines)
     first, rest = (re.match(" *", lines[index])[0] for index in (0, min(1, len(lines) - 1)))  # type: ignore[index]
@@ -508,8 +510,8 @@ def filled(name: str, lines: list[str], width: int) -> str:
     )
 
 
-def adapted_text(name: str, text: str) -> str:
-    """Some text of a docstring, with the words of blocking code."""
+def adapt_text(name: str, text: str) -> str:
+    """Adapts the wording of some text of a docstring."""
     for old, new in REWORDED.get(name, ()):
         text = text.replace(old, new)
     for pattern, replacement in RULES:

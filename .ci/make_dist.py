@@ -1,8 +1,8 @@
-"""Builds the wheel and the sdist of a release in `dist/`, and checks what an index and its users will see of them.
+"""Builds the wheel and the sdist of a release in `dist/`, and checks what a package index and its users need.
 
-The sdist must build the same wheel, to the byte. Twine must find nothing wrong with the metadata and with the README as
-an index renders it. Each of the two must install into a clean environment, where client and command line must start.
-`check_wheel.py`, which `make check` runs, looks into the wheel itself.
+The sdist must build the same wheel, byte for byte. Twine must accept the metadata and the README. Both archives must
+install into a new environment in which the client and the command line start. `make check` runs `check_wheel.py`, which
+checks the content of the wheel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USE = "import scankv, scankv.sync; assert scankv.__version__ == {version!r}; sca
 
 
 def main() -> None:
-    """Builds and checks; exits non-zero with the reason when something is wrong."""
+    """Builds and checks the archives. Exits with code 1 and the reason if a check fails."""
     for old in DIST.glob("scankv-*"):
         old.unlink()
     wheel, sdist = build("wheel", ROOT, DIST), build("sdist", ROOT, DIST)
@@ -44,30 +44,31 @@ def main() -> None:
 
 
 def build(target: str, source: Path, directory: Path) -> Path:
-    """Builds the wheel or the sdist of a source tree; returns its path."""
+    """Builds the wheel or the sdist of a source tree, and returns its path."""
     run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", directory, cwd=source)
     (built,) = directory.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return built
 
 
 def check_same_wheel(wheel: Path, sdist: Path, directory: Path) -> None:
-    """Builds the wheel again from the sdist, and compares."""
+    """Builds the wheel again from the sdist, and compares the two."""
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
     again = build("wheel", directory / sdist.name.removesuffix(".tar.gz"), directory)
     if again.read_bytes() != wheel.read_bytes():
-        sys.exit(f"the sdist builds another wheel: {differences(wheel, again) or 'in the order or mode of its files'}")
+        found = differences(wheel, again) or "the order or modes of the files"
+        sys.exit(f"the wheel from the sdist differs from the wheel from the checkout in {found}")
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """The names of the files in which two wheels differ."""
+    """Returns the names of the files in which two wheels differ."""
     with zipfile.ZipFile(one) as left, zipfile.ZipFile(other) as right:
         sums = [{info.filename: info.CRC for info in archive.infolist()} for archive in (left, right)]
     return sorted(name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name))
 
 
 def check_metadata(wheel: Path) -> None:
-    """Compares the metadata of the wheel with `pyproject.toml`, and looks for what an index shows."""
+    """Compares the metadata of the wheel with `pyproject.toml`."""
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(path))
@@ -97,12 +98,12 @@ def check_metadata(wheel: Path) -> None:
 
 
 def values_of(metadata: Message, name: str) -> list[str]:
-    """The values of one field, sorted."""
+    """Returns the values of one field, sorted."""
     return sorted(metadata.get_all(name, []))
 
 
 def check_install(archive: Path, directory: Path) -> None:
-    """Installs into a clean environment, and starts client and command line."""
+    """Installs an archive into a new environment, and starts the client and the command line."""
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", archive)
@@ -112,7 +113,7 @@ def check_install(archive: Path, directory: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
-    """Runs a command quietly; a failure ends the check."""
+    """Runs a command. If it fails, exits with its output."""
     words = [str(word) for word in command]
     completed = subprocess.run(
         words, cwd=cwd, check=False, timeout=600, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

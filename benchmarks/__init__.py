@@ -1,1 +1,1 @@
-"""How fast ScanKV is, always against something measured in the same run: `python -m benchmarks`."""
+"""Measures how fast ScanKV is, relative to something that is measured in the same run: `python -m benchmarks`."""

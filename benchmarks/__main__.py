@@ -1,7 +1,7 @@
-"""`python -m benchmarks`."""
+"""Entry point of `python -m benchmarks`."""
 
 if __name__ == "__main__":
-    # Every worker process imports this file again; it must not bring along more than the worker needs.
+    # Imported here, since every worker process imports this module again and needs nothing of the harness.
     from benchmarks.harness import main
 
     main()

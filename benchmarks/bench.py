@@ -1,4 +1,4 @@
-"""What every benchmark is given, and what it gives back."""
+"""The input and the result of every benchmark."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Bench:
 
     Attributes:
         directory: A temporary directory, removed at the end.
-        rows: The rows of T4.
-        runs: Rounds that count.
+        rows: The number of rows of T4.
+        runs: The number of rounds that count.
     """
 
     def __init__(self, directory: Path, rows: int, runs: int) -> None:
@@ -34,22 +34,22 @@ class Bench:
 
     @cached_property
     def store(self) -> Store:
-        """T4 on disk: built once, when first needed."""
+        """T4 on disk, built on first use."""
         return Store(self.directory, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured quantity, and what it has to be.
+    """One measured quantity and its bounds.
 
     Attributes:
-        name: For machines.
+        name: A stable name for machines.
         work: What was measured.
         against: What it was compared with, or how it was counted.
-        unit: `ratio`, `times`, `rows/s`, `ms` or `MiB`.
-        spread: Over the runs.
-        at_least: The median has to reach it.
-        at_most: The median must not exceed it.
+        unit: `ratio`, `times`, `rows/s`, `ms`, `%` or `MiB`.
+        spread: The measured values of all runs.
+        at_least: The least allowed median. None: no bound.
+        at_most: The greatest allowed median. None: no bound.
     """
 
     name: str
@@ -62,14 +62,14 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median is within its bounds; true when it has none."""
+        """Whether the median is within the bounds; true if there are none."""
         low_enough = self.at_most is None or self.spread.median <= self.at_most
         return low_enough and (self.at_least is None or self.spread.median >= self.at_least)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Further measurements; the first column names what was measured."""
+    """Further measurements. The first column says what was measured."""
 
     title: str
     columns: Sequence[str]
@@ -78,12 +78,12 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one benchmark found.
+    """The result of one benchmark.
 
     Attributes:
-        figures: Quantities that have a bound, or that others are compared with.
+        figures: Quantities with bounds, or to which others are compared.
         tables: Details.
-        notes: How it was measured, one sentence or two each.
+        notes: How the benchmark measures, in one or two sentences each.
     """
 
     figures: Sequence[Figure] = ()
@@ -92,6 +92,6 @@ class Result:
 
 
 def rates_table(title: str, rates: Mapping[str, Spread]) -> ResultTable:
-    """A table of rows per second by contender."""
+    """Returns a table of the rows per second of each contender."""
     rows = [(name, spread.median, spread.least, spread.greatest) for name, spread in rates.items()]
     return ResultTable(title, ("rows/s", "median", "least", "greatest"), rows)

@@ -1,4 +1,7 @@
-"""T4's files, opened without a server but exactly as the server opens them."""
+"""Opens the files of T4 without a server, with the options that the server uses.
+
+No server may use the data directory.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,24 @@ if TYPE_CHECKING:
 
 
 def definition(data: Path) -> TableDefinition:
-    """The definition of T4 in a data directory that no server uses."""
+    """Returns the definition of T4 in a data directory."""
     return _locate(data)[0]
 
 
 def open_bucket(data: Path) -> Bucket:
-    """The one bucket of T4 in a data directory that no server uses."""
+    """Opens the only bucket of T4 in a data directory."""
     table, path = _locate(data)
     return Bucket(path, "T4", compression=table.options.compression, resources=resources(), clock=ServerClock())
 
 
 def open_rocks(data: Path) -> RocksStore:
-    """RocksDB below the one bucket of T4 in a data directory that no server uses."""
+    """Opens the RocksDB store of the only bucket of T4 in a data directory."""
     table, path = _locate(data)
     return RocksStore(path, "T4", compression=table.options.compression, resources=resources())
 
 
 def resources() -> RocksResources:
-    """Block cache and write buffers of a server with default settings."""
+    """Returns the block cache and write buffers of a server with default settings."""
     config = ServerConfig(data=Path("unused"))
     return RocksResources.of_sizes(
         block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
@@ -43,7 +46,7 @@ def resources() -> RocksResources:
 
 
 def _locate(data: Path) -> tuple[TableDefinition, Path]:
-    """The definition of T4, and the RocksDB directory of its bucket."""
+    """Returns the definition of T4 and the RocksDB directory of its bucket."""
     directory = DataDirectory(data)
     try:
         catalog = Catalog(directory)

@@ -1,4 +1,4 @@
-"""Measures what the command line names, prints Markdown on stdout, and keeps it and JSON in files when asked."""
+"""Runs the benchmarks, prints the results as Markdown, and writes Markdown and JSON files on request."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from benchmarks.workloads import ON_REQUEST, WORKLOADS
 
 
 def main() -> None:
-    """Runs the benchmarks that the command line names."""
+    """Runs the benchmarks that the command line selects."""
     arguments = _parser().parse_args()
-    chosen = EXPERIMENTS if arguments.experiments else WORKLOADS
-    names = arguments.only or [name for name in chosen if name not in ON_REQUEST]
-    if unknown := set(names) - set(chosen):
-        _parser().error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
+    benchmarks = EXPERIMENTS if arguments.experiments else WORKLOADS
+    names = arguments.only or [name for name in benchmarks if name not in ON_REQUEST]
+    if unknown := set(names) - set(benchmarks):
+        _parser().error(f"--only must be {' or '.join(benchmarks)}, not {', '.join(sorted(unknown))}")
     settings = {"rows": f"{arguments.rows:,}", "runs": str(arguments.runs)}
-    described = machine.describe()
+    description = machine.describe()
     with tempfile.TemporaryDirectory(prefix="scankv-bench-") as directory:
         bench = Bench(Path(directory), arguments.rows, arguments.runs)
         results = {}
         for name in names:
             progress(name)
-            results[name] = chosen[name](bench)
-    markdown = to_markdown(settings, described, results)
+            results[name] = benchmarks[name](bench)
+    markdown = to_markdown(settings, description, results)
     print(markdown, end="")
     if arguments.markdown:
         arguments.markdown.write_text(markdown)
     if arguments.json:
-        arguments.json.write_text(to_json(settings, described, results))
+        arguments.json.write_text(to_json(settings, description, results))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,11 +45,11 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         action="append",
         metavar="NAME",
-        help=f"one benchmark instead of all; repeatable; {', '.join(sorted(ON_REQUEST))} are run only so",
+        help=f"run only this benchmark; repeatable; {', '.join(sorted(ON_REQUEST))} do not run unless named",
     )
-    parser.add_argument("--experiments", action="store_true", help="the experiments behind docs/decisions instead")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to put the results as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where to put the results as Markdown")
+    parser.add_argument("--experiments", action="store_true", help="run the experiments behind docs/decisions instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this file as Markdown")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine that the figures were measured on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARIES = ("pyarrow", "grpcio", "protobuf", "rocksdict", "numpy", "google-crc
 
 
 def describe() -> dict[str, str]:
-    """Processor, memory, kernel, Python and library versions, and how busy the machine is."""
+    """Returns processor, memory, kernel, Python and library versions, and the load of the machine."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "cores": str(os.cpu_count()),

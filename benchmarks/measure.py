@@ -1,4 +1,4 @@
-"""Runs side by side, and what is quoted of them: medians of paired ratios, with the least and the greatest."""
+"""Runs contenders in turn and summarizes the runs: medians of paired ratios, with the least and the greatest."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One run: so many rows in so many seconds."""
+    """The number of rows and the seconds of one run."""
 
     rows: int
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Rows per second."""
+        """The rows per second."""
         return self.rows / self.seconds
 
-    def checked(self, expected: int) -> Self:
-        """Itself, when it has exactly the rows expected."""
+    def check_rows(self, expected: int) -> Self:
+        """Returns itself. Raises RuntimeError if it does not have exactly the expected number of rows."""
         if self.rows != expected:
-            raise RuntimeError(f"{self.rows:,} rows came where {expected:,} were expected")
+            raise RuntimeError(f"the run must have {expected:,} rows, not {self.rows:,}")
         return self
 
 
@@ -40,20 +40,20 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The spread of at least one value."""
+        """Returns the spread of one or more values."""
         known = sorted(values)
         return cls(statistics.median(known), known[0], known[-1])
 
 
-def interleaved(
+def run_interleaved(
     runs: int, contenders: Mapping[str, Callable[[], Timing]], *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Runs the contenders in turn (A B C A B C ...), so that what disturbs the machine disturbs all of them.
+    """Runs the contenders in turn (A B C A B C ...), so that other load on the machine affects all of them.
 
     Args:
-        runs: Rounds that count.
-        contenders: What is run, by name.
-        warm_up: Whether one round goes before that does not count.
+        runs: The number of rounds that count.
+        contenders: The function to run for each name.
+        warm_up: Whether to run one round first that does not count.
 
     Returns:
         The rows per second of each contender, round by round.
@@ -69,10 +69,10 @@ def interleaved(
 
 
 def paired_ratios(measured: Sequence[float], reference: Sequence[float]) -> Spread:
-    """The ratios of the runs of the same round."""
+    """Returns the spread of the ratios between runs of the same round."""
     return Spread.of(one / other for one, other in zip(measured, reference, strict=True))
 
 
 def progress(line: str) -> None:
-    """Tells the one who waits, on stderr: stdout is for the result."""
+    """Prints a line to stderr. Stdout is for the result."""
     print(line, file=sys.stderr, flush=True)

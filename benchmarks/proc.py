@@ -1,4 +1,4 @@
-"""What Linux knows about a process: its memory, its peak, its processor time."""
+"""The memory and processor time of a process, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that the process has now."""
+    """Returns the current resident memory of the process."""
     return _status_bytes(pid, "VmRSS")
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that the process had since its start or the last `reset_peak`."""
+    """Returns the peak resident memory since the start of the process or the last `reset_peak`."""
     return _status_bytes(pid, "VmHWM")
 
 
 def reset_peak(pid: int) -> None:
-    """Makes `peak_bytes` count from now: see clear_refs in proc(5)."""
+    """Resets the peak that `peak_bytes` returns to the current memory; see clear_refs in proc(5)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time of all live threads of the process, to the nanosecond, which `stat` does not have."""
+    """Returns the processor time of all live threads, in nanosecond resolution, which `/proc/PID/stat` lacks."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 

@@ -1,4 +1,4 @@
-"""The results as Markdown for people and as JSON for machines."""
+"""Formats the results as Markdown for people and as JSON for machines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from benchmarks.bench import Figure, Result, ResultTable
 
 NOT_MEASURED = (
-    "A network: everything runs on one machine over loopback, and client and server take each other's cores.",
+    "A network: everything runs on one machine over loopback, and client and server share its cores.",
     "Disk reads: the table files are in the page cache when the first run that counts begins.",
     "Other shapes of data: T4 has four narrow columns without nulls, keys that were written in order, and one bucket. "
-    "Wide rows, long strings, nested types and many buckets are other numbers.",
-    "A table that changes: no writes run beside the scans, and there are no overwritten rows, no tombstones and no "
-    "unfinished compaction in the store.",
-    "Many clients at once, and the fairness between them.",
-    "Encryption and authentication: there are none.",
-    "A quiet machine: others may have used it meanwhile. Trust the ratios, and those only as far as their range is "
-    "narrow; rows/s are of this machine on this day.",
+    "Figures differ for wide rows, long strings, nested types and many buckets.",
+    "A table that changes: no writes run concurrently with the scans, and the store has no overwritten rows, no "
+    "tombstones and no unfinished compaction.",
+    "Many concurrent clients, and the fairness between them.",
+    "Encryption and authentication, which ScanKV does not have.",
+    "A quiet machine: others may have used it at the same time. Trust ratios rather than rows/s, and only ratios with "
+    "a narrow range.",
 )
 
 
 def to_markdown(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
-    """The report as Markdown."""
+    """Returns the report as Markdown."""
     found = results.values()
     parts = [f"# Benchmarks\n\n{_inline(settings)}", f"Machine: {_inline(machine)}"]
     if figures := [figure for result in found for figure in result.figures]:
@@ -39,17 +39,17 @@ def to_markdown(settings: Mapping[str, str], machine: Mapping[str, str], results
 
 
 def to_json(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
-    """The report as JSON: figures, tables and notes by benchmark."""
+    """Returns the report as JSON: figures, tables and notes by benchmark."""
     report = {
         "settings": dict(settings),
         "machine": dict(machine),
-        "results": {name: _plain(result) for name, result in results.items()},
+        "results": {name: _result_to_dict(result) for name, result in results.items()},
         "not_measured": NOT_MEASURED,
     }
     return json.dumps(report, indent=2) + "\n"
 
 
-def _plain(result: Result) -> dict[str, object]:
+def _result_to_dict(result: Result) -> dict[str, object]:
     plain = asdict(result)
     plain["figures"] = [{**asdict(figure), "met": figure.is_met} for figure in result.figures]
     return plain
@@ -86,5 +86,5 @@ def _inline(values: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits or all before the point: 0.643, 12.4, 336,776."""
+    """Formats a number with three significant digits, or with all digits before the point: 0.643, 12.4, 336,776."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

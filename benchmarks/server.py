@@ -1,4 +1,4 @@
-"""The measured server: `scankv serve` in a process of its own."""
+"""Runs `scankv serve` in its own process, as users do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BenchmarkServer(ServerProcess):
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the process."""
         return self.process.pid
 
     def __exit__(self, *_: object) -> None:

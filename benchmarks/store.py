@@ -1,4 +1,4 @@
-"""The one store of a run: T4 loaded through the client, settled, and shared by all that read it."""
+"""The store of a run: T4, loaded through the client and compacted, and shared by all readers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INDEXED_COLUMN: Final = "ts"
-"""The column of the index of `Store.indexed`."""
+"""The indexed column of `Store.indexed`."""
 
 _LOAD_ROWS: Final = 100_000
 
 
 class Store:
-    """A data directory that holds T4, and copies of it for readers that cannot share the server's lock.
+    """A data directory with T4, and copies of it for readers that open the files while a server has locked them.
 
     Attributes:
-        rows: The rows of T4 in it.
+        rows: The number of rows of T4.
         data: The data directory, for a server.
     """
 
     def __init__(self, directory: Path, rows: int) -> None:
         """Builds the store in `directory`.
 
-        The client upserts the rows. After the server has stopped in order, the bucket is flushed and compacted, so that
-        nothing runs in the background later and every copy has the same, final files.
+        The client upserts the rows. After the server has stopped, the bucket is flushed and compacted. So nothing runs
+        in the background later, and every copy has the same, final files.
         """
         self.rows = rows
         self.data = directory / "data"
@@ -48,7 +48,7 @@ class Store:
 
     @cached_property
     def indexed(self) -> Path:
-        """A data directory with the same rows, and an index on `ts`: built when first needed, on a copy."""
+        """A copy of the data directory with an index on `ts`, built on first use."""
         path = self.copy("indexed")
         progress(f"indexing {self.rows:,} rows of T4")
         with BenchmarkServer(path) as server, connect(server.url) as client:
@@ -57,9 +57,9 @@ class Store:
         return path
 
     def copy(self, name: str) -> Path:
-        """A data directory with the same table files, as hard links; everything that RocksDB changes is copied.
+        """Copies the data directory: hard links for table files, which never change, and copies of all other files.
 
-        A server may run on the original: files that it is just writing are left out.
+        A server may run on the original. Files that the server is still writing are left out.
         """
         path = self.data.with_name(name)
         shutil.copytree(self.data, path, ignore=shutil.ignore_patterns("*.partial"), copy_function=_link_table_files)

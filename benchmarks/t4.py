@@ -30,14 +30,14 @@ _SPREAD, _PRIME = 2_654_435_761, 1_000_003
 
 
 def definition() -> TableDefinition:
-    """The table for those who write it without a server."""
+    """Returns the definition of the table, for writing it without a server."""
     return TableDefinition.create(
         TABLE, SCHEMA, primary_key=PRIMARY_KEY, buckets=BUCKETS, incarnation="", created_millis=0
     )
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:
-    """Rows `start` to `start + count`: ids ascend; names and amounts are scattered; about 47 stored bytes a row."""
+    """Returns rows `start` to `start + count` (47 stored bytes each): ids ascend, names and amounts are scattered."""
     ids = np.arange(start, start + count, dtype=np.int64)
     scattered = ids * _SPREAD % _PRIME
     names = pc.binary_join_element_wise("name", pa.array(scattered).cast(pa.string()), "-")
@@ -45,12 +45,12 @@ def rows(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(ids), names, pa.array(scattered / 100), ts], schema=SCHEMA)
 
 
-def ts_of(row: int) -> str:
-    """The `ts` of a row, as it is written in a predicate: `ts` grows with `id`."""
+def ts_literal(row: int) -> str:
+    """Returns the `ts` of a row as a literal for a predicate. `ts` grows with `id`."""
     return f"TIMESTAMP '{str(np.datetime64(_FIRST_TS + 1000 * row, 'us')).replace('T', ' ')}'"
 
 
 def batches(total: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The first `total` rows in batches of at most `batch_rows`."""
+    """Yields the first `total` rows in batches of at most `batch_rows` rows."""
     for start in range(0, total, batch_rows):
         yield rows(start, min(batch_rows, total - start))

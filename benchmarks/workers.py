@@ -1,4 +1,4 @@
-"""Work in a process of its own: nothing that is measured shares an interpreter with anything else."""
+"""Runs work in separate processes, so that nothing that is measured shares an interpreter with other work."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Subject = TypeVar("Subject", bound="AbstractContextManager[Any]")
 
-# A forked process would inherit threads and locks of gRPC and RocksDB in whatever state they are.
+# Spawn, since a forked process would inherit the locks of gRPC and RocksDB in an undefined state.
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Worker(Generic[Subject]):
-    """A process that enters one object, runs its methods when told, and leaves it at the end.
+    """A process that enters a context manager, runs methods of it on request, and exits it at the end.
 
-    It starts at once and gets ready while others start, too; the first `call` waits for it.
+    The process starts at once, so several workers start concurrently. The first `call` waits until it is ready.
 
     Args:
-        make: Makes the object in the process: a picklable class that is a context manager.
-        arguments: What it is made from.
+        make: Creates the object in the process: a picklable class that is a context manager.
+        arguments: The arguments for `make`.
     """
 
     def __init__(self, make: Callable[P, Subject], *arguments: P.args, **keywords: P.kwargs) -> None:
@@ -40,35 +40,35 @@ class Worker(Generic[Subject]):
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the process."""
         assert self._process.pid is not None
         return self._process.pid
 
     def call(self, method: Callable[..., T], *arguments: object) -> T:
-        """Runs `method`, given as `Class.method`, on the object and returns what it gives."""
+        """Runs a method of the object, passed as `Class.method`, and returns its result."""
         self.begin(method, *arguments)
         return self.finish()  # type: ignore[no-any-return]
 
     def begin(self, method: Callable[..., Any], *arguments: object) -> None:
-        """Runs a method on the object, beside what goes on here; `finish` before the next."""
+        """Starts a method of the object without waiting for it. Call `finish` before the next call."""
         self.wait_ready()
         self._connection.send((method.__name__, arguments))
 
-    def finish(self) -> Any:  # noqa: ANN401  # whatever the method gave
-        """Waits for the end of what was begun; what it gave."""
-        return self._answer()
+    def finish(self) -> Any:  # noqa: ANN401  # the result of any method
+        """Waits for the method that `begin` started, and returns its result."""
+        return self._receive()
 
     def wait_ready(self) -> None:
-        """Returns once the object is entered."""
+        """Waits until the process has entered the object."""
         if not self._is_ready:
-            self._answer()
+            self._receive()
             self._is_ready = True
 
-    def _answer(self) -> Any:  # noqa: ANN401  # whatever the method gave
+    def _receive(self) -> Any:  # noqa: ANN401  # the result of any method
         try:
             return self._connection.recv()
         except EOFError:
-            raise RuntimeError(f"the process of {self._name} failed; its traceback stands above") from None
+            raise RuntimeError(f"the process of {self._name} failed; see its traceback above") from None
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +95,6 @@ def _serve(
 
 
 def run_alone(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-    """Runs a function in a new process and returns what it gives."""
+    """Runs a function in a new process and returns its result."""
     with ProcessPoolExecutor(max_workers=1, mp_context=_SPAWN) as pool:
         return pool.submit(function, *arguments, **keywords).result()

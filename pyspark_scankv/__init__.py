@@ -1,4 +1,4 @@
-"""What PySpark imports to find the data source `scankv`: it looks for `DefaultSource` in every package `pyspark_*`."""
+"""Lets PySpark find the data source `scankv`: it looks for `DefaultSource` in every installed package `pyspark_*`."""
 
 from spark_bridge.source import ScanKvDataSource as DefaultSource
 

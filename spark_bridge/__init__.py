@@ -2,13 +2,13 @@
 
     spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
 
-PySpark finds the data source by itself where `pyspark_scankv` is installed beside it, as it is with this package;
-`spark.dataSource.register(spark_bridge.ScanKvDataSource)` does the same where discovery fails.
+PySpark discovers the data source through the package `pyspark_scankv`, which is installed together with this one. Where
+discovery fails, call `spark.dataSource.register(spark_bridge.ScanKvDataSource)`.
 """
 
 from scankv.model.public_names import set_public_module
 from spark_bridge.dataframe import scan_dataframe
-from spark_bridge.server_answers import aggregate, count, tables, top_n
+from spark_bridge.server_queries import aggregate, count, tables, top_n
 from spark_bridge.source import ScanKvDataSource
 
 __all__ = ["ScanKvDataSource", "aggregate", "count", "scan_dataframe", "tables", "top_n"]

@@ -1,4 +1,4 @@
-"""Rows as they come from the server, made into the very Arrow types that Spark takes."""
+"""Casts rows from the server to the exact Arrow types that Spark requires."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow types that Spark takes for a schema: those that it compares batches with, so asked of it."""
+    """Returns the Arrow types that Spark requires for a schema, computed by Spark's own function."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The same rows in the target's types; columns that have them already are not copied.
+    """Returns the rows in the target's types. Columns that have their type already are not copied.
 
-    Spark looks at the types of the first batch alone, so every batch goes through here.
+    Call it for every batch: Spark checks the types of the first batch only.
 
     Args:
-        rows: A batch with the target's columns in its order.
-        target: As `arrow_schema` makes it.
+        rows: A batch with the target's columns, in the target's order.
+        target: The schema from `arrow_schema`.
 
     Raises:
-        SchemaMismatch: A value cannot be kept exactly, as nanoseconds that are no whole microseconds.
+        SchemaMismatch: The cast would change a value, such as nanoseconds that are not whole microseconds.
     """
     columns = [_cast(column, field) for column, field in zip(rows.columns, target, strict=True)]
     if not columns:
@@ -43,5 +43,5 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowInvalid as error:
         reason = str(error).partition("\n")[0]
-        message = f'column "{field.name}": Spark\'s type cannot hold a value exactly: {reason}'
+        message = f'column "{field.name}": Spark\'s type {field.type} cannot hold a value exactly: {reason}'
         raise SchemaMismatch(message, column=field.name) from None

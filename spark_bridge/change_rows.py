@@ -1,4 +1,4 @@
-"""Rows of a streaming query: changes with their kinds, rows of a snapshot as changes, or rows alone."""
+"""Converts what a stream delivers into the rows of a streaming query: changes with row kinds, or rows alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _CHANGE_FIELDS: Final = [
 _WRITTEN: Final = ("+I", "+U")
 
 
-def shaping(
+def make_shaper(
     names: Sequence[str], *, is_log: bool, bucket: Callable[[], int | None]
 ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """What makes the columns `names` of what a stream gives.
+    """Returns a function that converts a stream's batches to batches with the columns `names`.
 
-    Rows of a snapshot are `+I`, without offset and time. Changes of which no change column is asked for are the rows
-    after them.
+    If `names` has change columns, rows of a snapshot become inserts (`+I`) without offset and time. If it has none,
+    changes become the rows that they leave behind.
 
     Args:
-        names: The columns, which may be those of changes.
-        is_log: Whether changes are given; else rows of a snapshot.
-        bucket: Tells which bucket the rows are of that were given last.
+        names: The columns to return, change columns among them or not.
+        is_log: Whether the stream delivers changes. Otherwise it delivers rows of a snapshot.
+        bucket: Returns the bucket of the batch that the stream delivered last.
     """
     with_kinds = any(name in CHANGE_COLUMNS for name in names)
 
@@ -47,25 +47,25 @@ def shaping(
     return shape
 
 
-def another_table(table: str) -> TableRecreated:
-    """The error of a streaming query that finds another table of the same name."""
+def recreated_error(table: str) -> TableRecreated:
+    """The error of a streaming query whose table was dropped and created again."""
     return TableRecreated(
-        f"table {table} was dropped and created again since this query has begun: start it with a new checkpoint",
+        f"table {table} was dropped and created again after this query began: start the query with a new checkpoint",
         table=table,
     )
 
 
 def _rows_after(changes: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows that were written, without those that they replace.
+    """Returns the rows that were written, without the rows that they replaced.
 
     Raises:
-        SchemaMismatch: A row was deleted, which only `row_kinds` can tell.
+        SchemaMismatch: A row was deleted, which rows alone cannot express.
     """
     kinds = changes.column(CHANGE_TYPE)
     if pc.any(pc.equal(kinds, "-D")).as_py():
         raise SchemaMismatch(
-            "a row was deleted, or does not match option where any more, which rows alone cannot tell: "
-            'option("row_kinds", "true") gives changes with what happened to each row'
+            "a row was deleted or no longer matches option where, which a stream of rows cannot express: "
+            'set option("row_kinds", "true") to read changes with their row kinds'
         )
     return changes.filter(pc.is_in(kinds, pa.array(_WRITTEN)))
 

@@ -1,4 +1,4 @@
-"""A table as a DataFrame through `mapInArrow`: faster than the data source, with all that is asked for pushed down."""
+"""`scan_dataframe`: a table as a DataFrame through `mapInArrow`, which is faster than the data source."""
 
 from __future__ import annotations
 
@@ -31,30 +31,36 @@ def scan_dataframe(
     snapshot: Snapshot | sync.Snapshot | str | None = None,
     snapshot_ttl: float = 600.0,
 ) -> DataFrame:
-    """A table for Spark queries: the server reads only what is asked for here.
+    """Returns a table as a DataFrame; the server reads only the columns and rows that the arguments select.
 
-    Each query that reads it sees the table as of one instant, over all partitions and retries, see
-    `ScanKvDataSource`. Spark pushes nothing into it: a `select` or `filter` of it is done by Spark.
+    Each query on the DataFrame sees the table as of one instant, in all of its partitions and retries, as with
+    `ScanKvDataSource`. Spark pushes nothing down: Spark itself evaluates a `select` or `filter` of the DataFrame. This
+    call plans how tasks divide the table and reads no rows.
 
     Args:
-        spark: The session, also of Spark Connect.
-        url: The server; None: `$SCANKV_URL` in this process, else `localhost:7070`. Executors must reach it, too.
-        table: `database.table`.
+        spark: The session. Spark Connect works, too.
+        url: The server, `host:port`. None: `$SCANKV_URL` in this process, else `localhost:7070`. Executors must be able
+            to reach it.
+        table: `namespace.name`.
         columns: The columns to read, in this order. Default: all.
         where: A predicate as text, such as `"score > 100"`. Default: all rows.
-        limit: The most rows; one task reads them.
-        splits: How many tasks read the table, 1 to 1024. Default: as many as `rows_per_split` asks for.
+        limit: The most rows to read. With a limit, one task reads them.
+        splits: How many tasks read the table, 1 to 1024. Default: what `rows_per_split` leads to.
         rows_per_split: About how many rows one task reads.
-        max_partitions: The most tasks that `rows_per_split` leads to, 1 to 1024.
-        snapshot: A pinned snapshot to read, or its id; it stays the caller's to keep. Default: each query takes one.
-        snapshot_ttl: Seconds that such a snapshot lives without a task that reads it.
+        max_partitions: The most tasks that `rows_per_split` may lead to, 1 to 1024.
+        snapshot: A pinned snapshot to read, or its id. The caller keeps renewing and releases it. Default: each query
+            pins a snapshot of its own.
+        snapshot_ttl: Seconds that a query's own snapshot lives while no task reads it.
+
+    Returns:
+        A DataFrame with the selected columns. The order of its rows is not defined.
 
     Raises:
-        ScanKvError: An argument is wrong, the server cannot be reached, or Spark cannot have a column.
+        ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
     """
-    from spark_bridge.planning import planned
+    from spark_bridge.planning import plan_read
 
-    plan = planned(
+    plan = plan_read(
         ReadOptions(
             url=url,
             table=table,
@@ -68,15 +74,15 @@ def scan_dataframe(
             snapshot_ttl=snapshot_ttl,
         )
     )
-    # One row for each part, each in a partition of its own.
+    # `range` makes one row for each part, each row in its own partition.
     parts = spark.range(0, len(plan.parts), 1, len(plan.parts))
-    return parts.mapInArrow(_reading(plan.parts, plan.schema), plan.schema)
+    return parts.mapInArrow(_task_function(plan.parts, plan.schema), plan.schema)
 
 
-def _reading(
+def _task_function(
     parts: Sequence[Part], schema: StructType
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task runs: it reads the parts whose numbers it is given."""
+    """Returns the function that a task runs: it reads the parts whose numbers Spark passes to it."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_bridge.casting import arrow_schema

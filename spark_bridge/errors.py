@@ -1,4 +1,4 @@
-"""Errors as they are read in Spark's messages."""
+"""Keeps tracebacks out of the error messages that Spark shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class short_errors:
-    """Raises our errors without the calls that led to them: Spark puts all of those into its message, before ours."""
+    """Re-raises our errors without a traceback: Spark would print the traceback in its message, before our message."""
 
     def __enter__(self) -> None:
         pass
@@ -19,6 +19,6 @@ class short_errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Not a generator with `contextmanager`, which would be two calls more.
+        # A class, since a `contextmanager` function would add two calls to the traceback.
         if isinstance(error, ScanKvError):
             raise error.with_traceback(None) from None

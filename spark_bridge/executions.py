@@ -1,12 +1,13 @@
-"""Which snapshot a task reads: the one of the query execution that it belongs to.
+"""Decides which snapshot a task reads: the one that belongs to its query execution.
 
-Spark plans a DataFrame once, and keeps the plan for all of its actions. Nothing of ours runs when an action begins or
-ends. So the plan says how a table is cut, not of which instant it is, and the tasks agree on the instant: each asks the
-server for the shared snapshot that is named after its execution, which the first of them takes.
+Spark plans a DataFrame once and keeps the plan for all of its actions. None of our code runs when an action begins or
+ends. So the plan says how a table is divided among tasks, but not which instant they read. The tasks agree on the
+instant themselves: each asks the server for the shared snapshot that is named after its execution, and the first task
+to ask creates it.
 
-Rule: *no task of an execution reads another instant of a table than the others*, whenever it runs: tasks of other
-branches of the query, later stages of an adaptive plan, attempts that are repeated, speculative ones. The server never
-takes a second snapshot under the same name, so a task that comes when the first has ended fails.
+Rule: *all tasks of an execution read the same instant of a table*, whenever they run. This includes tasks of other
+branches of the query, later stages of an adaptive plan, repeated attempts, and speculative attempts. The server never
+creates a second snapshot under the same name, so a task that starts after the snapshot has ended fails.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Final
 
 from pyspark import TaskContext
 
-# Of the QueryExecution, different in every Spark application; actions of one DataFrame may share it.
+# Identifies the QueryExecution; different in every Spark application. Actions of one DataFrame may share it.
 _QUERY: Final = "spark.sql.execution.query.id"
-# Of the action, counted in the application; the same for all branches of a query, as the former.
+# Counts the actions of the application. All branches of a query have the same number, as they have the same query id.
 _EXECUTION: Final = "spark.sql.execution.id"
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a task belongs to.
+    """The execution of a query, or the stage, that a task belongs to.
 
     Attributes:
-        label: How Spark's pages and logs call it: `17`, or `stage-42`.
-        query: Names the execution of a query in all the world. None outside of one, as in actions of an RDD: then what
-            is read is as of one instant for each stage and `load()`.
+        label: Its name in Spark's web pages and logs: `17`, or `stage-42`.
+        query: A globally unique id of the query execution. None outside of a query, as in actions of an RDD; then the
+            tasks of one stage and one `load()` read the same instant.
     """
 
     label: str
@@ -38,7 +39,10 @@ class Execution:
 
     @classmethod
     def current(cls) -> Execution:
-        """That of the task that calls. It must be called in the task's own thread; elsewhere there is none."""
+        """Returns the execution of the calling task.
+
+        Call it in the task's own thread. In any other thread Spark has no task context, and the label is `none`.
+        """
         context = TaskContext.get()
         if context is None:
             return cls("none")
@@ -49,11 +53,11 @@ class Execution:
         return cls(f"{number}", f"{query} {number}")
 
     def snapshot_id(self, incarnation: str, plan: str) -> str:
-        """The name of its snapshot of a table.
+        """Returns the id of this execution's snapshot of a table.
 
         Args:
-            incarnation: The table.
-            plan: Names what `load()` has returned.
+            incarnation: The incarnation of the table.
+            plan: The id of the read plan, which is new with each `load()`.
         """
         scope = self.query or f"{plan} {self.label}"
         return f"spark-{self.label}-{sha256(f'{scope} {incarnation}'.encode()).hexdigest()[:32]}"

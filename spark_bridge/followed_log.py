@@ -1,4 +1,4 @@
-"""The changelog that a streaming query follows: where it ends, how far a limit reaches, who reads and keeps it."""
+"""The changelog that a streaming query follows: its end, the limits of a micro-batch, and the retention hold."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aio_client import ScanKvError, StartFrom, StopAt
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange
-from spark_bridge.change_rows import another_table
-from spark_bridge.options import wrong
+from spark_bridge.change_rows import recreated_error
+from spark_bridge.options import option_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_RENEWALS: Final = 60.0
 # Without a trigger, Spark asks for changes a hundred times a second.
-_SECONDS_BETWEEN_LOOKS: Final = 0.1
+_SECONDS_BETWEEN_REFRESHES: Final = 0.1
 _CHUNK_ROWS: Final = 8192
 
 
 class FollowedLog:
-    """The changes of a table, as a query with given options sees them. Not thread-safe; belongs to its client.
+    """The changes of a table as one streaming query sees them. Not thread-safe; uses the table's client.
 
-    Whatever it is asked, it notices when the table was dropped and created again (TableRecreated).
+    Every method that asks the server raises TableRecreated if the table was dropped and created again.
 
     Attributes:
-        incarnation: That of the table; empty before the first look.
-        end: Where the changes ended when they were looked at last; empty before the first look.
+        incarnation: The incarnation of the table; empty before the first `refresh_end`.
+        end: The end of the changes at the last `refresh_end`; empty before the first one.
     """
 
     def __init__(self, table: sync.Table, options: StreamOptions, columns: Sequence[str]) -> None:
-        """Asks nothing.
+        """Does not contact the server.
 
         Args:
-            table: The table.
-            options: What is asked for.
+            table: The table to follow.
+            options: The options of the streaming read.
             columns: The columns of the table that the query reads.
         """
         self._table = table
@@ -48,39 +48,40 @@ class FollowedLog:
         self._columns = columns
         self.incarnation: str = ""
         self.end: Mapping[int, int] = {}
-        self._looked_at = self._renewed_at = float("-inf")
+        self._refreshed_at = self._renewed_at = float("-inf")
 
-    def look(self, *, in_vain: bool = False) -> Mapping[int, int]:
-        """Where the changes end now, as far as option `stop` lets them.
+    def refresh_end(self, *, found_nothing: bool = False) -> Mapping[int, int]:
+        """Asks the server where the changes end now, and returns that or option `stop`, whichever is earlier.
 
         Args:
-            in_vain: Whether there was nothing new when it was asked last: then it waits a moment.
+            found_nothing: Whether the last call found nothing new. Then this call keeps some time between the two.
         """
-        if in_vain:
-            time.sleep(max(self._looked_at + _SECONDS_BETWEEN_LOOKS - time.monotonic(), 0))
+        if found_nothing:
+            time.sleep(max(self._refreshed_at + _SECONDS_BETWEEN_REFRESHES - time.monotonic(), 0))
         stop, at = self._options.stop, StartFrom.LATEST
         if stop is not None and stop.kind is PositionKind.TIMESTAMP:
-            # The first change of that time or later; the end of the log while there is none.
+            # The position of the first change at or after that time; the end of the changelog if no such change exists.
             at = StartFrom(PositionKind.TIMESTAMP, micros=stop.micros)
-        with self._changes(at).stream() as stream:
-            self._note_table(stream)
+        with self._change_scan(at).stream() as stream:
+            self._check_table(stream)
             self.end = stream.log_offsets
         if stop is not None and stop.kind is PositionKind.OFFSETS:
             check_incarnation(stop.table_incarnation, self._table.name, self.incarnation)
-            self.end = _earlier(self.end, dict(stop.by_bucket))
-        self._looked_at = time.monotonic()
+            self.end = _cap_at_stop(self.end, dict(stop.by_bucket))
+        self._refreshed_at = time.monotonic()
         return self.end
 
-    def cut(self, start: Mapping[int, int], end: Mapping[int, int]) -> Mapping[int, int]:
-        """How far the options let one micro-batch go from `start`: at least a chunk, and not behind `end`.
+    def limit_end(self, start: Mapping[int, int], end: Mapping[int, int]) -> Mapping[int, int]:
+        """Returns where a micro-batch from `start` must end to stay within the limits.
 
-        Reads the changes for that, where there is a limit: without the table's columns, unless it is one of bytes.
+        The micro-batch has at least one chunk and ends at `end` at the latest. If there is a limit, this reads the
+        changes. It reads the table's columns only for a limit in bytes.
         """
         most_rows, most_bytes = self._options.max_rows or 2**63, self._options.max_bytes or 2**63
         if most_rows == most_bytes == 2**63:
             return end
         columns = [] if self._options.max_bytes is None else self._columns
-        changes = self._changes(StartFrom.offsets(start), StopAt.offsets(end), columns)
+        changes = self._change_scan(StartFrom.offsets(start), StopAt.offsets(end), columns)
         reached: Mapping[int, int] = {}
         rows = size = 0
         with changes.with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2)).stream() as stream:
@@ -91,14 +92,17 @@ class FollowedLog:
                 reached = stream.next_offsets
         return end
 
-    def specs(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[ScanSpec]:
-        """What the tasks read of a stretch: whole buckets, since the order of a key's changes is that of its task."""
+    def plan_tasks(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[ScanSpec]:
+        """Returns the scans of the tasks that read the changes from `start` to `end`.
+
+        Each task reads complete buckets, so that one task reads all changes of a key, in their order.
+        """
         changed = [bucket for bucket, offset in end.items() if offset != start[bucket]]
         tasks = min(len(changed), self._options.read.splits or self._options.read.max_partitions)
         groups = [changed[number::tasks] for number in range(tasks)]
         starts, stops = LogOffsets(start), LogOffsets(end)
         return [
-            self._changes(
+            self._change_scan(
                 StartFrom.offsets(starts.of_buckets(group)), StopAt.offsets(stops.of_buckets(group)), self._columns
             )
             .with_buckets(group)
@@ -106,80 +110,80 @@ class FollowedLog:
             for group in groups
         ]
 
-    def begin(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
-        """Has the changes from a place on kept for a consumer, wherever that was before; the offsets of the place."""
-        self.look()
+    def start_consumer(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
+        """Makes the consumer hold the changes from `start` on, whatever its position was, and returns the offsets."""
+        self.refresh_end()
         if self._options.consumer_id is not None:
             with suppress(ConsumerNotFound):
                 return self._table.reset_consumer(consumer_id, start)
-        return self._hold(consumer_id, start)
+        return self._renew_consumer(consumer_id, start)
 
-    def keep(self, consumer_id: str, offsets: Mapping[int, int], incarnation: str) -> None:
-        """Has the changes from some offsets on kept further: asks the server at first, and then every minute.
+    def renew_hold(self, consumer_id: str, offsets: Mapping[int, int], incarnation: str) -> None:
+        """Renews the retention hold on the changes from `offsets` on: at the first call, then once a minute.
+
+        Rule: *the query continues where its checkpoint says, never where the consumer is*. The consumer follows what
+        Spark has committed. So a consumer ahead of the checkpoint proves that an older checkpoint was restored.
 
         Args:
-            consumer_id: The consumer; it is made anew where it was forgotten.
-            offsets: Where the query goes on.
-            incarnation: The table that they are of.
-
-        Rule: the query goes on where its checkpoint says, never where the consumer is. A consumer that is ahead of the
-        checkpoint tells that the checkpoint was set back, since the consumer follows what Spark has committed.
+            consumer_id: The consumer. It is created again if the server has forgotten it.
+            offsets: Where the query continues.
+            incarnation: The incarnation of the table that the offsets belong to.
 
         Raises:
-            PositionExpired: The changes are no longer there.
+            PositionExpired: The server no longer has the changes.
         """
         if time.monotonic() < self._renewed_at + _SECONDS_BETWEEN_RENEWALS:
             return
-        self.look()
+        self.refresh_end()
         if incarnation != self.incarnation:
-            raise another_table(self._table.name)
+            raise recreated_error(self._table.name)
         is_set_back = False
         try:
-            held = self._hold(consumer_id, StartFrom.offsets(offsets))
+            held = self._renew_consumer(consumer_id, StartFrom.offsets(offsets))
             is_set_back = any(held[bucket] > offset for bucket, offset in offsets.items())
             if is_set_back:
                 self._table.reset_consumer(consumer_id, StartFrom.offsets(offsets))
         except (PositionExpired, PositionOutOfRange) as error:
             if is_set_back:
                 raise PositionExpired(
-                    f"the checkpoint of this query was set back to before changes of table {self._table.name} that it "
-                    "has committed already, and that the server keeps no longer: put back the checkpoint as it was "
-                    f"last, or start the query with a new one ({error.message})",
+                    "the checkpoint of this query is older than the last one: since then, the query has committed "
+                    f"changes of table {self._table.name}, and the server no longer has them. Restore the last "
+                    f"checkpoint, or start the query with a new one ({error.message})",
                     table=self._table.name,
                 ) from error
             raise PositionExpired(
-                f"the changes of table {self._table.name} that this query goes on with are not there: where it did not "
-                "run for longer than the server keeps them, start it with a new checkpoint, and what it has written "
-                f"before removed ({error.message})",
+                f"the server no longer has the changes of table {self._table.name} at which this query continues: the "
+                "query was stopped for longer than the server keeps changes. Remove what the query has written, and "
+                f"start it with a new checkpoint ({error.message})",
                 table=self._table.name,
             ) from error
 
-    def let_go(self, consumer_id: str, offsets: Mapping[int, int]) -> None:
-        """Keeps the changes from some offsets on only. A failure is no harm: then the next call does it, too."""
+    def shrink_hold(self, consumer_id: str, offsets: Mapping[int, int]) -> None:
+        """Lets the server drop the changes before `offsets`. Ignores errors, since the next call does the same."""
         with suppress(ScanKvError):
             self._table.reset_consumer(consumer_id, StartFrom.offsets(offsets))
             self._renewed_at = time.monotonic()
 
-    def _hold(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
-        """Renews a consumer, or makes it, at `start`; the position that it has."""
-        with self._changes(start).with_consumer_id(consumer_id).stream() as stream:
-            self._note_table(stream)
+    def _renew_consumer(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
+        """Renews the consumer, or creates it at `start`, and returns the consumer's position."""
+        with self._change_scan(start).with_consumer_id(consumer_id).stream() as stream:
+            self._check_table(stream)
             self._renewed_at = time.monotonic()
             return stream.log_offsets
 
-    def _changes(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
-        # Who only asks where it begins or ends gets no rows, so needs no predicate.
+    def _change_scan(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
+        # A scan without a stop position is opened only for its offsets. It delivers no rows and needs no predicate.
         where = None if stop is None else self._options.read.predicate(self._table)
         return self._table.changes(start, stop, columns=columns, where=where)
 
-    def _note_table(self, stream: sync.ScanStream) -> None:
+    def _check_table(self, stream: sync.ScanStream) -> None:
         if self.incarnation not in ("", stream.table_incarnation):
-            raise another_table(self._table.name)
+            raise recreated_error(self._table.name)
         self.incarnation = stream.table_incarnation
 
 
-def _earlier(latest: Mapping[int, int], stop: Mapping[int, int]) -> dict[int, int]:
-    """Where option stop lets a query go. Raises UsageError when that is not of the table's buckets."""
+def _cap_at_stop(latest: Mapping[int, int], stop: Mapping[int, int]) -> dict[int, int]:
+    """Returns the earlier offset of each bucket. Raises UsageError unless `stop` names exactly the table's buckets."""
     if latest.keys() != stop.keys():
-        raise wrong("stop", f"must name exactly the buckets of the table, {sorted(latest)}, not {sorted(stop)}")
+        raise option_error("stop", f"must name exactly the buckets of the table, {sorted(latest)}, not {sorted(stop)}")
     return {bucket: min(offset, stop[bucket]) for bucket, offset in latest.items()}

@@ -1,25 +1,26 @@
-"""What options of other connectors are called here, for those who come from them."""
+"""Hints for options of other connectors: which option or method of ScanKV serves the same purpose."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _PAST: Final = (
-    'a table is read as it is now; pin a snapshot, table.snapshot(), and read that with option("snapshot", snapshot.id)'
+    "a read sees the table as it is now; to read the same state later, pin it with table.snapshot() and set "
+    'option("snapshot", snapshot.id)'
 )
-_START: Final = "readStream takes option start: full, earliest, latest, last:100, a time or the offsets"
-_STOP: Final = "readStream takes option stop: a time or the offsets"
-_FEED: Final = 'changes are read with readStream and option("row_kinds", "true")'
-_ROWS: Final = "option max_rows_per_trigger bounds a micro-batch in rows, and max_bytes_per_trigger in bytes"
-_SPLITS: Final = "option splits says how many tasks read, or rows_per_split how many rows each"
-_URL: Final = 'option url is the server, "host:port"'
-_TABLE: Final = 'option table, or load("database.table"), is the table'
-_WHERE: Final = "option where is a predicate that the server evaluates, and columns are the columns to read"
-_ONCE: Final = "option transaction_id names what is written, so that it is written once"
-_NEVER_LOST: Final = "a query whose changes are gone fails, and never goes on with a hole; it cannot be told otherwise"
-_REPLACE: Final = 'mode("overwrite") replaces all rows; a part of them is deleted with operation=delete'
+_START: Final = "use option start of readStream: full, earliest, latest, last:100, a time or the offsets"
+_STOP: Final = "use option stop of readStream: a time or the offsets"
+_FEED: Final = 'to read changes, use readStream with option("row_kinds", "true")'
+_ROWS: Final = "use option max_rows_per_trigger or max_bytes_per_trigger to limit a micro-batch"
+_SPLITS: Final = "use option splits for the number of tasks, or rows_per_split for the rows that each task reads"
+_URL: Final = 'use option url for the server, "host:port"'
+_TABLE: Final = 'name the table with option table or load("namespace.name")'
+_WHERE: Final = "use option where for a predicate that the server evaluates, and columns for the columns to read"
+_ONCE: Final = "use option transaction_id: what is written under one id is written once"
+_NEVER_LOST: Final = "a query whose changes are lost always fails; it never continues with a gap"
+_REPLACE: Final = 'mode("overwrite") replaces all rows; to delete some rows, use option("operation", "delete")'
 
-# By name in small letters, without what separates words.
+# Keys are lower-case option names without separators.
 _HINTS: Final = {
     "timestampasof": _PAST,
     "versionasof": _PAST,
@@ -78,7 +79,7 @@ _HINTS: Final = {
     "predicate": _WHERE,
     "select": _WHERE,
     "keyspattern": _WHERE,
-    "groupid": "option consumer_id names the consumer in whose name the changes are kept",
+    "groupid": "use option consumer_id for the consumer that keeps the changes",
     "failondataloss": _NEVER_LOST,
     "ignoredeletes": _FEED,
     "ignorechanges": _FEED,
@@ -90,12 +91,12 @@ _HINTS: Final = {
     "partitionoverwritemode": _REPLACE,
     "overwritemode": _REPLACE,
     "truncate": _REPLACE,
-    "mergeschema": "columns are added with alter_table(name, add_columns=...)",
-    "keycolumn": "with create=true, option primary_key names the key columns",
-    "batchsize": "rows are sent in requests of a size that suits the server; there is nothing to set",
+    "mergeschema": "to add columns, call alter_table(name, add_columns=...)",
+    "keycolumn": "use option primary_key, with create=true, for the key columns",
+    "batchsize": "the size of requests cannot be set",
 }
 
 
 def hint_for(name: str) -> str | None:
-    """What to use instead of an option of another connector; None when it is not known."""
+    """Returns what to use instead of another connector's option, or None if the option is unknown."""
     return _HINTS.get("".join(letter for letter in name.lower() if letter.isalnum()))

@@ -1,4 +1,4 @@
-"""What the worker processes of Spark, which it uses again and again, are spared."""
+"""Makes garbage collection cheap in Spark's worker processes, which run many tasks one after another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _frozen = False
 
 
 def freeze_worker() -> None:
-    """Has the garbage collector leave alone what a worker process has loaded. Does so once in a process.
+    """Exempts all objects that the process has loaded from garbage collection. Does so once in a process.
 
-    Spark collects whenever a worker has answered, and has no other answer of it before: some 40 ms of a core each time.
-    Not for the user's own process.
+    After each task, a Spark worker runs a full collection before it reports the result, which costs some 40 ms of a
+    core. Do not call this in the user's own process.
     """
     global _frozen
     if not _frozen:

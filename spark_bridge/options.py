@@ -1,4 +1,4 @@
-"""The options of a read: text from Spark, checked and turned into values, and what they mean for a scan."""
+"""The options of a read: parses and checks the text that Spark passes, and builds a scan from the options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aio_client.sync import Scan, Table
 
 DEFAULT_ROWS_PER_SPLIT: Final = 500_000
-"""A task costs Spark some 30 ms, in which about a tenth of these rows are read."""
+"""A task costs Spark some 30 ms of overhead; reading a tenth of these rows takes as long."""
 
 DEFAULT_MAX_PARTITIONS: Final = 200
 
@@ -42,32 +42,33 @@ READ_NAMES: Final = (
     "pushdown",
 )
 STREAM_NAMES: Final = ("row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
-"""Those of `readStream` alone, see `StreamOptions`."""
+"""Options of `readStream` only, see `StreamOptions`."""
 _NO_OPTIONS: Final = (
-    "In SQL, say CREATE TABLE name USING scankv OPTIONS (url '...', table '...') without columns: of one with columns, "
-    "Spark keeps no options"
+    "In SQL, use CREATE TABLE name USING scankv OPTIONS (url '...', table '...') without columns: if the statement "
+    "lists columns, Spark drops its options"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a read of a table was told. Immutable, picklable.
+    """The options of a read. Immutable, picklable.
 
     Attributes:
-        table: `database.table`.
-        url: The server; None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
+        table: `namespace.name`.
+        url: The server, `host:port`. None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
         columns: The columns to read, in this order. None: all.
-        where: The predicate as text. None: all rows.
-        where_of_table: Another one, of the SQL table that a statement reads: rows are read for which both are true.
-        limit: The most rows; they are read by one task. None: all.
-        key_prefix: A value of the first key column, or a JSON list of those of the leading ones.
+        where: A predicate as text. None: all rows.
+        where_of_table: A second predicate, from the SQL table that a statement reads. A row must match both.
+        limit: The most rows to read. With a limit, one task reads them. None: all.
+        key_prefix: A value of the first key column, or a JSON list with the values of the leading key columns.
         key_start: The first key, in the same form; keys that begin with it are in the range.
         key_end: The last key, in the same form; keys that begin with it are in the range.
-        splits: How many tasks read the table, 1 to 1024. None: as many as `rows_per_split` asks for.
+        splits: How many tasks read the table, 1 to 1024. None: what `rows_per_split` leads to.
         rows_per_split: About how many rows one task reads, at least 1.
-        max_partitions: The most tasks that `rows_per_split` leads to, 1 to 1024.
-        snapshot: The id of a pinned snapshot to read, which stays its holder's. None: each query takes one.
-        snapshot_ttl: Seconds that such a snapshot lives without a task that reads it, 1 to 604,800.
+        max_partitions: The most tasks that `rows_per_split` may lead to, 1 to 1024.
+        snapshot: The id of a pinned snapshot to read. Its holder still renews and releases it. None: each query pins a
+            snapshot of its own.
+        snapshot_ttl: Seconds that a query's own snapshot lives while no task reads it, 1 to 604,800.
     """
 
     table: str
@@ -86,81 +87,104 @@ class ReadOptions:
     snapshot_ttl: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raises UsageError naming the option that is out of its range."""
+        """Raises UsageError, naming the option, if a value is out of range or two options exclude each other."""
         check_number("limit", self.limit, 0, 2**63 - 1)
         check_number("splits", self.splits, 1, MAX_SPLITS)
         check_number("rows_per_split", self.rows_per_split, 1, 2**63 - 1)
         check_number("max_partitions", self.max_partitions, 1, MAX_SPLITS)
         if not MIN_LEASE_SECONDS <= self.snapshot_ttl <= MAX_LEASE_SECONDS:
-            raise wrong("snapshot_ttl", f"is 1 to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.snapshot_ttl}")
+            raise option_error(
+                "snapshot_ttl",
+                f"must be between 1 and {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.snapshot_ttl}",
+            )
         if self.columns == ():
-            raise wrong("columns", "names no column; leave it out to read all of them")
+            raise option_error("columns", "must name at least one column; leave it out to read all columns")
         if self.limit is not None and self.splits is not None:
-            raise wrong("splits", "does not go with limit: a limit counts over the whole table, so one task reads it")
+            raise option_error(
+                "splits",
+                "cannot be combined with limit: one task reads a limited number of rows. Leave out one of them",
+            )
         if self.key_prefix is not None and (self.key_start is not None or self.key_end is not None):
-            raise wrong("key_prefix", "does not go with key_start and key_end: it is a range of its own")
+            raise option_error(
+                "key_prefix", "cannot be combined with key_start or key_end: give either a prefix or a range"
+            )
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Reads the options of `spark.read`; the case of their names and `_` in them do not matter.
+        """Parses the options of `spark.read`. Case and `_` in option names do not matter.
 
         Raises:
-            UsageError: An option is unknown, given twice, missing, or its value cannot be read.
+            UsageError: An option is unknown, missing, or given twice with different values, or its value is invalid.
         """
-        return cls.of_read(named(options))
+        return cls.parse_read(normalize_names(options))
 
     @classmethod
-    def of_read(cls, texts: dict[str, str]) -> ReadOptions:
-        """As `parse`, of options by their own names."""
+    def parse_read(cls, texts: dict[str, str]) -> ReadOptions:
+        """Parses the options of `spark.read` under their normalized names. Raises UsageError as `parse` does."""
         for name in STREAM_NAMES:
             if name in texts:
-                raise wrong(name, "is for readStream: this is a read of the table as of one instant")
-        return cls.of_texts(texts)
+                raise option_error(
+                    name, "is an option of readStream only; spark.read reads the table as of one instant"
+                )
+        return cls.parse_texts(texts)
 
     @classmethod
-    def of_texts(cls, texts: dict[str, str]) -> ReadOptions:
-        """As `of_read`, of a read or a stream; takes them out of the dictionary."""
+    def parse_texts(cls, texts: dict[str, str]) -> ReadOptions:
+        """Parses the options that reads and streams have in common. Removes `table` and `pushdown` from `texts`."""
         _check_pushdown(texts.pop("pushdown", "false"))
         table = texts.pop("table", "")
         if not table:
-            raise wrong("table", f'is missing: load("database.table"), or option("table", ...). {_NO_OPTIONS}')
+            raise option_error(
+                "table",
+                f'is missing: name the table with load("namespace.name") or option("table", ...). {_NO_OPTIONS}',
+            )
         values: dict[str, Any] = dict(texts)
         for name in ("limit", "splits", "rows_per_split", "max_partitions"):
             if name in texts:
-                values[name] = whole_number(name, texts[name])
+                values[name] = parse_whole_number(name, texts[name])
         if "snapshot_ttl" in texts:
-            values["snapshot_ttl"] = seconds("snapshot_ttl", texts["snapshot_ttl"])
+            values["snapshot_ttl"] = parse_seconds("snapshot_ttl", texts["snapshot_ttl"])
         if "columns" in texts:
-            values["columns"] = tuple(listed("columns", texts["columns"]))
+            values["columns"] = tuple(parse_names("columns", texts["columns"]))
         return cls(table=table, **values)
 
     def predicate(self, table: Table) -> Predicate | None:
-        """The rows that they ask for. Raises UsageError where that cannot be read; SchemaMismatch, see `scan_of`."""
-        # Each of the two is read for itself: joined as text, the one could close the parentheses of the other.
-        told = [spark_predicate(table, text) for text in (self.where, self.where_of_table)]
-        found = [each for each in told if each is not None]
-        return all_of(found) if found else None
-
-    def scan_of(self, table: Table) -> Scan:
-        """The scan that they ask for; columns and types are checked by the server when it explains or starts it.
+        """Returns the predicate that selects the rows to read, or None for all rows.
 
         Raises:
-            UsageError: The predicate, or the range of keys, cannot be read.
+            SchemaMismatch: A predicate does not fit the table's columns.
+            UsageError: A predicate is not valid text.
+        """
+        # Parsed one by one: if the texts were joined, one could close the parentheses of the other.
+        parsed = [spark_predicate(table, text) for text in (self.where, self.where_of_table)]
+        given = [predicate for predicate in parsed if predicate is not None]
+        return all_of(given) if given else None
+
+    def build_scan(self, table: Table) -> Scan:
+        """Builds the scan of a table. The server checks columns and types when it explains or starts the scan.
+
+        Raises:
+            SchemaMismatch: The predicate does not fit the table's columns.
+            UsageError: The predicate or the key range is not valid text.
         """
         scan = table.scan(self.columns, where=self.predicate(table), limit=self.limit)
         key = scan.key_schema
         assert key is not None
         if self.key_prefix is not None:
-            scan = scan.prefix(_key("key_prefix", self.key_prefix, key))
+            scan = scan.prefix(_parse_key("key_prefix", self.key_prefix, key))
         if self.key_start is not None or self.key_end is not None:
-            start = None if self.key_start is None else _key("key_start", self.key_start, key)
-            end = None if self.key_end is None else _key("key_end", self.key_end, key)
+            start = None if self.key_start is None else _parse_key("key_start", self.key_start, key)
+            end = None if self.key_end is None else _parse_key("key_end", self.key_end, key)
             scan = scan.key_range(start, end)
         return scan
 
 
-def named(options: Mapping[str, str], names: Sequence[str] = (*READ_NAMES, *STREAM_NAMES)) -> dict[str, str]:
-    """The options by their own names; `path`, which is what `load` is given, is the table. Raises UsageError."""
+def normalize_names(options: Mapping[str, str], names: Sequence[str] = (*READ_NAMES, *STREAM_NAMES)) -> dict[str, str]:
+    """Returns the options under their normalized names. `path`, the argument of `load`, becomes `table`.
+
+    Raises:
+        UsageError: An option is unknown, or given twice with different values.
+    """
     plain_names = {name.replace("_", ""): name for name in names}
     found: dict[str, str] = {}
     for given, value in options.items():
@@ -171,82 +195,90 @@ def named(options: Mapping[str, str], names: Sequence[str] = (*READ_NAMES, *STRE
             advice = did_you_mean(given, names) if hint is None else f": {hint}"
             raise UsageError(f'there is no option "{given}"{advice}', option=given)
         if found.setdefault(name, value) != value:
-            raise wrong(name, "is given twice, with two values")
+            raise option_error(name, "is given twice, with different values")
     return found
 
 
 def _check_pushdown(text: str) -> None:
-    if text.lower() not in ("true", "false"):
-        raise wrong("pushdown", f"is true or false, not {text!r}")
-    if text.lower() == "true":
-        raise wrong(
+    if parse_bool("pushdown", text):
+        raise option_error(
             "pushdown",
-            "cannot be had with PySpark 4.3: it gives one query the filters of another when both read the same "
-            'DataFrame or view, and so wrong rows. Say what to read with option("where", ...), or with key_start, '
-            "key_end and key_prefix",
+            "must be false: PySpark 4.3 applies the filters of one query to another if both read the same DataFrame or "
+            'view, and returns wrong rows. Select rows with option("where", ...), key_start, key_end or key_prefix',
         )
 
 
-def whole_number(name: str, text: str) -> int:
-    """The number that an option's text stands for. Raises UsageError."""
+def parse_bool(name: str, text: str) -> bool:
+    """Parses the text of an option that is true or false, in any case. Raises UsageError."""
+    if text.lower() not in ("true", "false"):
+        raise option_error(name, f"must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def parse_whole_number(name: str, text: str) -> int:
+    """Parses the text of an option that is a whole number. Raises UsageError."""
     try:
         return int(text)
     except ValueError:
-        raise wrong(name, f"is a whole number, not {text!r}") from None
+        raise option_error(name, f"must be a whole number, not {text!r}") from None
 
 
-def seconds(name: str, text: str) -> float:
-    """The seconds that an option's text stands for. Raises UsageError."""
+def parse_seconds(name: str, text: str) -> float:
+    """Parses the text of an option that is a number of seconds. Raises UsageError."""
     try:
         return float(text)
     except ValueError:
-        raise wrong(name, f"is a number of seconds, not {text!r}") from None
+        raise option_error(name, f"must be a number of seconds, not {text!r}") from None
 
 
 def check_number(name: str, value: int | None, low: int, high: int) -> None:
-    """Raises UsageError when an option is given and is none of these numbers."""
+    """Raises UsageError if an option is given and is not a whole number from `low` to `high`."""
     if value is not None and (type(value) is not int or not low <= value <= high):
-        raise wrong(name, f"is a whole number from {low:,} to {high:,}, not {value!r}")
+        raise option_error(name, f"must be a whole number between {low:,} and {high:,}, not {value!r}")
 
 
-def listed(name: str, text: str) -> list[str]:
-    """Names between commas, or a JSON list, for names with commas in them. Raises UsageError."""
+def parse_names(name: str, text: str) -> list[str]:
+    """Parses names separated by commas, or a JSON list, which allows names with commas. Raises UsageError."""
     if not text.lstrip().startswith("["):
         return [each.strip() for each in text.split(",")] if text.strip() else []
-    names = _json_list(name, text)
+    names = _parse_json_list(name, text)
     if not all(isinstance(each, str) for each in names):
-        raise wrong(name, "is a list of names")
+        raise option_error(name, f"must be names separated by commas or a JSON list of strings, not {text!r:.80}")
     return names
 
 
-def _key(option: str, text: str, key: pa.Schema) -> tuple[object, ...]:
-    """The values of the leading key columns that a text stands for, each read as its column's type."""
-    given = _json_list(option, text) if text.lstrip().startswith("[") else [text]
+def _parse_key(option: str, text: str, key: pa.Schema) -> tuple[object, ...]:
+    """Parses the values of leading key columns, each as its column's type."""
+    given = _parse_json_list(option, text) if text.lstrip().startswith("[") else [text]
     if not 1 <= len(given) <= len(key):
-        raise wrong(option, f"has {len(given)} values; they are those of the leading columns of {', '.join(key.names)}")
-    return tuple(_key_value(option, each, column) for each, column in zip(given, key, strict=False))
+        raise option_error(
+            option,
+            f"must have one value for each leading key column to restrict, of {', '.join(key.names)}, not {len(given)} "
+            "values",
+        )
+    return tuple(_parse_key_value(option, each, column) for each, column in zip(given, key, strict=False))
 
 
-def _key_value(option: str, value: object, column: pa.Field) -> object:
+def _parse_key_value(option: str, value: object, column: pa.Field) -> object:
     if value is None or isinstance(value, list | dict):
-        raise wrong(option, f'has no value for key column "{column.name}"')
+        raise option_error(option, f'must have a string, number or boolean for key column "{column.name}"')
     try:
         return pa.scalar(value if isinstance(value, str) else json.dumps(value)).cast(column.type).as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        message = f'option {option}: key column "{column.name}" is {column.type}, and a value is none'
+        message = f'option {option} must have a value of type {column.type} for key column "{column.name}"'
         raise InvalidKey(message, option=option, column=column.name) from None
 
 
-def _json_list(name: str, text: str) -> list[Any]:
+def _parse_json_list(name: str, text: str) -> list[Any]:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, list):
-        raise wrong(name, "begins with [ and is no JSON list")
+        raise option_error(name, "must be a JSON list if it begins with [")
     return found
 
 
-def wrong(option: str, what: str) -> UsageError:
-    """The error for an option: its name, and what is wrong with it."""
+def option_error(option: str, what: str) -> UsageError:
+    """Returns the error of an option. `what` continues a sentence that begins with "option NAME"."""
     return UsageError(f"option {option} {what}", option=option)

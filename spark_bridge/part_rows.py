@@ -1,4 +1,4 @@
-"""The rows of one part, as a task of Spark takes them."""
+"""Reads the rows of one part in a Spark task."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def read_part(part: Part, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
-    """The rows of a part, as batches of up to about 65,536 rows in exactly the types of `schema`.
+    """Yields the rows of a part, in batches of up to about 65,536 rows with exactly the types of `schema`.
 
-    Closing the generator, or dropping it, ends the scan, and everything that belongs to it is free when that returns.
+    Closing or dropping the generator ends the scan and frees everything that belongs to it before it returns.
 
     Raises:
-        SnapshotLost: What it reads is gone; the message says what to do.
-        SchemaMismatch: A value does not fit Spark's type exactly; or the table is not the one that was planned with.
+        SnapshotLost: The snapshot to read is gone; the message says what to do.
+        SchemaMismatch: Spark's type cannot hold a value exactly, or the table was recreated after planning.
         ScanKvError: As `scankv.ScanStream`, which survives a restart of the server.
     """
     freeze_worker()
@@ -43,14 +43,14 @@ def read_part(part: Part, schema: pa.Schema) -> Generator[pa.RecordBatch, None, 
 async def _batches(
     client: Client, part: Part, schema: pa.Schema, execution: Execution
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    async with part.opened(client, execution) as stream:
-        shape = part.shape(stream, schema.names)
-        async with aclosing(gather(_shaped(stream, shape))) as gathered:
+    async with part.open_stream(client, execution) as stream:
+        shape = part.make_shaper(stream, schema.names)
+        async with aclosing(gather(_shape_batches(stream, shape))) as gathered:
             async for rows in gathered:
                 yield cast_rows(rows, schema)
 
 
-async def _shaped(
+async def _shape_batches(
     stream: ScanStream, shape: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> AsyncIterator[pa.RecordBatch]:
     async for rows in stream:

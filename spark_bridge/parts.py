@@ -1,4 +1,4 @@
-"""What one task reads. Parts are picklable; they have keys of the table, but no secret."""
+"""What one task reads. Parts are picklable. They contain keys of the table, but no secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import ScanKvError, SchemaMismatch, SnapshotLost
-from spark_bridge.change_rows import another_table, shaping
+from spark_bridge.change_rows import make_shaper, recreated_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,42 +25,42 @@ _MOST_SECONDS_BETWEEN_RENEWALS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(ABC):
-    """What every part has.
+    """The work of one task: a scan, and how to open it.
 
     Attributes:
-        config: How the server is reached.
+        config: How to reach the server.
         spec: The scan.
     """
 
     config: ClientConfig
-    # Its key range is made of values, which do not belong in plans and logs.
+    # Not in the repr: the key range contains values, which do not belong in plans and logs.
     spec: ScanSpec = field(repr=False)
 
     @abstractmethod
-    def opened(self, client: Client, execution: Execution) -> AbstractAsyncContextManager[ScanStream]:
-        """The running scan; what it needs of the server is kept during the block.
+    def open_stream(self, client: Client, execution: Execution) -> AbstractAsyncContextManager[ScanStream]:
+        """Opens the scan. Leases that the scan needs are renewed until the block ends.
 
         Raises:
-            SnapshotLost: What it reads is gone; the message says what to do.
+            SnapshotLost: The snapshot to read is gone; the message says what to do.
         """
 
     @abstractmethod
-    def shape(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """What makes rows of the stream those that Spark was told of, but for their types.
+    def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """Returns a function that converts a batch of the stream to the columns `names`; `cast_rows` casts their types.
 
         Raises:
-            SchemaMismatch: The table is not the one that was planned with.
+            SchemaMismatch: The table was recreated or altered after planning.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart(Part):
-    """A part of a table as of the instant of the query that reads it.
+    """A part of a table, read as of the instant of the query that the task belongs to.
 
     Attributes:
-        incarnation: The table that was planned with: keys and buckets of another one are cut in another way.
-        plan: Names what `load()` has returned.
-        snapshot_ttl: Seconds that the snapshot lives without a task that reads it.
+        incarnation: The incarnation of the table at planning. The parts do not fit the keys and buckets of another one.
+        plan: The id of the read plan, which is new with each `load()`.
+        snapshot_ttl: Seconds that the query's snapshot lives while no task reads it.
     """
 
     incarnation: str
@@ -68,12 +68,12 @@ class TablePart(Part):
     snapshot_ttl: float
 
     @asynccontextmanager
-    async def opened(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.opened`."""
+    async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
+        """See `Part.open_stream`."""
         snapshot_id = execution.snapshot_id(self.incarnation, self.plan)
         table = await client.table(self.spec.table)
         if table.incarnation != self.incarnation:
-            raise self._another_table()
+            raise self._recreated_error()
         try:
             async with (
                 table.snapshot(self.snapshot_ttl, id=snapshot_id) as snapshot,
@@ -82,47 +82,47 @@ class TablePart(Part):
                 yield stream
         except SnapshotLost as error:
             raise SnapshotLost(
-                f"the snapshot of table {self.spec.table} that this query reads has ended before the query: no task "
-                f"has read it for {self.snapshot_ttl:g} seconds, or the server needed its place. Run the query again; "
-                "option snapshot_ttl says for how many seconds a snapshot outlives the task that read it last",
+                f"the snapshot of table {self.spec.table} ended before the query that reads it: no task read it for "
+                f"{self.snapshot_ttl:g} seconds, or it made way for a newer snapshot. Run the query again; a greater "
+                "option snapshot_ttl lets the snapshot live longer after its last task",
                 table=self.spec.table,
             ) from error
 
-    def shape(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.shape`."""
-        # It may have been created again since `opened` has looked.
+    def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """See `Part.make_shaper`."""
+        # The table may have been recreated after `open_stream` compared its incarnation.
         if stream.table_incarnation != self.incarnation:
-            raise self._another_table()
-        return _unchanged(stream, names)
+            raise self._recreated_error()
+        return _make_identity_shaper(stream, names)
 
-    def _another_table(self) -> SchemaMismatch:
+    def _recreated_error(self) -> SchemaMismatch:
         return SchemaMismatch(
-            f"table {self.spec.table} was dropped and created again since this DataFrame or view was made: load() it "
-            "again, or create the view again",
+            f"table {self.spec.table} was dropped and created again after this DataFrame or view was created: load() "
+            "it again, or create the view again",
             table=self.spec.table,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart(Part):
-    """A part of a snapshot that the user names, and keeps."""
+    """A part of a snapshot that option `snapshot` names and whose lease the user renews."""
 
     @asynccontextmanager
-    async def opened(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.opened`."""
+    async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
+        """See `Part.open_stream`."""
         try:
             async with client.scan(self.spec).stream() as stream:
                 yield stream
         except SnapshotLost as error:
             raise SnapshotLost(
-                f"the snapshot {self.spec.snapshot_id} of table {self.spec.table}, which option snapshot names, is "
-                "gone: take another one, and name it",
+                f"option snapshot names snapshot {self.spec.snapshot_id} of table {self.spec.table}, which is gone: "
+                "pin another snapshot, and set the option to its id",
                 table=self.spec.table,
             ) from error
 
-    def shape(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.shape`."""
-        return _unchanged(stream, names)
+    def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """See `Part.make_shaper`."""
+        return _make_identity_shaper(stream, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,34 +130,34 @@ class FollowedPart(Part):
     """A part of what a streaming query reads.
 
     Attributes:
-        incarnation: The table that the query follows.
+        incarnation: The incarnation of the table that the query follows.
     """
 
     incarnation: str
 
-    def shape(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.shape`: rows may have to come as changes, and changes as rows."""
+    def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """See `Part.make_shaper`. Converts rows to changes, or changes to rows, where the query asks for that."""
         if stream.table_incarnation != self.incarnation:
-            raise another_table(self.spec.table)
-        return shaping(names, is_log=self.spec.log is not None, bucket=lambda: stream.bucket)
+            raise recreated_error(self.spec.table)
+        return make_shaper(names, is_log=self.spec.log is not None, bucket=lambda: stream.bucket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesPart(FollowedPart):
-    """Changes of some buckets, between two offsets of each. The consumer of the query keeps them."""
+    """The changes of some buckets between two offsets of each. The query's consumer holds them on the server."""
 
     @asynccontextmanager
-    async def opened(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.opened`."""
+    async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
+        """See `Part.open_stream`."""
         async with client.scan(self.spec).stream() as stream:
             yield stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialPart(FollowedPart):
-    """A part of the rows that a query begins with, of the snapshot that it names in its offsets.
+    """A part of a streaming query's initial rows, read from the snapshot that is named in the query's offsets.
 
-    The query releases the snapshot once all of it was committed; until then, its tasks renew it.
+    The tasks renew the snapshot. The query releases it after committing all of its rows.
 
     Attributes:
         snapshot_ttl: Seconds that the snapshot lives while the query does not run.
@@ -166,8 +166,8 @@ class InitialPart(FollowedPart):
     snapshot_ttl: float
 
     @asynccontextmanager
-    async def opened(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.opened`."""
+    async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
+        """See `Part.open_stream`."""
         assert self.spec.snapshot_id is not None
         try:
             snapshot = await client.adopt_snapshot(self.spec.snapshot_id, self.snapshot_ttl)
@@ -179,26 +179,26 @@ class InitialPart(FollowedPart):
                 renewals.cancel()
                 await asyncio.wait([renewals])
         except SnapshotLost as error:
-            raise initial_rows_lost(self.spec.table) from error
+            raise initial_rows_lost_error(self.spec.table) from error
 
 
-def initial_rows_lost(table: str) -> SnapshotLost:
-    """The error of a streaming query that finds the snapshot gone which it has not read to its end."""
+def initial_rows_lost_error(table: str) -> SnapshotLost:
+    """The error of a streaming query whose snapshot of the initial rows ended before the query had read all of it."""
     return SnapshotLost(
-        f"the snapshot of table {table} that this query begins with has expired: it did not run for longer than "
-        "option snapshot_ttl says. Start it with a new checkpoint, and what it has written before removed",
+        f"the snapshot with the initial rows of table {table} has expired: the query was stopped for longer than "
+        "option snapshot_ttl. Remove what the query has written, and start it with a new checkpoint",
         table=table,
     )
 
 
-def _unchanged(stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+def _make_identity_shaper(stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     if list(stream.schema.names) != list(names):
-        raise SchemaMismatch("the table has other columns than those that the query was planned with; load() it again")
+        raise SchemaMismatch("the columns of the table changed after the query was planned: load() the table again")
     return lambda rows: rows
 
 
 async def _renew(snapshot: Snapshot) -> None:
-    """Renews until cancelled. Errors say nothing here: a scan that is reading goes on without its lease."""
+    """Renews the snapshot until cancelled. Ignores errors, since a started scan continues without the lease."""
     while True:
         await asyncio.sleep(min(snapshot.ttl / 3, _MOST_SECONDS_BETWEEN_RENEWALS))
         with suppress(ScanKvError):

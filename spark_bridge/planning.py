@@ -1,4 +1,4 @@
-"""Planning a read, where Spark plans: which columns, and which part of the table each task reads."""
+"""Plans a read, in the process where Spark plans: which columns it has, and which part of the table each task reads."""
 
 from __future__ import annotations
 
@@ -23,63 +23,64 @@ if TYPE_CHECKING:
     from spark_bridge.parts import Part
 
 _PLANNING_SECONDS: Final = 60.0
-"""How long the snapshot lives that a plan is cut by. Where nothing is written before the query runs, that shares it."""
+"""How long the snapshot lives by which the table is divided. A query that runs before the next write shares it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The parts of a read, and the columns that they give."""
+    """The parts of a read, and the columns of their rows."""
 
     parts: Sequence[Part]
     schema: StructType
 
 
-def described(options: ReadOptions) -> StructType:
-    """The columns that a read has, once the server has checked what is asked for. Takes no snapshot.
+def describe_read(options: ReadOptions) -> StructType:
+    """Has the server check a read, and returns the read's columns. Pins no snapshot.
 
     Raises:
-        ScanKvError: Something is wrong with the options; or the server cannot be reached.
+        ScanKvError: An option is wrong, or the server cannot be reached.
     """
     with sync.connect(options.url) as client:
         table = client.table(options.table)
-        scan = options.scan_of(table)
+        scan = options.build_scan(table)
         if options.snapshot is not None:
-            snapshot = _named(client, options.table, options.snapshot)
+            snapshot = _find_snapshot(client, options.table, options.snapshot)
             scan.at(snapshot).explain()
-            return chosen_columns(snapshot.schema, options.columns)
+            return select_columns(snapshot.schema, options.columns)
         scan.explain()
-        return chosen_columns(table.schema, options.columns)
+        return select_columns(table.schema, options.columns)
 
 
-def planned(options: ReadOptions, schema: StructType | None = None) -> PartitionPlan:
-    """Cuts the table, or the snapshot that was named, into parts of about equally many rows.
+def plan_read(options: ReadOptions, schema: StructType | None = None) -> PartitionPlan:
+    """Divides the table, or the snapshot of option `snapshot`, into parts of about equally many rows.
 
-    The plan says how the table is cut, not of which instant it is: Spark keeps it for all actions of what `load()` has
-    returned, however much later. See `spark_bridge.executions`.
+    The plan says how the table is divided, but not which instant the tasks read: Spark keeps the plan for all actions
+    of the DataFrame that `load()` returned, however much later they run. See `spark_bridge.executions`.
 
     Args:
-        options: What is asked for.
-        schema: What Spark expects, which may name fewer columns, in another order. None: what the table has.
+        options: The options of the read.
+        schema: The columns that Spark expects; they may be fewer and in another order than the table's. None: the
+            columns that the options select.
 
     Raises:
-        SchemaMismatch: The table does not have such columns (any more).
-        ScanKvError: Something is wrong with the options; or the server cannot be reached.
+        SchemaMismatch: The table does not have the columns of `schema`, or no longer has them.
+        ScanKvError: An option is wrong, or the server cannot be reached.
     """
     with sync.connect(options.url) as client:
         table = client.table(options.table)
-        options.scan_of(table).explain()
+        options.build_scan(table).explain()
         own = options.snapshot is None
-        snapshot = table.snapshot(_PLANNING_SECONDS) if own else _named(client, options.table, options.snapshot)
+        snapshot = table.snapshot(_PLANNING_SECONDS) if own else _find_snapshot(client, options.table, options.snapshot)
         try:
-            wanted = chosen_columns(snapshot.schema, options.columns)
+            wanted = select_columns(snapshot.schema, options.columns)
             if schema is not None:
                 check_column_choice(schema, wanted)
                 wanted = schema
-            # By name: a column that is added later is not part of it.
+            # Naming the columns keeps a column that is added later out of the scans.
             specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
         except BaseException:
             if own:
-                # What went wrong is told; a lease that stays behind expires.
+                # The first error is the one to report. If the release fails too, the lease expires.
                 with suppress(ScanKvError):
                     snapshot.release()
             raise
@@ -99,51 +100,59 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> Partition
     return PartitionPlan(parts, wanted)
 
 
-def _named(client: sync.Client, table: str, snapshot_id: str | None) -> sync.Snapshot:
+def _find_snapshot(client: sync.Client, table: str, snapshot_id: str | None) -> sync.Snapshot:
     for snapshot in client.snapshots(table):
         if snapshot.id == snapshot_id:
             return snapshot
     raise SnapshotLost(
-        f"option snapshot: table {table} has no snapshot {snapshot_id!r:.80}: it was released, has expired, is of "
-        "another table, or never was",
+        f"option snapshot must be the id of a snapshot of table {table}, not {snapshot_id!r:.80}: such a snapshot "
+        "never existed, was released, has expired, or belongs to another table",
         table=table,
         option="snapshot",
     )
 
 
-def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
-    """The chosen columns in Spark's types: those that nobody asks for may be of any type. Raises SchemaMismatch."""
+def select_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
+    """Returns the selected columns in Spark's types. Columns that are not selected may have any type.
+
+    Raises:
+        SchemaMismatch: A column does not exist or has no Spark type.
+    """
     if columns is None:
         return spark_schema(schema)
     for name in columns:
         if name not in schema.names:
-            raise SchemaMismatch(f'option columns: there is no column "{name}"', column=name)
+            raise SchemaMismatch(
+                f'option columns names column "{name}", which does not exist: the table has {", ".join(schema.names)}',
+                column=name,
+            )
     return spark_schema(pa.schema([schema.field(name) for name in columns]))
 
 
 def check_column_choice(asked: StructType, there: StructType) -> None:
-    """Refuses, with SchemaMismatch, a schema that is no choice of the columns there are, with their types.
+    """Raises SchemaMismatch unless `asked` is a selection of the columns in `there`, with the same types.
 
-    NOT NULL is only what is so in the table.
+    A column of `asked` may be NOT NULL only if the table's column is.
     """
     by_name = {column.name: column for column in there}
     if not asked.names:
-        raise SchemaMismatch("the schema has no column")
+        raise SchemaMismatch("the schema has no column: name at least one, or leave the schema out")
     for column in asked:
         found = by_name.get(column.name)
         if found is None:
             raise SchemaMismatch(
-                f'the schema has a column "{column.name}", and the table, or option columns, has not: it has '
-                f"{', '.join(there.names)}; load() again if the table was altered",
+                f'the schema has a column "{column.name}" that is not among the columns of the table or of option '
+                f"columns ({', '.join(there.names)}): load() again if the table was altered",
                 column=column.name,
             )
         if column.dataType != found.dataType:
             raise SchemaMismatch(
-                f'column "{column.name}" is {found.dataType.simpleString()} in the table, and '
-                f"{column.dataType.simpleString()} in the schema; leave the schema out, and cast what was read",
+                f'column "{column.name}" must have type {found.dataType.simpleString()}, as in the table, not '
+                f"{column.dataType.simpleString()}: leave the schema out, and cast the column after reading",
                 column=column.name,
             )
         if found.nullable and not column.nullable:
             raise SchemaMismatch(
-                f'column "{column.name}" is NOT NULL in the schema, and in the table it may be null', column=column.name
+                f'column "{column.name}" must be nullable in the schema, since it is nullable in the table',
+                column=column.name,
             )

@@ -1,11 +1,11 @@
-"""Predicates of option `where` as Spark's `filter` has them, so that moving one to the other changes no row.
+"""Gives predicates of option `where` the meaning that they have in Spark's `filter`.
 
-The server compares floats as IEEE 754 says: no comparison with NaN but `<>` is true. Spark takes NaN for equal to
-itself and greater than every number. So comparisons of float columns are written in another way, which says to the
-server what the text says to Spark; everything else means the same to both. A comparison with null is unknown to both,
-and -0.0 equals 0.0 to both.
+The server compares floats by IEEE 754: with NaN, only `<>` is true. In Spark, NaN equals itself and is greater than
+every number. So comparisons of float columns are rewritten such that the server selects the rows that Spark would
+select. All other predicates mean the same to both: a comparison with null is unknown, and -0.0 equals 0.0.
 
-Rule: *every predicate that Spark users give as text goes through here*.
+Rule: *every predicate that Spark users give as text goes through this module*. Otherwise moving a predicate from
+`filter` to option `where` could change the result.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def spark_predicate(table: sync.Table, where: str | None) -> Predicate | None:
-    """The predicate that a text is to Spark; None for None.
+    """Parses a predicate and gives it Spark's meaning. Returns None for None.
 
     Raises:
-        SchemaMismatch: It names a column that the table does not have, or compares it with what it cannot be.
-        UsageError: It cannot be read.
+        SchemaMismatch: The predicate names a column that does not exist, or compares it with a value of another type.
+        UsageError: The text is not a valid predicate.
     """
     read = table.scan(where=where).spec.where
     return None if read is None else to_spark_semantics(read, table.schema)
 
 
 def to_spark_semantics(predicate: Predicate, schema: pa.Schema) -> Predicate:
-    """The predicate that says to the server what this one says to Spark.
+    """Returns a predicate for which the server selects the rows that Spark selects for `predicate`.
 
     Args:
-        predicate: As a text reads, of columns of the schema.
+        predicate: A parsed predicate on columns of the schema.
         schema: The table's columns.
     """
     match predicate:
@@ -47,48 +47,48 @@ def to_spark_semantics(predicate: Predicate, schema: pa.Schema) -> Predicate:
         case Not(operand=operand):
             return Not(to_spark_semantics(operand, schema))
         case Comparison(left=left, right=Literal()) if _is_float(left, schema):
-            return _with_value(predicate)
+            return _compare_with_value(predicate)
         case Comparison(left=left, operator=operator, right=FieldPath() as right) if _is_float(
             left, schema
         ) or _is_float(right, schema):
-            return _of_columns(left, operator, right)
+            return _compare_columns(left, operator, right)
         case _:
             return predicate
 
 
-def _with_value(comparison: Comparison) -> Predicate:
-    """A float column compared with a number: NaN, which no text can name, is on the greater side."""
+def _compare_with_value(comparison: Comparison) -> Predicate:
+    """Rewrites the comparison of a float column with a number. The number is not NaN, which no text can express."""
     opposite = {Operator.GREATER: Operator.LESS_EQUAL, Operator.GREATER_EQUAL: Operator.LESS}
     if comparison.operator not in opposite:
         return comparison
-    # Not true for NaN, nor unknown, so its opposite is true; for null it stays unknown. The negation of a comparison
-    # bounds keys, entries of an index and zones as the comparison does.
+    # `x > 1` becomes `NOT x <= 1`: for NaN the server evaluates `x <= 1` to false, so the negation is true. For null,
+    # both are unknown. The negation bounds keys, index entries and zone maps as well as the comparison does.
     return Not(Comparison(comparison.left, opposite[comparison.operator], comparison.right))
 
 
-def _of_columns(left: FieldPath, operator: Operator, right: FieldPath) -> Predicate:
+def _compare_columns(left: FieldPath, operator: Operator, right: FieldPath) -> Predicate:
     match operator:
         case Operator.EQUAL:
             return any_of([Comparison(left, operator, right), all_of([_is_nan(left), _is_nan(right)])])
         case Operator.NOT_EQUAL:
-            return Not(_of_columns(left, Operator.EQUAL, right))
+            return Not(_compare_columns(left, Operator.EQUAL, right))
         case Operator.GREATER_EQUAL:
             return any_of([Comparison(left, operator, right), all_of([_is_nan(left), _has_value(right)])])
         case Operator.LESS_EQUAL:
-            return _of_columns(right, Operator.GREATER_EQUAL, left)
+            return _compare_columns(right, Operator.GREATER_EQUAL, left)
         case Operator.GREATER:
-            return Not(_of_columns(right, Operator.GREATER_EQUAL, left))
+            return Not(_compare_columns(right, Operator.GREATER_EQUAL, left))
         case Operator.LESS:
-            return Not(_of_columns(left, Operator.GREATER_EQUAL, right))
+            return Not(_compare_columns(left, Operator.GREATER_EQUAL, right))
 
 
 def _is_nan(path: FieldPath) -> Predicate:
-    """True for NaN, false for numbers, unknown for null."""
+    """Returns a predicate that is true for NaN, false for numbers, and unknown for null."""
     return Comparison(path, Operator.NOT_EQUAL, path)
 
 
 def _has_value(path: FieldPath) -> Predicate:
-    """True for every value, NaN among them, unknown for null."""
+    """Returns a predicate that is true for every value including NaN, and unknown for null."""
     return any_of([Comparison(path, Operator.EQUAL, path), _is_nan(path)])
 
 

@@ -1,4 +1,4 @@
-"""Riding through a restart of the server, where a query or a job that runs asks what may be asked again."""
+"""Lets a running query or job survive a restart of the server by repeating its idempotent calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ _Answer = TypeVar("_Answer")
 _PAUSE_SECONDS: Final = 0.1
 
 
-def riding_through(address: str | None, ask: Callable[[], _Answer], *, timeout: float = 60.0) -> _Answer:
-    """Asks, and asks again when the server is back where it was away.
+def retry_through_restart(address: str | None, ask: Callable[[], _Answer], *, timeout: float = 60.0) -> _Answer:
+    """Calls `ask`, and while the server cannot be reached, waits for it and calls `ask` again.
 
-    What only asks something fails at once where there is no server, as `load()` should; a query that has been running
-    for days should not.
+    Use it in queries that run for days. Do not use it in `load()`, which should fail at once if no server is there.
 
     Args:
-        address: The server; None: as for `scankv.sync.connect`.
-        ask: What may be done any number of times.
-        timeout: Seconds that the server may be away.
+        address: The server. None: as for `scankv.sync.connect`.
+        ask: The call. It must be safe to repeat.
+        timeout: Seconds to wait for the server, in total, after the first failure.
 
     Raises:
-        ConnectionFailed: The server was away for longer: what `ask` has raised last.
+        ConnectionFailed: The server was away for longer. This is the last error that `ask` raised.
     """
     deadline = None
     while True:

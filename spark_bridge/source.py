@@ -1,4 +1,7 @@
-"""The data source `scankv` of Spark. Light to import: Spark imports it to look for it, also where no table is read."""
+"""The data source `scankv` of Spark.
+
+Keep this module cheap to import: Spark imports it for discovery, even in sessions that read no table of ScanKV.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.options import ReadOptions
-from spark_bridge.sql_tables import is_create_table, plain_columns, read_options, user_options, with_options
+from spark_bridge.sql_tables import attach_options, is_create_table, merge_read_options, strip_options, user_options
 from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_source import ScanKvStreamReader
 from spark_bridge.write_options import WriteOptions
@@ -25,51 +28,51 @@ if TYPE_CHECKING:
 class ScanKvDataSource(DataSource):
     """`spark.read.format("scankv")`: a table of a ScanKV server.
 
-    Each query reads the table as of one instant, which all of its tasks, branches and retries share, also where the
-    table was loaded several times; the next query reads it as it is then. The options are those of `ReadOptions`.
+    Each query reads the table as of one instant. All of its tasks, branches and retries share this instant, even if the
+    query loads the table several times. The next query reads a later instant.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given; Spark ignores its case."""
+        """Returns the name for `format`, of which Spark ignores the case."""
         return "scankv"
 
     def schema(self) -> StructType:
-        """The columns of the table, or those of option `columns`. Spark asks for them in `load()`.
+        """Returns the columns of the table, or those of option `columns`. Spark calls this in `load()`.
 
         Raises:
-            ScanKvError: An option is unknown or wrong, the server cannot be reached, or Spark cannot have a column.
+            ScanKvError: An option is unknown or wrong, the server cannot be reached, or a column has no Spark type.
         """
-        from spark_bridge.planning import described
-        from spark_bridge.stream_planning import described_changes
+        from spark_bridge.planning import describe_read
+        from spark_bridge.stream_planning import describe_changes
 
         freeze_worker()
         with short_errors():
             creates = is_create_table(self.options)
             given = user_options(self.options) if creates else self.options
             options = StreamOptions.parse(given)
-            found = described_changes(options) if options.row_kinds else described(options.read)
-            return with_options(found, given) if creates else found
+            found = describe_changes(options) if options.row_kinds else describe_read(options.read)
+            return attach_options(found, given) if creates else found
 
     def reader(self, schema: StructType) -> ScanKvReader:
-        """What reads the table. `schema` is what `schema` said, or what the user gave: then those columns are read."""
+        """Returns the reader of a query. `schema` has the columns to read: those of `schema()`, or the user's own."""
         with short_errors():
-            options = ReadOptions.of_read(read_options(self.options, schema))
-            return ScanKvReader(options, plain_columns(schema))
+            options = ReadOptions.parse_read(merge_read_options(self.options, schema))
+            return ScanKvReader(options, strip_options(schema))
 
     def streamReader(self, schema: StructType) -> ScanKvStreamReader:
-        """What follows the table's changes. `schema` is as for `reader`."""
+        """Returns the reader of a streaming query, which follows the table's changes. `schema` is as for `reader`."""
         with short_errors():
-            options = StreamOptions.of_stream(read_options(self.options, schema))
-            return ScanKvStreamReader(options, plain_columns(schema))
+            options = StreamOptions.parse_stream(merge_read_options(self.options, schema))
+            return ScanKvStreamReader(options, strip_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> ScanKvWriter:
-        """What writes a DataFrame with the columns `schema`; `overwrite` has the rows go that are there."""
+        """Returns the writer of a DataFrame with the columns `schema`. `overwrite` replaces all rows of the table."""
         with short_errors():
             return ScanKvWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ScanKvStreamWriter:
-        """What writes the micro-batches of a streaming query. `schema` and `overwrite` are as for `writer`."""
+        """Returns the writer of a streaming query's micro-batches. `schema` and `overwrite` are as for `writer`."""
         with short_errors():
             return ScanKvStreamWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
 
@@ -77,29 +80,29 @@ class ScanKvDataSource(DataSource):
 class ScanKvReader(DataSourceReader):
     """Plans a read, and reads its parts. Picklable; each method may run in another process.
 
-    It has no `pushFilters`: PySpark 4.3 keeps what was pushed with the DataFrame, and so gives one query the rows of
-    another.
+    It has no `pushFilters`: PySpark 4.3 stores pushed filters with the DataFrame and applies them to other queries on
+    it, which then return wrong rows.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Called by `ScanKvDataSource.reader`; contacts nobody."""
+        """Called by `ScanKvDataSource.reader`. Does not contact the server."""
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Cuts the table into parts, at least one.
+        """Divides the table into parts, at least one.
 
         Raises:
-            ScanKvError: As `ScanKvDataSource.schema`; or the user's schema is not the table's.
+            ScanKvError: As `ScanKvDataSource.schema`, or the user's schema does not fit the table.
         """
-        from spark_bridge.planning import planned
+        from spark_bridge.planning import plan_read
 
         freeze_worker()
         with short_errors():
-            return [InputPartition(part) for part in planned(self._options, self._schema).parts]
+            return [InputPartition(part) for part in plan_read(self._options, self._schema).parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part; in one query the same ones, however often it is read."""
+        """Yields the rows of one part. Within one query, reading a part again yields the same rows."""
         from spark_bridge.casting import arrow_schema
         from spark_bridge.part_rows import read_part
 

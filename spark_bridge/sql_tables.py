@@ -1,12 +1,12 @@
-"""Tables that are made by `CREATE TABLE ... USING scankv OPTIONS (...)`.
+"""Keeps the options of tables that are created by `CREATE TABLE ... USING scankv OPTIONS (...)`.
 
-Spark hands the options of such a table to `schema` alone, and nothing but the columns to whatever reads it. It keeps
-the metadata of columns, though, also in its catalog. So `schema` puts the options into the metadata of the first
-column, and readers take them out. Writers must not: on INSERT, Spark may give the columns of the *source*, with the
-options of another table.
+Spark passes the options of such a table only to `ScanKvDataSource.schema`; readers get only the columns. But Spark
+keeps the metadata of columns, also in its catalog. So `schema` stores the options in the metadata of the first column,
+and readers take them from there. Writers must not do that: on INSERT, Spark may pass the columns of the *source*, with
+the options of another table.
 
-Rule: *what is stored here is readable by everybody who may see the catalog*. An option that is a secret must not be
-stored; a secret is given by the name of a file.
+Rule: *all users who may see the catalog can read what is stored here*. Never store an option that is a secret; let such
+an option name a file that contains the secret.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.types import StructField, StructType
 
 from scankv.model.errors import UsageError
-from spark_bridge.options import READ_NAMES, STREAM_NAMES, named
+from spark_bridge.options import READ_NAMES, STREAM_NAMES, normalize_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA: Final = "scankv.options"
-# CREATE TABLE hands its options to `schema` with copies under this prefix, among some that are Spark's own.
+# CREATE TABLE passes its options to `schema` twice: mixed with Spark's own options, and as copies under this prefix.
 _COPY: Final = "option."
 
 STORED: Final = frozenset({*READ_NAMES, *STREAM_NAMES}) - {"pushdown"}
-"""The options that are kept with the columns."""
+"""The options that are stored in the metadata of the columns."""
 
 NO_INSERT: Final = (
-    "rows cannot be inserted through a table that was made with CREATE TABLE ... USING scankv: Spark does not tell "
-    "which table it is. INSERT INTO a temporary view, CREATE TEMPORARY VIEW name USING scankv OPTIONS (url '...', "
-    "table '...'), or write a DataFrame with option url and save(\"database.table\")"
+    "INSERT INTO does not work with a table that was created by CREATE TABLE ... USING scankv, since Spark does not "
+    "pass on the name of the table: insert into a temporary view, CREATE TEMPORARY VIEW name USING scankv OPTIONS "
+    "(url '...', table '...'), or write a DataFrame with option url and save(\"namespace.name\")"
 )
 
 
 def is_create_table(options: Mapping[str, str]) -> bool:
-    """Whether these are what `schema` is given by CREATE TABLE."""
+    """Returns whether these are the options that CREATE TABLE passes to `schema`."""
     return any(name.lower().startswith(_COPY) for name in options)
 
 
 def user_options(options: Mapping[str, str]) -> dict[str, str]:
-    """What the user wrote, of what `schema` is given by CREATE TABLE."""
+    """Returns the user's options among those that CREATE TABLE passes to `schema`."""
     return {name[len(_COPY) :]: value for name, value in options.items() if name.lower().startswith(_COPY)}
 
 
-def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The columns, the first of which has the options. Raises UsageError for an unknown one."""
-    stored = {name: value for name, value in named(options).items() if name in STORED}
+def attach_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Returns the columns with the options in the metadata of the first one. Raises UsageError for unknown options."""
+    stored = {name: value for name, value in normalize_names(options).items() if name in STORED}
     first = schema.fields[0]
     kept = StructField(first.name, first.dataType, first.nullable, {_METADATA: json.dumps(stored, sort_keys=True)})
     return StructType([kept, *schema.fields[1:]])
 
 
 def stored_options(schema: StructType) -> dict[str, str]:
-    """The options that CREATE TABLE has put into the columns; empty where they are not of such a table."""
+    """Returns the options that CREATE TABLE stored in the columns, or {} if the table was not created that way."""
     for column in schema.fields:
         if (text := (column.metadata or {}).get(_METADATA)) is not None:
             return {str(name): str(value) for name, value in json.loads(text).items()}
     return {}
 
 
-def read_options(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a read: those of the statement, `SELECT ... FROM t WITH (...)`, before those of its table.
+def merge_read_options(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Returns the options of a read: those of the statement, `SELECT ... FROM t WITH (...)`, override the table's.
 
-    A `where` of the statement narrows that of the table, and does not take its place.
+    The `where` of the statement is combined with the table's `where` and does not replace it.
 
     Raises:
-        UsageError: An option is unknown; or the statement names a table of its own.
+        UsageError: An option is unknown, or the statement names another table or server.
     """
-    stored, own = stored_options(schema), named(given)
+    stored, own = stored_options(schema), normalize_names(given)
     if not stored:
         return own
     for name in ("table", "url"):
         if own.get(name, stored.get(name)) != stored.get(name):
             raise UsageError(
-                f"option {name} is fixed by CREATE TABLE, as {stored.get(name)!r}: drop the table and create it again, "
-                "or use another one",
+                f"option {name} must be {stored.get(name)!r}, as in CREATE TABLE, not {own[name]!r:.80}: create "
+                f"another table for another {name}",
                 option=name,
             )
     merged = {**stored, **own}
@@ -86,6 +86,6 @@ def read_options(given: Mapping[str, str], schema: StructType) -> dict[str, str]
     return merged
 
 
-def plain_columns(schema: StructType) -> StructType:
-    """The columns without what `with_options` has added."""
+def strip_options(schema: StructType) -> StructType:
+    """Returns the columns without the metadata that `attach_options` adds."""
     return StructType([StructField(each.name, each.dataType, each.nullable) for each in schema.fields])

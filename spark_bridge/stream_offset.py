@@ -1,4 +1,4 @@
-"""How far a streaming query has come, as it stands in Spark's checkpoint."""
+"""The position of a streaming query, as Spark stores it in the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 _VERSION: Final = 1
 
 INITIAL: Final[dict[str, Any]] = {"version": _VERSION}
-"""The offset of a query that has not begun: a constant, since Spark asks for it again and again."""
+"""The offset of a query that has not begun. It is a constant, since Spark asks for it repeatedly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotProgress:
-    """How far the rows are read that a start from the whole table begins with.
+    """How many of the initial rows have been read, in a query with `start=full`.
 
     Attributes:
-        snapshot_id: The snapshot that they are of.
-        parts: Into how many parts it is cut; which ones is fixed by the snapshot.
-        next: The first part that is not read.
+        snapshot_id: The snapshot that contains the initial rows.
+        parts: How many parts the snapshot is divided into. The snapshot and this number determine the parts.
+        next: The number of the first part that has not been read.
     """
 
     snapshot_id: str
@@ -33,25 +33,25 @@ class SnapshotProgress:
 
     @property
     def are_read(self) -> bool:
-        """Whether none is left."""
+        """Whether all parts have been read."""
         return self.next == self.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """A place in a query. Immutable.
+    """A position in a streaming query. Immutable.
 
-    Spark compares offsets as text, so equal ones have equal JSON. All that a micro-batch reads is told by the two
-    offsets that it lies between: whoever reads it again reads the same.
+    Spark compares offsets as text, so equal offsets have equal JSON. The two offsets of a micro-batch determine what it
+    reads, so a repeated micro-batch reads the same rows.
 
     Attributes:
-        name: The table, as `database.table`.
-        table: The incarnation of the table, which its offsets know, too.
-        consumer_id: In whose name the changes are kept.
-        log_offsets: For each bucket the first change that is not read; while there are rows to read, that which comes
-            behind them.
-        since: Of the first one of a query that begins with changes: where those begin. None for all others.
-        rows: How far the rows are read that come before the changes. None: there are none, or they are committed.
+        name: The table, as `namespace.name`.
+        table: The incarnation of the table. The log offsets contain it, too.
+        consumer_id: The consumer that holds the changes.
+        log_offsets: By bucket, the offset of the first change to read next, or to read after the initial rows.
+        since: Where the changes of the first micro-batch begin. None in all later offsets, and if the query begins with
+            initial rows.
+        rows: How many of the initial rows have been read. None if there are none or all of them are committed.
     """
 
     name: str
@@ -62,13 +62,13 @@ class StreamOffset:
     rows: SnapshotProgress | None = None
 
     def __post_init__(self) -> None:
-        """Has all offsets say of which table they are, so that the server refuses them for another one."""
+        # With the incarnation inside, the server refuses the offsets for a table that was created again.
         object.__setattr__(self, "log_offsets", LogOffsets.of(self.log_offsets, self.table))
         if self.since is not None:
             object.__setattr__(self, "since", LogOffsets.of(self.since, self.table))
 
     def to_json(self) -> dict[str, Any]:
-        """As values for JSON, always in the same order."""
+        """Returns the offset as values for JSON, always in the same order."""
         values: dict[str, Any] = {
             "version": _VERSION,
             "name": self.name,
@@ -79,15 +79,15 @@ class StreamOffset:
             rows = self.rows
             values["rows"] = {"snapshot": rows.snapshot_id, "parts": rows.parts, "next": rows.next}
         if self.since is not None:
-            values["since"] = _to_json(self.since)
-        return {**values, "offsets": _to_json(self.log_offsets)}
+            values["since"] = _format_offsets(self.since)
+        return {**values, "offsets": _format_offsets(self.log_offsets)}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> StreamOffset | None:
-        """Reads what `to_json` made; None for `INITIAL`.
+    def from_json(cls, values: Mapping[str, Any]) -> StreamOffset | None:
+        """Parses the values from `to_json`. Returns None for `INITIAL`.
 
         Raises:
-            UsageError: It is something else, as of another data source or a later version.
+            UsageError: The values come from another data source or a later version.
         """
         if values == INITIAL:
             return None
@@ -99,8 +99,8 @@ class StreamOffset:
                 name=str(values["name"]),
                 table=str(values["table"]),
                 consumer_id=str(values["consumer"]),
-                log_offsets=_of_json(values["offsets"]),
-                since=_of_json(values["since"]) if "since" in values else None,
+                log_offsets=_parse_offsets(values["offsets"]),
+                since=_parse_offsets(values["since"]) if "since" in values else None,
                 rows=None
                 if rows is None
                 else SnapshotProgress(
@@ -109,14 +109,14 @@ class StreamOffset:
             )
         except (LookupError, TypeError, ValueError, AttributeError):
             raise UsageError(
-                "the checkpoint has an offset that is none of this data source, or of a later version of it: start the "
-                "query with another checkpoint"
+                "the checkpoint has an offset of another data source or of a later version of ScanKV: start the query "
+                "with another checkpoint"
             ) from None
 
 
-def _to_json(offsets: Mapping[int, int]) -> dict[str, int]:
+def _format_offsets(offsets: Mapping[int, int]) -> dict[str, int]:
     return {str(bucket): offsets[bucket] for bucket in sorted(offsets)}
 
 
-def _of_json(values: Mapping[str, Any]) -> dict[int, int]:
+def _parse_offsets(values: Mapping[str, Any]) -> dict[int, int]:
     return {int(bucket): int(offset) for bucket, offset in values.items()}

@@ -1,4 +1,4 @@
-"""A streaming query over a table, as Spark sees it: where it begins, how far it may go, what each task reads."""
+"""Spark's interface to a streaming query: where it begins, where each micro-batch ends, and what each task reads."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _MOST: int = 2**63 - 1
 
 
 class ScanKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("scankv")`: the rows of a table and then its changes, or changes alone.
+    """`spark.readStream.format("scankv")`: the rows of a table followed by its changes, or changes alone.
 
-    Where a query has come is told by its checkpoint alone; what a micro-batch reads, by the two offsets that it lies
-    between. One of these plans, in a process that lives as long as the query; pickled copies read, in others.
+    Only the checkpoint knows the position of a query, and the two offsets of a micro-batch determine what it reads.
+    One instance plans, in a process that lives as long as the query. Pickled copies of it read, in other processes.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        """Called by `ScanKvDataSource.streamReader`; contacts nobody.
+        """Called by `ScanKvDataSource.streamReader`. Does not contact the server.
 
         Raises:
-            UsageError: An option is only for reading the table as of one instant.
+            UsageError: An option makes sense only for reading the table as of one instant.
         """
         options.check_stream()
         self._options = options
@@ -42,46 +42,46 @@ class ScanKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: StreamPlanner | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Always the same: where the query begins is settled with its first micro-batch."""
+        """Returns a constant. The planning of the first micro-batch decides where the query begins."""
         return INITIAL
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """A limit in any case, so that a start from the whole table is not read at once.
+        """Returns a limit even if none is set; otherwise Spark would read all initial rows in one micro-batch.
 
-        Those of the options go beyond what Spark can be told: they are kept when offsets are made.
+        Spark's limits cannot express all of our options. The planner applies the options when it computes offsets.
         """
         return ReadMaxRows(self._options.max_rows or _MOST)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Notes the changes there are now, which the query ends with."""
+        """Records where the changes end now; the query ends there."""
         with short_errors():
-            self._planning().stop_at_latest()
+            self._open_planner().stop_at_latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; `start`, when there is nothing to read.
+        """Returns where the next micro-batch ends; `start` if there is nothing to read.
 
         Raises:
-            ScanKvError: The changes or rows to go on with are no longer there; the table is another one; or the server
-                cannot be reached.
+            ScanKvError: The server no longer has the changes or rows to continue with, the table was dropped and
+                created again, or the server cannot be reached.
         """
         with short_errors():
-            return self._planning().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
+            return self._open_planner().next_end(start, unlimited=isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the changelog ended when it was looked at last, for the query's progress."""
-        return None if self._planner is None else self._planner.seen()
+        """Returns the last known end of the changelog, for the query's progress report."""
+        return None if self._planner is None else self._planner.last_known_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What the tasks of a micro-batch read; the same however often it is planned.
+        """Returns what the tasks of a micro-batch read. Planning it again returns the same parts.
 
         Raises:
             ScanKvError: As `latestOffset`.
         """
         with short_errors():
-            return [InputPartition(part) for part in self._planning().parts(start, end)]
+            return [InputPartition(part) for part in self._open_planner().plan_parts(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows or changes of one part."""
+        """Yields the rows or changes of one part."""
         from spark_bridge.casting import arrow_schema
         from spark_bridge.part_rows import read_part
 
@@ -89,17 +89,17 @@ class ScanKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_part(partition.value, arrow_schema(self._schema))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Lets go of what lies before `end`; Spark never asks for it again."""
+        """Lets the server drop what lies before `end`. Spark never asks for it again."""
         with short_errors():
-            self._planning().commit(end)
+            self._open_planner().commit(end)
 
     def stop(self) -> None:
-        """Closes the connection. What is kept for the query stays: it may go on from its checkpoint."""
+        """Closes the connection. The server's holds remain, so that the query can continue from its checkpoint."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None
 
-    def _planning(self) -> StreamPlanner:
+    def _open_planner(self) -> StreamPlanner:
         from spark_bridge.stream_planning import StreamPlanner
 
         if self._planner is None:

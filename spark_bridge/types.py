@@ -1,4 +1,4 @@
-"""Which Spark type a column has, and which columns Spark cannot have.
+"""Maps the types of columns to Spark's types.
 
 | ScanKV | Spark |
 |---|---|
@@ -8,11 +8,12 @@
 | float16 | float |
 | decimal128(p, s) with 0 <= s <= p | decimal(p, s) |
 | timestamp with a time zone, of any unit | timestamp: the instant; the zone is the session's to show |
-| timestamp without one, of any unit | timestamp_ntz |
+| timestamp without a time zone, of any unit | timestamp_ntz |
 | list, map, struct | array, map, struct |
 
-Spark's times have microseconds: nanoseconds that are not whole ones are an error when they are read, as is what does
-not fit. Refused are times of day, which Spark does not take from a data source as Arrow, and decimals of another scale.
+Spark's timestamps have microseconds. Reading a value that is out of range or not a whole number of microseconds is an
+error. Two types are refused: times of day, which Spark does not accept from a data source as Arrow data, and decimals
+of another scale.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ _UINT64_DIGITS: Final = 20
 
 
 def spark_schema(schema: pa.Schema) -> spark.StructType:
-    """The columns as Spark has them; NOT NULL stays, since the server keeps it.
+    """Returns the columns in Spark's types. A NOT NULL column stays NOT NULL, since the server enforces it.
 
     Raises:
-        SchemaMismatch: Spark cannot have a column; the message says why, and how to read the others.
+        SchemaMismatch: A column has no Spark type; the message says why, and how to read the other columns.
     """
     return spark.StructType(
         [spark.StructField(column.name, _spark_type(column.type, column.name), column.nullable) for column in schema]
@@ -76,8 +77,7 @@ def _spark_type(type_: pa.DataType, column: str) -> spark.DataType:
         fields = [spark.StructField(each.name, _spark_type(each.type, column), each.nullable) for each in type_.fields]
         return spark.StructType(fields)
     raise SchemaMismatch(
-        f'column "{column}": Spark cannot read {type_}{_why(type_)}; leave it out: option("columns", ...) names those '
-        "to read",
+        f'column "{column}": Spark cannot read {type_}{_why(type_)}; leave the column out with option("columns", ...)',
         column=column,
     )
 
@@ -85,4 +85,4 @@ def _spark_type(type_: pa.DataType, column: str) -> spark.DataType:
 def _why(type_: pa.DataType) -> str:
     if pat.is_time(type_):
         return " from a data source"
-    return ", whose scale is not one of Spark's, 0 to the precision" if pat.is_decimal(type_) else ""
+    return ", since the scale must be between 0 and the precision" if pat.is_decimal(type_) else ""

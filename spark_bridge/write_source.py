@@ -1,4 +1,4 @@
-"""What writes a DataFrame, and a streaming query, into a table, as Spark sees it."""
+"""Spark's interface to writing a DataFrame or the micro-batches of a streaming query."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """What a task that has ended tells whoever commits."""
+    """What a finished task reports to the process that commits."""
 
     staged: StagedPart
 
 
 class ScanKvWriter(DataSourceArrowWriter):
-    """`df.write.format("scankv")`: all rows of a job in one transaction, or none.
+    """`df.write.format("scankv")`: writes all rows of a job in one transaction, or none.
 
-    Made where Spark plans, which begins the transaction; pickled copies stage in the tasks, another commits or aborts.
+    Spark creates one instance where it plans, which begins the transaction. Pickled copies stage rows in the tasks, and
+    another copy commits or aborts.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, replaces: bool) -> None:
-        """Called by `ScanKvDataSource.writer`. Checks options and columns, and begins the transaction.
+        """Called by `ScanKvDataSource.writer`. Checks the options and columns, and begins the transaction.
 
         Raises:
-            ScanKvError: As `spark_bridge.writing.planned_write`.
+            ScanKvError: As `spark_bridge.writing.prepare_write`.
         """
-        from spark_bridge.writing import begin, planned_write
+        from spark_bridge.writing import begin, prepare_write
 
         freeze_worker()
-        self._job = planned_write(options, schema, replaces=replaces)
-        # Not of a family of ids, of which the last one would be kept for good.
+        self._job = prepare_write(options, schema, replaces=replaces)
+        # Without a colon: of all ids `family:number`, the server remembers the last one as long as the table exists.
         id_ = options.transaction_id or f"spark-{uuid.uuid4().hex}"
         self._begun = begin(self._job, id_, uuid.uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        """Stages the rows of a task. Each attempt of it is a part of its own."""
+        """Stages the rows of a task. Each attempt of a task stages a part of its own."""
         from spark_bridge.writing import stage
 
         freeze_worker()
@@ -59,67 +60,69 @@ class ScanKvWriter(DataSourceArrowWriter):
             return TaskMessage(stage(self._job, self._begun, _partition(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commits what the attempts have staged that count, and nothing of others."""
+        """Commits the parts of the successful attempts, and nothing that other attempts have staged."""
         from spark_bridge.writing import commit
 
         freeze_worker()
         with short_errors():
-            commit(self._job, self._begun, _staged(messages))
+            commit(self._job, self._begun, _staged_parts(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drops everything."""
+        """Aborts the transaction, which drops all staged rows."""
         from spark_bridge.writing import abort
 
         abort(self._job, self._begun)
 
 
 class ScanKvStreamWriter(DataSourceStreamArrowWriter):
-    """`query.writeStream.format("scankv")`: each micro-batch in one transaction, once.
+    """`query.writeStream.format("scankv")`: writes each micro-batch exactly once, in one transaction.
 
-    Spark makes one where it plans a micro-batch, copies of which write in its tasks, and another one to commit. Only
-    the tasks know which query it is. So they begin the transaction, all of them the same one, whose id the server keeps
-    for the table's life: a micro-batch that was committed and comes again is known.
+    Spark creates one instance where it plans a micro-batch, copies of which write in the tasks, and another instance to
+    commit. Only the tasks know the id of the query. So each task begins the transaction, under an id that is the same
+    in all of them. The server remembers the id while the table exists, so a committed micro-batch that Spark repeats is
+    not written again.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, replaces: bool) -> None:
-        """Called by `ScanKvDataSource.streamWriter`. Checks options and columns.
+        """Called by `ScanKvDataSource.streamWriter`. Checks the options and columns.
 
         Raises:
-            ScanKvError: As `spark_bridge.writing.planned_write`.
+            ScanKvError: As `spark_bridge.writing.prepare_write`.
         """
-        from spark_bridge.restarts import riding_through
-        from spark_bridge.writing import planned_write
+        from spark_bridge.restarts import retry_through_restart
+        from spark_bridge.writing import prepare_write
 
         freeze_worker()
         options.check_stream()
-        self._job = riding_through(options.url, lambda: planned_write(options, schema, replaces=replaces))
+        self._job = retry_through_restart(options.url, lambda: prepare_write(options, schema, replaces=replaces))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        """Stages the rows of a task, unless the micro-batch was committed before."""
+        """Stages the rows of a task, unless the micro-batch is already committed."""
         from spark_bridge.writing import begin, stage
 
         freeze_worker()
         id_ = transaction_id(_property("sql.streaming.queryId"), self._job.options.table, _property(_BATCH))
         with short_errors():
-            # A micro-batch that comes again takes part in what is left of it: its parts are named, others do not count.
+            # A repeated micro-batch joins the transaction of its first run. The commit names the parts that count, so
+            # parts of the first run are ignored.
             begun = begin(self._job, id_, sha256(id_.encode()).hexdigest())
             return TaskMessage(stage(self._job, begun, _partition(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commits a micro-batch; nothing happens when it is committed."""
+        """Commits a micro-batch. Does nothing if it is already committed."""
         from spark_bridge.writing import commit
 
         freeze_worker()
-        staged = _staged(messages)
+        staged = _staged_parts(messages)
         if staged:
             with short_errors():
                 commit(self._job, staged[0].begun, staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Drops what was staged, where a task has ended that tells what; else the micro-batch goes on with it."""
+        """Aborts the transaction if a finished task has reported it. Otherwise a repeated micro-batch will join it."""
         from spark_bridge.writing import abort
 
-        for staged in _staged(messages)[:1]:
+        for staged in _staged_parts(messages)[:1]:
             abort(self._job, staged.begun)
 
 
@@ -127,11 +130,11 @@ _BATCH = "streaming.sql.batchId"
 
 
 def transaction_id(query: str, table: str, batch: str) -> str:
-    """The id of a micro-batch's transaction: those of one query and table are equal up to the last `:`."""
+    """Returns the id of a micro-batch's transaction. Ids of one query and table are equal up to the last `:`."""
     return f"spark:{query}:{sha256(table.encode()).hexdigest()[:16]}:{batch}"
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
+def _staged_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
     return [cast("TaskMessage", message).staged for message in messages if message is not None]
 
 
@@ -147,5 +150,5 @@ def _partition() -> int:
 
 def _property(name: str) -> str:
     value = _context().getLocalProperty(name)
-    assert value is not None, f"Spark has not said {name}"
+    assert value is not None, f"Spark has not set the property {name}"
     return value

@@ -1,4 +1,4 @@
-"""Writing: what is checked where Spark plans, what each task stages, and the one commit of all of it."""
+"""Writes in one transaction: checks where Spark plans, staging in each task, and a single commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, 
 from scankv.model.errors import UsageError
 from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
 from spark_bridge.casting import arrow_schema
-from spark_bridge.restarts import riding_through
+from spark_bridge.restarts import retry_through_restart
 from spark_bridge.write_options import DELETE, UPSERT
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from aio_client import ClientConfig
     from spark_bridge.write_options import WriteOptions
 
-# A server that is away must not hold up a job that has failed: what was staged expires.
+# Short, since an unreachable server must not delay the report of a failed job. The staged rows expire by themselves.
 _ABORT_SECONDS: Final = 5.0
-# What one request takes.
+# The size of one request.
 _MOST_ROWS: Final = 100_000
 _MOST_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteJob:
-    """What is written, as every process of a job knows it. Picklable.
+    """What every process of a job knows about the write. Picklable.
 
     Attributes:
-        config: How the server is reached.
-        options: What was asked for.
-        replaces: Whether the rows that are there go.
+        config: How to reach the server.
+        options: The options of the write.
+        replaces: Whether the write replaces all rows of the table.
     """
 
     config: ClientConfig
@@ -50,12 +50,12 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class JobTransaction:
-    """The transaction of a job. Picklable.
+    """The transaction that a job has begun. Picklable.
 
     Attributes:
-        id: What it is.
-        attempt: Who may take part.
-        token: Names it; empty when the id was committed before, so that there is nothing to write.
+        id: The id of the transaction. What is committed under one id is written once.
+        attempt: Identifies the run of the job. All processes of one run join the transaction with it.
+        token: Gives access to the transaction. Empty if the id is already committed, so that nothing is to be written.
     """
 
     id: str
@@ -65,12 +65,12 @@ class JobTransaction:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What a task has staged. Picklable.
+    """What an attempt of a task has staged. Picklable.
 
     Attributes:
         begun: The transaction.
-        part: The part, of this attempt of the task alone.
-        requests: How many requests it has.
+        part: The id of the part, which no other attempt uses.
+        requests: The number of requests in the part.
     """
 
     begun: JobTransaction
@@ -78,69 +78,71 @@ class StagedPart:
     requests: int
 
 
-def planned_write(options: WriteOptions, schema: StructType, *, replaces: bool) -> WriteJob:
-    """Checks all that can be checked without rows, and creates the table where that was asked for.
+def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) -> WriteJob:
+    """Checks everything that can be checked without rows, and creates the table if option `create` says so.
 
     Args:
-        options: What is asked for.
+        options: The options of the write.
         schema: The columns of the DataFrame.
-        replaces: Whether the rows that are there go.
+        replaces: Whether the write replaces all rows of the table.
 
     Raises:
-        SchemaMismatch: The DataFrame does not have the table's columns, or not in types that fit.
-        UsageError: Options do not go together, or with the columns.
-        ScanKvError: What the server refuses; or it cannot be reached.
+        SchemaMismatch: The DataFrame lacks columns of the table, or their types do not fit.
+        UsageError: Options contradict each other or the columns.
+        ScanKvError: The server refuses the write, or cannot be reached.
     """
     if replaces:
         options.check_overwrite()
     if CHANGE_TYPE in schema.names and (replaces or options.operation == DELETE):
         what = 'mode("overwrite")' if replaces else "operation=delete"
-        raise UsageError(f'column "{CHANGE_TYPE}" says what becomes of each row, and so does {what}: drop one of them')
-    told = [name for name in CHANGE_COLUMNS if name in schema.names and name != CHANGE_TYPE]
-    if told and options.operation == UPSERT and options.columns is None:
-        names = ", ".join(f'"{name}"' for name in told)
-        raise SchemaMismatch(
-            f"no table has columns of a stream of changes: drop({names}) before writing", column=told[0]
+        raise UsageError(
+            f'column "{CHANGE_TYPE}" cannot be combined with {what}: both say what happens to each row. Leave out one '
+            "of them"
         )
+    extra = [name for name in CHANGE_COLUMNS if name in schema.names and name != CHANGE_TYPE]
+    if extra and options.operation == UPSERT and options.columns is None:
+        names = ", ".join(f'"{name}"' for name in extra)
+        raise SchemaMismatch(f"change columns cannot be written to a table: call drop({names}) first", column=extra[0])
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
     with sync.connect(options.url) as client:
-        table = _table(client, options, rows.schema)
-        # Of no rows there is nothing to stage, so all that this does is to check names and types.
+        table = _open_table(client, options, rows.schema)
+        # Without rows nothing is staged; this only checks the names and types of the columns.
         _stage(client.transaction_part("none", "none"), table, options, rows)
         return WriteJob(config=client.config, options=options, replaces=replaces)
 
 
 def begin(job: WriteJob, id_: str, attempt: str) -> JobTransaction:
-    """Begins the transaction of a job, or takes part in it; see `scankv.Client.transaction`."""
+    """Begins the transaction of a job, or joins it. See `scankv.Client.transaction`."""
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
         return JobTransaction(id_, attempt, transaction.token)
 
 
 def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
-    """Stages the rows of a task, in a part that only this call knows; nothing is seen of them before the commit.
+    """Stages the rows of a task, in a part of its own. The rows become visible with the commit.
 
-    One request is staged while the rows of the next are taken from Spark: so it holds some 16 MiB of Arrow data. What
-    goes wrong with one is raised behind the rows of the next.
+    While one request is sent, the rows of the next one are taken from Spark, so this holds some 16 MiB of Arrow data.
+    The error of a request is raised after the rows of the next request have been taken.
 
     Args:
-        job: What is written.
+        job: The write.
         begun: The transaction.
-        number: Which partition it is, for those who look at parts.
+        number: The number of the partition. It makes the part recognizable in lists of parts.
         batches: The rows.
 
     Raises:
-        SchemaMismatch: A value does not fit, or is null in a NOT NULL column; InvalidKey for one of a key.
-        TransactionLost: The job was aborted, or has expired.
+        InvalidKey: A value of a key column is null or does not fit the column.
+        SchemaMismatch: A value of another column does not fit, or is null in a NOT NULL column.
+        TransactionLost: The transaction was aborted, or has expired.
     """
     if not begun.token:
         return StagedPart(begun, "", 0)
-    # Closed first, the client has a request that is under way end when the rows break off.
+    # If the rows end with an error, the client is closed before the thread is joined. That ends a running request.
     with ThreadPoolExecutor(1, "scankv-staging") as thread, sync.connect(**asdict(job.config)) as client:
         part = client.transaction_part(begun.token, f"{number}-{uuid.uuid4().hex}")
-        table = riding_through(job.config.address, lambda: client.table(job.options.table))
+        table = retry_through_restart(job.config.address, lambda: client.table(job.options.table))
         under_way: Future[None] | None = None
-        for rows in _gathered(batches):
+        for rows in _gather(batches):
             if under_way is not None:
                 under_way.result()
             under_way = thread.submit(_stage, part, table, job.options, rows)
@@ -150,11 +152,11 @@ def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[p
 
 
 def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) -> None:
-    """Commits what these parts have, and nothing else, in their order; once for an id, however often it is repeated.
+    """Commits these parts in their order, and nothing else. Does nothing if the transaction id is already committed.
 
     Raises:
-        TransactionLost: The transaction has expired, or was aborted. Nothing was written.
-        ScanKvError: What else forbids it; see `scankv.Transaction.commit`.
+        TransactionLost: The transaction has expired or was aborted. Nothing was written.
+        ScanKvError: See `scankv.Transaction.commit`.
     """
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
@@ -163,26 +165,28 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         if any(part.begun.token != transaction.token for part in parts):
             transaction.abort()
             raise TransactionLost(
-                f"what was written to table {job.options.table} has expired or was aborted while the job ran: nothing "
-                "was written. Run it again; option transaction_ttl says how long a job may be silent"
+                f"the transaction on table {job.options.table} expired or was aborted while the job ran: nothing was "
+                "written. Run the job again; option transaction_ttl says how long a job may be silent"
             )
         counted = [(part.part, part.requests) for part in parts]
         if job.replaces:
-            deletes = riding_through(job.config.address, lambda: _stage_deletes(client, job.options.table, transaction))
+            deletes = retry_through_restart(
+                job.config.address, lambda: _stage_deletes(client, job.options.table, transaction)
+            )
             counted.insert(0, deletes)
         transaction.commit(counted)
 
 
 def abort(job: WriteJob, begun: JobTransaction) -> None:
-    """Has the server drop what was staged. When it does not answer soon, that expires."""
+    """Makes the server drop the staged rows. If the server does not answer soon, the rows expire by themselves."""
     config = replace(job.config, operation_timeout=_ABORT_SECONDS)
     with suppress(ScanKvError), sync.connect(**asdict(config)) as client:
         client.abort_transaction(begun.token)
 
 
 def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction) -> tuple[str, int]:
-    """Stages the deletion of all rows that there are now: the part, which is to be applied first, and its requests."""
-    # What an earlier try has staged may be of other rows.
+    """Stages the deletion of all current rows. Returns the part, which must be applied first, and its request count."""
+    # Always a new part: an earlier attempt may have staged the deletion of other rows.
     part = client.transaction_part(transaction.token, f"deletes-{uuid.uuid4().hex}")
     part.delete_all(client.table(name), mode="overwrite")
     return part.part, part.requests
@@ -197,8 +201,8 @@ def _stage(
         part.upsert(table, rows, options.columns)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same rows, about as many at a time as a request takes."""
+def _gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yields the same rows in tables of about the size of one request."""
     gathered: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -211,16 +215,19 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(gathered)
 
 
-def _table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -> sync.Table:
-    """The table, created if that was asked for and it is not there."""
+def _open_table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -> sync.Table:
+    """Opens the table, or creates it if it does not exist and option `create` is set."""
     try:
         return client.table(options.table)
     except TableNotFound as error:
         if not options.create:
-            message = f'{error.message}; option("create", "true") with primary_key creates it'
+            message = f'{error.message}; to create it, set option("create", "true") and option primary_key'
             raise TableNotFound(message, table=options.table) from None
     if CHANGE_TYPE in schema.names and schema.field(CHANGE_TYPE).type != pa.string():
-        raise SchemaMismatch(f'column "{CHANGE_TYPE}" is a string: +I, -U, +U or -D', column=CHANGE_TYPE)
+        found = schema.field(CHANGE_TYPE).type
+        raise SchemaMismatch(
+            f'column "{CHANGE_TYPE}" must be a string (+I, -U, +U or -D), not {found}', column=CHANGE_TYPE
+        )
     columns = pa.schema([column for column in schema if column.name != CHANGE_TYPE])
     try:
         return client.create_table(
@@ -238,7 +245,11 @@ def _table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -> syn
 
 
 def _arrow_columns(schema: StructType) -> pa.Schema:
-    """The columns as they will come. Raises SchemaMismatch for one that Arrow does not have."""
+    """Returns the Arrow types in which Spark will deliver the columns.
+
+    Raises:
+        SchemaMismatch: A column has a type that ScanKV does not have.
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
@@ -246,20 +257,23 @@ def _arrow_columns(schema: StructType) -> pa.Schema:
     for column in schema:
         if _has_variant(column.dataType):
             raise SchemaMismatch(
-                f'column "{column.name}": ScanKV has no variant; write it as text, to_json({column.name}), or take out '
-                "of it what is needed, with variant_get",
+                f'column "{column.name}": ScanKV does not store type variant; write it as text, '
+                f"to_json({column.name}), or extract values with variant_get",
                 column=column.name,
             )
         try:
             fields.extend(arrow_schema(StructType([column])))
         except PySparkException as error:
-            message = f'column "{column.name}": ScanKV has no {column.dataType.simpleString()}'
+            message = (
+                f'column "{column.name}": ScanKV does not store type {column.dataType.simpleString()}; cast the column '
+                "or drop it"
+            )
             raise SchemaMismatch(message, column=column.name) from error
     return pa.schema(fields)
 
 
 def _has_variant(type_: DataType) -> bool:
-    """Whether it is a variant or contains one: to Arrow, Spark would give its two binary fields as a struct."""
+    """Returns whether a type is or contains a variant, which Spark would pass to Arrow as a struct of two binaries."""
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
     match type_:

@@ -1,4 +1,4 @@
-"""How many rows a chunk should have: the rate of a scan, and how long one chunk keeps the server's event loop."""
+"""How many rows a chunk should have: the rate of a scan, and how long one chunk blocks the server's event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks.bench import Result, ResultTable
 from benchmarks.files import definition, open_bucket
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
@@ -25,7 +25,7 @@ _CHUNK_ROWS: Final = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 
 
 class ChunkClock:
-    """Times how long it takes to make one chunk, in a process of its own."""
+    """Measures how long it takes to make one chunk, in its own process."""
 
     def __init__(self, data: Path) -> None:
         self._bucket = open_bucket(data)
@@ -39,7 +39,7 @@ class ChunkClock:
         self._bucket.close()
 
     def chunk_seconds(self, chunk_rows: int) -> list[float]:
-        """The time of every chunk of one pass, from RocksDB to the Arrow message."""
+        """Returns the time that each chunk of a full scan takes, from RocksDB to the Arrow message."""
         cursor = self._bucket.cursor(self._codec, self._codec.decoder(), self._keys)
         seconds: list[float] = []
         while True:
@@ -53,16 +53,16 @@ class ChunkClock:
 
 
 def run(bench: Bench) -> Result:
-    """Scans in chunks of different sizes, in turn."""
+    """Scans with different chunk sizes in turn."""
     store = bench.store
     with Worker(ChunkClock, store.copy("chunks")) as clock:
         blocked = {rows: Spread.of(clock.call(ChunkClock.chunk_seconds, rows)) for rows in _CHUNK_ROWS}
     with BenchmarkServer(store.data) as server, Worker(ClientReader, server.url) as reader:
 
         def read(chunk_rows: int) -> Timing:
-            return reader.call(ClientReader.read, chunk_rows, MAX_CHUNK_BYTES).checked(store.rows)
+            return reader.call(ClientReader.read, chunk_rows, MAX_CHUNK_BYTES).check_rows(store.rows)
 
-        rates = interleaved(bench.runs, {f"{rows:,}": partial(read, rows) for rows in _CHUNK_ROWS})
+        rates = run_interleaved(bench.runs, {f"{rows:,}": partial(read, rows) for rows in _CHUNK_ROWS})
     reference = rates[f"{DEFAULT_CHUNK_ROWS:,}"]
     table = []
     for rows in _CHUNK_ROWS:

@@ -1,4 +1,4 @@
-"""Compression and block size against the rate of scans and writes, and the space on disk."""
+"""How compression and block size affect the rates of scans and writes, and the space on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from benchmarks import t4
 from benchmarks.bench import Result, ResultTable
 from benchmarks.files import resources
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from streaming_server.clock import ServerClock
@@ -38,10 +38,10 @@ _REFERENCE: Final = "lz4, 16 KiB"
 
 
 class CompressedBucket:
-    """A bucket with one compression and block size, in a process of its own."""
+    """A bucket with a given compression and block size, in its own process."""
 
     def __init__(self, path: Path, rows: int, compression: str, block_kib: int) -> None:
-        # The server has no setting for it.
+        # Patched, since the server has no setting for the block size.
         rocks._BLOCK_BYTES = block_kib * 1024
         definition = t4.definition()
         self._path = path
@@ -63,7 +63,7 @@ class CompressedBucket:
             shutil.rmtree(self._path)
 
     def write(self) -> Timing:
-        """Writes the rows with their changelog into a new bucket, until they are in table files."""
+        """Writes the rows and their changelog into a new bucket, and flushes them to table files."""
         self._drop()
         self._path.mkdir()
         self._bucket = bucket = Bucket(
@@ -90,14 +90,14 @@ class CompressedBucket:
         return Timing(rows, seconds)
 
     def disk_bytes(self) -> int:
-        """Bytes of all table files, changelog included."""
+        """Returns the bytes of all table files, including the changelog."""
         assert self._bucket is not None
         used = self._bucket.family_bytes()
         return used.rows + used.changelog + used.indexes
 
 
 def run(bench: Bench) -> Result:
-    """Writes every variant in turn, then scans what the last round wrote, in turn."""
+    """Writes with every variant in turn, then scans the buckets of the last round in turn."""
     rows = min(bench.rows, _MOST_ROWS)
     with ExitStack() as stack:
         workers = {
@@ -108,14 +108,14 @@ def run(bench: Bench) -> Result:
         }
         for worker in workers.values():
             worker.wait_ready()
-        writes = interleaved(
+        writes = run_interleaved(
             bench.runs,
-            {name: partial(_checked, worker, CompressedBucket.write, rows) for name, worker in workers.items()},
+            {name: partial(_call_checked, worker, CompressedBucket.write, rows) for name, worker in workers.items()},
             warm_up=False,
         )
-        scans = interleaved(
+        scans = run_interleaved(
             bench.runs,
-            {name: partial(_checked, worker, CompressedBucket.scan, rows) for name, worker in workers.items()},
+            {name: partial(_call_checked, worker, CompressedBucket.scan, rows) for name, worker in workers.items()},
         )
         sizes = {name: worker.call(CompressedBucket.disk_bytes) for name, worker in workers.items()}
     table = []
@@ -128,15 +128,15 @@ def run(bench: Bench) -> Result:
     return Result(
         tables=[ResultTable(f"Compression and block size ({rows:,} rows)", columns, table)],
         notes=[
-            "Compression: in-process, without gRPC. A write is encoding, rows and changelog in batches of 10,000, one "
-            "sync at the end, and the flush into table files, which is where blocks are compressed. A scan is "
-            "iterating, decoding and making the Arrow message, from the page cache. The changelog counts on disk.",
+            "Compression: in-process, without gRPC. A write encodes the rows, writes rows and changelog in batches of "
+            "10,000, syncs once at the end, and flushes to table files, which compresses the blocks. A scan iterates, "
+            "decodes and makes the Arrow messages, from the page cache. The space on disk includes the changelog.",
         ],
     )
 
 
-def _checked(worker: Worker[CompressedBucket], method: Callable[[CompressedBucket], Timing], rows: int) -> Timing:
-    return worker.call(method).checked(rows)
+def _call_checked(worker: Worker[CompressedBucket], method: Callable[[CompressedBucket], Timing], rows: int) -> Timing:
+    return worker.call(method).check_rows(rows)
 
 
 def _values(rates: list[float], ratio: Spread) -> tuple[float, float, str]:

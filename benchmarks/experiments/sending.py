@@ -1,4 +1,4 @@
-"""Chunks made on the event loop or in a thread, and framed by protobuf or by hand."""
+"""Whether to make chunks on the event loop or in a thread, and to frame them by protobuf or by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks import t4
 from benchmarks.bench import Result, ResultTable
 from benchmarks.experiments.variants import Variant, VariantReader, VariantServer
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(bench: Bench) -> Result:
-    """Scans T4 in every variant, in turn."""
+    """Scans T4 in each variant in turn."""
     store = bench.store
     gaps: dict[Variant, list[float]] = {variant: [] for variant in Variant}
     with (
@@ -26,11 +26,11 @@ def run(bench: Bench) -> Result:
 
         def read(variant: Variant) -> Timing:
             server.call(VariantServer.longest_gap)
-            timing = reader.call(VariantReader.read, variant).checked(store.rows)
+            timing = reader.call(VariantReader.read, variant).check_rows(store.rows)
             gaps[variant].append(server.call(VariantServer.longest_gap))
             return timing
 
-        rates = interleaved(bench.runs, {variant.value: partial(read, variant) for variant in Variant})
+        rates = run_interleaved(bench.runs, {variant.value: partial(read, variant) for variant in Variant})
     rows = []
     for variant in Variant:
         ratio = paired_ratios(rates[variant], rates[Variant.SERVED])
@@ -41,8 +41,8 @@ def run(bench: Bench) -> Result:
     return Result(
         tables=[ResultTable("How chunks are made and carried", columns, rows)],
         notes=[
-            "Chunks: a bare grpc.aio server over the cursor and the decoder of ScanKV, and a bare client, both in "
-            "processes of their own. Every variant makes and checks the checksum, and validates every batch. The wait "
-            "is how late a 5 ms ticker of the server's event loop was at most.",
+            "Chunks: a bare grpc.aio server with ScanKV's cursor and decoder, and a bare client, each in its own "
+            "process. Every variant computes and checks the checksum, and validates every batch. The wait is the "
+            "greatest delay of a 5 ms ticker in the server's event loop.",
         ],
     )

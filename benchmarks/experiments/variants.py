@@ -1,4 +1,4 @@
-"""A bare grpc.aio server and client that do a scan in several ways, which differ in one thing each."""
+"""A bare grpc.aio server and client that scan in several variants; each differs from the first in one thing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _METHOD: Final = "Scan"
 _FRAME: Final = struct.Struct("<BII")
 _CHUNK_KIND: Final = 2
 _TICK_SECONDS: Final = 0.005
-# Those of ScanKV's client.
+# The options of ScanKV's client.
 _CLIENT_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.http2.bdp_probe", 0),
@@ -42,8 +42,6 @@ _CLIENT_OPTIONS: Final = (
 
 
 class Variant(StrEnum):
-    """A way to do a scan."""
-
     SERVED = "on the event loop, protobuf with the rows framed by hand (the server's way)"
     THREAD = "the same in a thread"
     PROTOBUF = "on the event loop, protobuf by its library"
@@ -51,7 +49,7 @@ class Variant(StrEnum):
 
 
 class VariantServer:
-    """Serves T4 in every variant, on an event loop in a thread of its own."""
+    """Serves T4 in every variant, with an event loop in a separate thread."""
 
     def __init__(self, data: Path) -> None:
         self._bucket = open_bucket(data)
@@ -91,11 +89,11 @@ class VariantServer:
         await self._server.stop(None)
 
     def url(self) -> str:
-        """Where it listens."""
+        """Returns the address that the server listens on."""
         return f"127.0.0.1:{self._port}"
 
     def longest_gap(self) -> float:
-        """The longest time in seconds since the last call in which the event loop served nobody else."""
+        """Returns the longest time in seconds for which the event loop was blocked since the last call."""
         longest, self._longest_gap = self._longest_gap, 0.0
         return longest
 
@@ -127,18 +125,18 @@ class VariantServer:
         return next(messages, None)
 
 
-def _served(cursor: BucketCursor) -> Iterator[bytes]:
+def _server_messages(cursor: BucketCursor) -> Iterator[bytes]:
     for rows, data in _record_batches(cursor):
         yield frame_chunk(ScanChunk(row_count=rows), data)
 
 
-def _protobuf(cursor: BucketCursor) -> Iterator[bytes]:
+def _protobuf_messages(cursor: BucketCursor) -> Iterator[bytes]:
     for rows, data in _record_batches(cursor):
         chunk = ScanChunk(bucket=0, record_batch=data.to_pybytes(), row_count=rows)
         yield ScanKvResponse(chunk=chunk).SerializeToString()
 
 
-def _framed(cursor: BucketCursor) -> Iterator[bytes]:
+def _framed_messages(cursor: BucketCursor) -> Iterator[bytes]:
     for rows, data in _record_batches(cursor):
         yield b"".join((_FRAME.pack(_CHUNK_KIND, 0, rows), data))
 
@@ -152,15 +150,15 @@ def _record_batches(cursor: BucketCursor) -> Iterator[tuple[int, pa.Buffer]]:
 
 
 _MESSAGES: Final[Mapping[Variant, Callable[[BucketCursor], Iterator[bytes]]]] = {
-    Variant.SERVED: _served,
-    Variant.THREAD: _served,
-    Variant.PROTOBUF: _protobuf,
-    Variant.FRAMED: _framed,
+    Variant.SERVED: _server_messages,
+    Variant.THREAD: _server_messages,
+    Variant.PROTOBUF: _protobuf_messages,
+    Variant.FRAMED: _framed_messages,
 }
 
 
 class VariantReader:
-    """Reads T4 in every variant; opens and validates every batch and computes the checksum, as ScanKV's client does."""
+    """Reads T4 in every variant. Opens and validates each batch and computes the checksum, as ScanKV's client does."""
 
     def __init__(self, url: str, schema: pa.Schema) -> None:
         self._url = url
@@ -182,7 +180,7 @@ class VariantReader:
         self._runner.close()
 
     def read(self, variant: Variant) -> Timing:
-        """Reads everything once."""
+        """Reads all rows once."""
         return self._runner.run(self._read(variant, _open_framed if variant is Variant.FRAMED else _open_protobuf))
 
     async def _read(self, variant: Variant, open_message: Callable[[bytes], pa.Buffer]) -> Timing:

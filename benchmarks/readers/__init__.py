@@ -1,1 +1,1 @@
-"""The three ways to read T4 that are compared, each in a process of its own."""
+"""The readers of T4 that the benchmarks compare. Each runs in its own process."""

@@ -1,4 +1,4 @@
-"""The rival: Arrow Flight `DoGet` over the same store, the same cursor and the same decoder, in chunks of one size."""
+"""A competitor: Arrow Flight `DoGet` over the same store, with the same cursor, decoder and chunk size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FlightServer:
-    """Serves T4 to every `DoGet`, on a free port."""
+    """Serves T4 in response to every `DoGet`, on a free port."""
 
     def __init__(self, data: Path) -> None:
         self._bucket = open_bucket(data)
@@ -40,7 +40,7 @@ class FlightServer:
         self._bucket.close()
 
     def url(self) -> str:
-        """Where it listens."""
+        """Returns the address that the server listens on."""
         return f"grpc://127.0.0.1:{self._server.port}"
 
 
@@ -66,7 +66,7 @@ def _batches(cursor: BucketCursor) -> Iterator[pa.RecordBatch]:
 
 
 class FlightReader:
-    """Reads through pyarrow's Flight client, opening every batch."""
+    """Reads through pyarrow's Flight client, which opens every batch."""
 
     def __init__(self, url: str) -> None:
         self._client = flight.connect(url)
@@ -78,7 +78,7 @@ class FlightReader:
         self._client.close()
 
     def read(self) -> Timing:
-        """Reads everything once."""
+        """Reads all rows once."""
         started, rows = time.perf_counter(), 0
         for batch in self._client.do_get(flight.Ticket(b"")).to_reader():
             rows += batch.num_rows

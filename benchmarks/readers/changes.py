@@ -1,4 +1,4 @@
-"""The asyncio client as a reader of changes."""
+"""Reads changes through the asyncio client."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class ChangesReader(ClientReader):
-    """Reads the changes that there are, with what happened to each row, to their end."""
+    """Reads all existing changes, with their change columns."""
 
     def read_log(self, limit: int | None = None) -> Timing:
-        """Reads all changes from the first one on, or the first ones of them."""
+        """Reads all changes, or the first `limit` changes."""
         scan = self._table.changes(StartFrom.EARLIEST, StopAt.LATEST).limit(limit)
-        return self._runner.run(self._timed(scan))
+        return self._runner.run(self._time_scan(scan))
 
     def read_full(self) -> Timing:
-        """Reads all rows, and the changes behind them, of which there are none."""
-        return self._runner.run(self._timed(self._table.changes(StartFrom.FULL, StopAt.LATEST)))
+        """Reads all rows and then the changes after them, of which there are none."""
+        return self._runner.run(self._time_scan(self._table.changes(StartFrom.FULL, StopAt.LATEST)))
 
     def read_net(self) -> Timing:
-        """Reads one net change for each key, over all changes."""
+        """Reads all changes as one net change for each key."""
         scan = self._table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net")
-        return self._runner.run(self._timed(scan))
+        return self._runner.run(self._time_scan(scan))

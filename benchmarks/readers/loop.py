@@ -1,4 +1,4 @@
-"""The reference: nothing but RocksDB's fast iterator, in the process that has the store open."""
+"""The reference: only RocksDB's fast iterator, in the process that opened the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIST_ROWS = 4096
 
 
 class LoopReader:
-    """Loops over `db.values()` in lists of 4,096 rows, decoding nothing; options and cache are the server's."""
+    """Loops over `db.values()` in lists of 4,096 rows without decoding them, with the server's options and cache."""
 
     def __init__(self, data: Path) -> None:
         self._store = open_rocks(data)
@@ -29,9 +29,9 @@ class LoopReader:
         self._store.close()
 
     def read(self) -> Timing:
-        """Reads everything once."""
+        """Reads all rows once."""
         started, rows = time.perf_counter(), 0
-        options = scan_options()  # The iterator only borrows it.
+        options = scan_options()  # Kept in a variable, since the iterator only borrows it.
         values = iter(self._store.rows.values(read_opt=options))
         while part := list(islice(values, _LIST_ROWS)):
             rows += len(part)

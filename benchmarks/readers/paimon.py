@@ -1,10 +1,10 @@
-"""A rival: pypaimon over local files. Run as a script, by an interpreter that has it; needs nothing of this project.
+"""A competitor: pypaimon over local files. A script for an interpreter that has pypaimon; imports nothing of ScanKV.
 
     python paimon.py WAREHOUSE ROWS.arrow CHANGED.arrow RUNS
 
-It writes a primary-key table of one bucket, reads it, writes the changed rows, and reads it again, merged: with
-pypaimon_rust where that is there, since the other reader merges row by row. It prints, as JSON, the rows and seconds of
-every run by what was read.
+It writes a primary-key table with one bucket, reads it, writes the changed rows, and reads the merged table. If
+pypaimon_rust is installed, that reads the merged table, since the Python reader merges row by row. The script prints
+the rows and seconds of every run as JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 
 def main(warehouse: str, rows_path: str, changed_path: str, runs: int) -> None:
-    """Measures, and prints what was found."""
-    from pypaimon import CatalogFactory, Schema  # type: ignore[import-not-found,unused-ignore]  # it may be missing
+    """Measures and prints the result."""
+    from pypaimon import CatalogFactory, Schema  # type: ignore[import-not-found,unused-ignore]  # may be missing
 
     rows = _read_file(rows_path)
     catalog = CatalogFactory.create({"warehouse": warehouse})
@@ -42,7 +42,7 @@ def _read_file(path: str) -> pa.Table:
         return file.read_all()
 
 
-def _write(table: Any, rows: pa.Table) -> None:  # noqa: ANN401  # of a package that may be missing
+def _write(table: Any, rows: pa.Table) -> None:  # noqa: ANN401  # from a package that may be missing
     builder = table.new_batch_write_builder()
     write, commit = builder.new_write(), builder.new_commit()
     write.write_arrow(rows)
@@ -51,7 +51,7 @@ def _write(table: Any, rows: pa.Table) -> None:  # noqa: ANN401  # of a package 
     commit.close()
 
 
-def _read(table: Any) -> tuple[int, float]:  # noqa: ANN401  # the same
+def _read(table: Any) -> tuple[int, float]:  # noqa: ANN401  # from a package that may be missing
     started = time.perf_counter()
     builder = table.new_read_builder()
     splits = builder.new_scan().plan().splits()

@@ -1,4 +1,4 @@
-"""What is measured: the asyncio client against `scankv serve`."""
+"""The subject of the benchmarks: the asyncio client with a `scankv serve` process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ClientReader:
     """Scans through the client, which opens and validates every batch and compares totals and checksum at the end.
 
     Args:
-        url: Of the server.
-        table: The table that is read.
+        url: The address of the server.
+        table: The table to read.
     """
 
     def __init__(self, url: str, table: str = t4.TABLE) -> None:
@@ -42,14 +42,14 @@ class ClientReader:
         self._runner.close()
 
     def read(self, chunk_rows: int | None = None, chunk_bytes: int | None = None) -> Timing:
-        """Reads everything once, in chunks of the server's default size unless another is given."""
-        return self._runner.run(self._timed(self._table.scan().with_chunk(rows=chunk_rows, bytes=chunk_bytes)))
+        """Reads all rows once, in chunks of the given size or of the server's default size."""
+        return self._runner.run(self._time_scan(self._table.scan().with_chunk(rows=chunk_rows, bytes=chunk_bytes)))
 
     def read_some(self, columns: Sequence[str] | None, where: str | None) -> Timing:
-        """Reads some columns of the rows for which something is true."""
-        return self._runner.run(self._timed(self._table.scan(columns, where=where)))
+        """Reads some columns of the rows that match a predicate."""
+        return self._runner.run(self._time_scan(self._table.scan(columns, where=where)))
 
-    async def _timed(self, scan: Scan) -> Timing:
+    async def _time_scan(self, scan: Scan) -> Timing:
         started, rows = time.perf_counter(), 0
         async for batch in scan.stream():
             rows += batch.num_rows

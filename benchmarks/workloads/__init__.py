@@ -1,4 +1,4 @@
-"""The figures that ScanKV is held to, by name."""
+"""The benchmarks with the figures that ScanKV must reach, by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _spark(bench: Bench) -> Result:
-    """On use: every worker process of every other benchmark would import PySpark, too."""
+    # Imported on use; otherwise the worker processes of all benchmarks would import PySpark.
     from benchmarks.workloads import spark
 
     return spark.run(bench)
@@ -65,4 +65,4 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
 }
 
 ON_REQUEST: Final = frozenset({"dashboards", "consumers", "one-row-commits", "net", "spark"})
-"""Those that take long, or need Java, and are run only where they are named."""
+"""Benchmarks that take long or need Java. They run only if the command line names them."""

@@ -1,4 +1,4 @@
-"""A scan out of a columnar base against pypaimon, which reads local files in its own process."""
+"""Compares scans of a columnar base with pypaimon, which reads local files in its own process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, interleaved, progress
+from benchmarks.measure import Spread, progress, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
-from benchmarks.workloads.base_tables import filled_table, updates, wait_for_base
+from benchmarks.workloads.base_tables import create_filled_table, updates, wait_for_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench
 
 PYTHON: Final = "SCANKV_BENCH_PAIMON_PYTHON"
-"""The environment variable that names an interpreter with pypaimon, which wants an older pyarrow than this project."""
+"""The environment variable for an interpreter with pypaimon, which needs an older pyarrow than ScanKV."""
 
 _MOST_ROWS: Final = 1_000_000
 _CHANGED: Final = 0.1
@@ -35,22 +35,24 @@ _SCRIPT: Final = Path(__file__).parents[1] / "readers" / "paimon.py"
 
 
 def run(bench: Bench) -> Result:
-    """Reads the same rows with both, as they were loaded and with 10 % written since; skipped without pypaimon."""
+    """Reads the same rows with both, first as loaded and then with 10 % updated. Does nothing without pypaimon."""
     python = os.environ.get(PYTHON, sys.executable)
     missing = subprocess.run([python, "-c", "import pypaimon"], capture_output=True, check=False).returncode
     if missing:
         return Result(
-            notes=[f"pypaimon: skipped, because {python} does not have it; ${PYTHON} names an interpreter that has."]
+            notes=[
+                f"pypaimon: skipped, because {python} does not have it. Set ${PYTHON} to an interpreter that has it."
+            ]
         )
     rows = min(bench.rows, _MOST_ROWS)
-    theirs = _paimon(bench, python, rows)
-    ours = _ours(bench, rows)
+    theirs = _measure_paimon(bench, python, rows)
+    ours = _measure_scankv(bench, rows)
     figures = []
     for (name, measured), (their_name, rates) in zip(ours.items(), theirs.items(), strict=True):
         figures.append(
             Figure(
                 name=f"base_vs_paimon_{name}",
-                work=f"scan of {rows:,} rows out of a base over TCP, {name}, rows/s",
+                work=f"scan of {rows:,} rows from a base over TCP, {name}, rows/s",
                 against=f"pypaimon over local files, {their_name}, median",
                 unit="ratio",
                 spread=Spread.of(rate / Spread.of(rates).median for rate in measured),
@@ -61,34 +63,32 @@ def run(bench: Bench) -> Result:
     found |= {f"pypaimon, {name}": values for name, values in theirs.items()}
     return Result(
         figures=figures,
-        tables=[
-            rates_table("Out of a base, and pypaimon", {name: Spread.of(values) for name, values in found.items()})
-        ],
+        tables=[rates_table("From a base, and pypaimon", {name: Spread.of(values) for name, values in found.items()})],
         notes=[
-            f"pypaimon: {rows:,} rows in one bucket, Parquet as it is by default; merged: {_CHANGED:.0%} written again."
+            f"pypaimon: {rows:,} rows in one bucket, Parquet with default settings; merged: {_CHANGED:.0%} updated."
         ],
     )
 
 
-def _ours(bench: Bench, rows: int) -> dict[str, list[float]]:
+def _measure_scankv(bench: Bench, rows: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     data = bench.directory / "base-rivals"
     with (
         BenchmarkServer(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
         connect(server.url) as client,
     ):
-        table = filled_table(client, rows)
+        table = create_filled_table(client, rows)
         wait_for_base(table)
         with Worker(ClientReader, server.url) as reader:
             for name in ("unmerged", "merged"):
-                found |= interleaved(bench.runs, {name: lambda: reader.call(ClientReader.read).checked(rows)})
+                found |= run_interleaved(bench.runs, {name: lambda: reader.call(ClientReader.read).check_rows(rows)})
                 for batch in updates(rows, int(rows * _CHANGED), seed=1):
                     table.upsert(batch)
     return found
 
 
-def _paimon(bench: Bench, python: str, rows: int) -> dict[str, list[float]]:
-    """The rows per second of each run by what was read."""
+def _measure_paimon(bench: Bench, python: str, rows: int) -> dict[str, list[float]]:
+    """Returns the rows per second of each run, for the unmerged and the merged table."""
     directory = bench.directory / "paimon"
     directory.mkdir()
     _write(directory / "rows.arrow", t4.batches(rows, _LOAD_ROWS))
@@ -98,7 +98,7 @@ def _paimon(bench: Bench, python: str, rows: int) -> dict[str, list[float]]:
     done = subprocess.run([python, str(_SCRIPT), *files, str(bench.runs)], check=True, stdout=subprocess.PIPE)
     measured = json.loads(done.stdout)
     if any(found != rows for runs in measured.values() for found, _ in runs):
-        raise RuntimeError("pypaimon gave another number of rows")
+        raise RuntimeError(f"pypaimon must return {rows:,} rows in each run; it returned {measured}")
     return {name: [found / seconds for found, seconds in runs] for name, runs in measured.items()}
 
 

@@ -1,4 +1,4 @@
-"""Scans out of a columnar base with more and more of the rows written since, against the same scans of RocksDB."""
+"""Compares scans of a columnar base with scans of RocksDB, for growing shares of rows updated since the build."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, Self
 from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
+from benchmarks.measure import Spread, Timing, paired_ratios, progress, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from benchmarks.workloads import base_costs, base_rivals
-from benchmarks.workloads.base_tables import TEXT_TABLE, filled_table, updates, wait_for_base
+from benchmarks.workloads.base_tables import TEXT_TABLE, create_filled_table, updates, wait_for_base
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _N: Final = 10
 _WRITERS: Final = 64
 _CHANGED: Final = {0.0: 8, 0.01: 5, 0.1: 3}
-"""Shares of the rows written since the base, and how many times as fast as the iterator a scan must be."""
+"""By share of rows updated since the base was built: how many times as fast as RocksDB a scan must be."""
 
 _FULL, _BASE = "all columns, RocksDB", "all columns, base"
 _TEXT, _TEXT_BASE = "key (string, int64), RocksDB", "key (string, int64), base"
@@ -30,34 +30,34 @@ _ONE, _CLUSTERED, _CLUSTERED_BASE = "one of four columns, base", "1 % by ts, Roc
 
 
 class BaseReader(ClientReader):
-    """Reads the table in both ways."""
+    """Reads the table by a given read path."""
 
     def __enter__(self) -> Self:
         return self
 
     def open(self) -> None:
-        """Connects, once there is a table."""
+        """Connects. Call it after the table was created."""
         self._runner.run(self._connect())
 
     def read_by(self, read_path: str, columns: tuple[str, ...] | None = None, where: str | None = None) -> Timing:
-        """Reads some columns of the rows for which something is true, out of bases or not."""
+        """Reads some columns of the rows that match a predicate, by a read path."""
         scan = self._table.scan(columns, where=where).read_path(read_path)  # type: ignore[arg-type]  # one of the two
-        return self._runner.run(self._timed(scan))
+        return self._runner.run(self._time_scan(scan))
 
     def top_n(self, n: int) -> float:
-        """The seconds that the first rows by a column without an index take."""
+        """Returns the seconds that a top-N by a column without an index takes."""
         started = time.perf_counter()
         self._runner.run(self._table.top_n(n, by="amount"))
         return time.perf_counter() - started
 
     def count(self, where: str) -> Timing:
-        """Counts the rows for which something is true; the rows are those that are kept."""
+        """Counts the rows that match a predicate. The timing has the number of matching rows."""
         started = time.perf_counter()
         found = self._runner.run(self._table.count(where))
         return Timing(found, time.perf_counter() - started)
 
     def commit_one_by_one(self, rows: int, count: int) -> None:
-        """Updates so many rows in as many commits."""
+        """Updates `count` rows in as many commits."""
         self._runner.run(self._commit(rows, count))
 
     async def _commit(self, rows: int, count: int) -> None:
@@ -71,31 +71,31 @@ class BaseReader(ClientReader):
 
 
 def run(bench: Bench) -> Result:
-    """Loads the table, and reads it in both ways, with none of its rows written since the base, then more of them."""
+    """Loads the table, and reads it by both read paths, first unchanged and then with more and more rows updated."""
     rows, data = bench.rows, bench.directory / "bases"
     found: dict[str, list[float]] = {}
     figures = []
-    # The base is built when all rows are there, and stays as it is, whatever is written.
+    # With these settings, the base is built once all rows are loaded and is never rebuilt.
     with BenchmarkServer(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server:
         with connect(server.url) as client, Worker(BaseReader, server.url) as reader:
-            table = filled_table(client, rows)
+            table = create_filled_table(client, rows)
             reader.call(BaseReader.open)
             wait_for_base(table)
             for share, at_least in _CHANGED.items():
                 for batch in updates(rows, int(rows * share), seed=int(rows * share)):
                     table.upsert(batch)
-                rates = interleaved(
+                rates = run_interleaved(
                     bench.runs,
                     {
-                        _FULL: lambda: reader.call(BaseReader.read_by, "rocksdb").checked(rows),
-                        _BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
+                        _FULL: lambda: reader.call(BaseReader.read_by, "rocksdb").check_rows(rows),
+                        _BASE: lambda: reader.call(BaseReader.read_by, "columnar").check_rows(rows),
                     },
                 )
-                found |= {f"{name}, {share:.0%} written since": values for name, values in rates.items()}
+                found |= {f"{name}, {share:.0%} updated since": values for name, values in rates.items()}
                 figures.append(
                     Figure(
                         name=f"base_vs_scan_{100 * share:.0f}",
-                        work=f"scan of {rows:,} rows out of a base, {share:.0%} of them written since, rows/s",
+                        work=f"scan of {rows:,} rows from a base, {share:.0%} of them updated since, rows/s",
                         against="the same scan of RocksDB",
                         unit="ratio",
                         spread=paired_ratios(rates[_BASE], rates[_FULL]),
@@ -103,49 +103,51 @@ def run(bench: Bench) -> Result:
                     )
                 )
                 if not share:
-                    figures += _parts(bench, reader, found)
-    figures.append(_text_keys(bench, found))
+                    figures += _measure_projection_and_zone_map(bench, reader, found)
+    figures.append(_measure_text_keys(bench, found))
     others = [base_costs.run(bench), base_rivals.run(bench)]
     return Result(
         figures=[*figures, *(figure for other in others for figure in other.figures)],
         tables=[
-            rates_table("Out of a base", {name: Spread.of(values) for name, values in found.items()}),
+            rates_table("From a base", {name: Spread.of(values) for name, values in found.items()}),
             *(table for other in others for table in other.tables),
         ],
         notes=[
-            "Bases: rows written since are updates of rows chosen at random, in requests of 10,000 rows, or of one "
-            "where the key is (string, int64).",
+            "Bases: the updated rows are chosen at random and sent in requests of 10,000 rows, or of one row where the "
+            "key is (string, int64).",
             *(note for other in others for note in other.notes),
         ],
     )
 
 
-def _parts(bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float]]) -> list[Figure]:
-    """One column, and a predicate that a zone map answers, with nothing written since the base."""
+def _measure_projection_and_zone_map(
+    bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float]]
+) -> list[Figure]:
+    """Measures one column, and a predicate that a zone map evaluates, before any update."""
     rows = bench.rows
     kept = rows // 100
-    where = f"ts < {t4.ts_of(kept)}"
+    where = f"ts < {t4.ts_literal(kept)}"
 
     def some(read_path: str) -> Timing:
-        return Timing(rows, reader.call(BaseReader.read_by, read_path, None, where).checked(kept).seconds)
+        return Timing(rows, reader.call(BaseReader.read_by, read_path, None, where).check_rows(kept).seconds)
 
-    rates = interleaved(
+    rates = run_interleaved(
         bench.runs,
         {
-            _BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
-            _ONE: lambda: reader.call(BaseReader.read_by, "columnar", ("amount",)).checked(rows),
+            _BASE: lambda: reader.call(BaseReader.read_by, "columnar").check_rows(rows),
+            _ONE: lambda: reader.call(BaseReader.read_by, "columnar", ("amount",)).check_rows(rows),
             _CLUSTERED: lambda: some("rocksdb"),
             _CLUSTERED_BASE: lambda: some("columnar"),
         },
     )
     found |= rates
-    answers = _answers(bench, reader, where, kept)
+    queries = _measure_queries(bench, reader, where, kept)
     return [
-        *answers,
+        *queries,
         Figure(
             name="base_projection",
-            work="scan of one of four columns out of a base, rows/s",
-            against="all columns out of the base",
+            work="scan of one of four columns from a base, rows/s",
+            against="all columns from the base",
             unit="ratio",
             spread=paired_ratios(rates[_ONE], rates[_BASE]),
             at_least=2,
@@ -161,13 +163,13 @@ def _parts(bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float
     ]
 
 
-def _answers(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) -> list[Figure]:
-    """What the server computes out of a base, with nothing written since."""
+def _measure_queries(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) -> list[Figure]:
+    """Measures queries that the server computes from a base, before any update."""
     top_n, count = [], []
-    progress("asking for the first rows and counting")
+    progress("measuring top-N and counts")
     for number in range(-1, bench.runs):
-        # With another number each time, which no answer is kept for.
-        seconds = reader.call(BaseReader.count, f"{where} AND id > {-9 - number}").checked(kept).seconds
+        # The numbers differ in each run, so that the result cache never answers.
+        seconds = reader.call(BaseReader.count, f"{where} AND id > {-9 - number}").check_rows(kept).seconds
         first = reader.call(BaseReader.top_n, _N + 1 + number)
         if number >= 0:
             top_n.append(1000 * first)
@@ -175,7 +177,7 @@ def _answers(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) ->
     return [
         Figure(
             name="base_top_n",
-            work=f"top-10 of {bench.rows:,} rows by a column without an index, out of a base",
+            work=f"top-10 of {bench.rows:,} rows by a column without an index, from a base",
             against="wall clock of the call",
             unit="ms",
             spread=Spread.of(top_n),
@@ -183,7 +185,7 @@ def _answers(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) ->
         ),
         Figure(
             name="base_count",
-            work=f"count of {kept:,} of {bench.rows:,} rows by a predicate, out of a base",
+            work=f"count of {kept:,} of {bench.rows:,} rows by a predicate, from a base",
             against="wall clock of the call",
             unit="rows/s",
             spread=Spread.of(count),
@@ -192,8 +194,8 @@ def _answers(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) ->
     ]
 
 
-def _text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
-    """The same with a key of a string and a number, and 1 % written since, each row by a commit of its own."""
+def _measure_text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
+    """Measures scans of a table whose key is a string and a number, with 1 % of the rows updated in single commits."""
     rows, share = bench.rows, 0.01
     data = bench.directory / "bases-text"
     with (
@@ -201,22 +203,22 @@ def _text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
         connect(server.url) as client,
         Worker(BaseReader, server.url, TEXT_TABLE) as reader,
     ):
-        table = filled_table(client, rows, TEXT_TABLE)
+        table = create_filled_table(client, rows, TEXT_TABLE)
         reader.call(BaseReader.open)
         wait_for_base(table)
         progress(f"updating {int(rows * share):,} rows one by one")
         reader.call(BaseReader.commit_one_by_one, rows, int(rows * share))
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _TEXT: lambda: reader.call(BaseReader.read_by, "rocksdb").checked(rows),
-                _TEXT_BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
+                _TEXT: lambda: reader.call(BaseReader.read_by, "rocksdb").check_rows(rows),
+                _TEXT_BASE: lambda: reader.call(BaseReader.read_by, "columnar").check_rows(rows),
             },
         )
     found |= rates
     return Figure(
         name="base_text_key",
-        work=f"scan of {rows:,} rows with the key (string, int64) out of a base, {share:.0%} written since one by one",
+        work=f"scan of {rows:,} rows with the key (string, int64) from a base, {share:.0%} updated since, one by one",
         against="the same scan of RocksDB",
         unit="ratio",
         spread=paired_ratios(rates[_TEXT_BASE], rates[_TEXT]),

@@ -1,11 +1,11 @@
-"""The changelog as a source of rows: all changes against all rows, and a start from the whole table."""
+"""Compares reading all changes, and a stream that starts with all rows, with a full scan."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, interleaved, paired_ratios
+from benchmarks.measure import Spread, paired_ratios, run_interleaved
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
@@ -17,15 +17,15 @@ _SCAN, _LOG, _FULL = "full scan", "bounded read of the changelog", "full start o
 
 
 def run(bench: Bench) -> Result:
-    """Reads T4's rows, its changes, and its rows as the beginning of its changes, in turn."""
+    """Reads T4's rows, its changes, and a stream of its rows followed by changes, in turn."""
     store = bench.store
     with BenchmarkServer(store.data) as server, Worker(ChangesReader, server.url) as reader:
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _SCAN: lambda: reader.call(ChangesReader.read).checked(store.rows),
-                _LOG: lambda: reader.call(ChangesReader.read_log).checked(store.rows),
-                _FULL: lambda: reader.call(ChangesReader.read_full).checked(store.rows),
+                _SCAN: lambda: reader.call(ChangesReader.read).check_rows(store.rows),
+                _LOG: lambda: reader.call(ChangesReader.read_log).check_rows(store.rows),
+                _FULL: lambda: reader.call(ChangesReader.read_full).check_rows(store.rows),
             },
         )
     return Result(
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Result:
             ),
             Figure(
                 name="full_start_vs_scan",
-                work="stream of changes from a full start to the latest, no change behind it, time",
+                work="stream of changes from a full start to the latest, without later changes, time",
                 against="full scan of the same table",
                 unit="ratio",
                 spread=paired_ratios(rates[_SCAN], rates[_FULL]),
@@ -49,8 +49,8 @@ def run(bench: Bench) -> Result:
         ],
         tables=[rates_table("Changes", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
-            "Changes: T4 was upserted once, 100,000 rows a call, so there are as many changes as rows, all `+I`, in "
-            "records of 4,096. Changes come with four columns more than rows: kind, offset, bucket and commit time; "
-            "these travel as runs.",
+            "Changes: T4 was upserted once, 100,000 rows a call, so it has as many changes as rows, all `+I`, in "
+            "records of 4,096. Changes have four more columns than rows: kind, offset, bucket and commit time. They "
+            "are sent as runs.",
         ],
     )

@@ -1,4 +1,4 @@
-"""What a thousand consumers cost the server that have read everything."""
+"""What a thousand idle consumers cost the server."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 _CONSUMERS: Final = 1000
 _ROWS_OF_A_CONSUMER: Final = 200
-"""A trial run has fewer consumers, and looks at them for a shorter time."""
+"""A trial run with few rows has fewer consumers, and measures them for a shorter time."""
 _AT_ONCE: Final = 20
 _WINDOW_SECONDS: Final = 10.0
-"""Two heartbeats of each."""
+"""Enough for two heartbeats of each consumer."""
 _MEBIBYTE: Final = 1 << 20
 
 
 class ConsumerClients:
-    """Clients with a connection each, one of which knows the server while the others are not there yet."""
+    """Consumers with a connection each. One client connects first, so that idle memory includes the open bucket."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        self._heard = 0
+        self._heartbeats = 0
 
     def __enter__(self) -> Self:
         self._runner.run(self._open())
@@ -47,7 +47,16 @@ class ConsumerClients:
         self._runner.close()
 
     def follow(self, count: int, server: int, seconds: float) -> tuple[float, int]:
-        """Has consumers follow the table; the server's processor time, in seconds a second, and how often it spoke."""
+        """Starts consumers and measures them.
+
+        Args:
+            count: The number of consumers.
+            server: The process id of the server.
+            seconds: How long to measure.
+
+        Returns:
+            The server's processor time, in seconds per second, and the number of heartbeats.
+        """
         return self._runner.run(self._follow(count, server, seconds))
 
     async def _open(self) -> None:
@@ -61,42 +70,42 @@ class ConsumerClients:
         for start in range(0, count, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, count))
             specs = [self._changes.with_consumer_id(f"consumer-{number}").spec for number in numbers]
-            streams = await asyncio.gather(*map(self._started, specs))
+            streams = await asyncio.gather(*map(self._start_stream, specs))
             tasks += [asyncio.create_task(self._read(stream)) for stream in streams]
         try:
-            # What was left from opening them is done.
+            # Lets the server finish the work of opening the streams.
             await asyncio.sleep(1.0)
-            heard, began = self._heard, cpu_seconds(server)
+            heartbeats, began = self._heartbeats, cpu_seconds(server)
             await asyncio.sleep(seconds)
-            share, heard = (cpu_seconds(server) - began) / seconds, self._heard - heard
+            share, heartbeats = (cpu_seconds(server) - began) / seconds, self._heartbeats - heartbeats
             if ended := [task for task in tasks if task.done()]:
-                raise RuntimeError(f"{len(ended)} consumers have ended") from ended[0].exception()
+                raise RuntimeError(f"{len(ended)} consumers ended early") from ended[0].exception()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return share, heard
+        return share, heartbeats
 
-    async def _started(self, spec: ScanSpec) -> ScanStream:
+    async def _start_stream(self, spec: ScanSpec) -> ScanStream:
         client = await self._stack.enter_async_context(connect(self._url))
         return await self._stack.enter_async_context(client.scan(spec).stream())
 
     async def _read(self, stream: ScanStream) -> None:
-        stream.on_heartbeat(self._note)
+        stream.on_heartbeat(self._count_heartbeat)
         await anext(stream)
-        raise RuntimeError("a change came, and nothing was written")
+        raise RuntimeError("a consumer received a change, although nothing was written")
 
-    def _note(self) -> None:
-        self._heard += 1
+    def _count_heartbeat(self) -> None:
+        self._heartbeats += 1
 
 
 def run(bench: Bench) -> Result:
-    """Starts a server for each run, and all consumers."""
+    """Starts a new server with all consumers for each run."""
     _allow_files()
     count = min(_CONSUMERS, bench.rows // _ROWS_OF_A_CONSUMER)
     seconds = _WINDOW_SECONDS if count == _CONSUMERS else 1.0
     found = [_follow(bench, count, seconds, number) for number in range(bench.runs)]
-    grown, shares, heard, resident = (Spread.of(values) for values in zip(*found, strict=True))
+    grown, shares, heartbeats, resident = (Spread.of(values) for values in zip(*found, strict=True))
     work = f"{count:,} idle consumers, each with its own connection: server"
     return Result(
         figures=[
@@ -122,34 +131,35 @@ def run(bench: Bench) -> Result:
                 f"{count:,} idle consumers",
                 ("", "median", "least", "greatest"),
                 [
-                    ("heartbeats a second, all together", heard.median, heard.least, heard.greatest),
+                    ("heartbeats per second, of all", heartbeats.median, heartbeats.least, heartbeats.greatest),
                     ("resident memory at the end, MiB above idle", resident.median, resident.least, resident.greatest),
                 ],
             )
         ],
         notes=[
             "Idle consumers: a fresh server for each run. Idle is its resident memory with the bucket open and one "
-            "client; memory is the peak that the kernel kept (VmHWM), so that it has what opening them took. "
-            f"Processor time is that of {seconds:g} seconds in which nothing is written and all are heard from.",
+            "client. The memory is the kernel's peak value (VmHWM), so it includes the work of opening the streams. "
+            f"The processor time covers {seconds:g} seconds in which nothing is written and all consumers receive "
+            "heartbeats.",
         ],
     )
 
 
 def _follow(bench: Bench, count: int, seconds: float, number: int) -> tuple[float, float, float, float]:
-    """The memory above idle at its peak, the processor time, how often the server spoke, and the memory at the end."""
+    """Returns the peak memory above idle in MiB, the processor time in %, heartbeats/s, and the memory at the end."""
     data = bench.store.copy(f"consumers-{number}")
     with BenchmarkServer(data) as server, Worker(ConsumerClients, server.url) as consumers:
         consumers.wait_ready()
         reset_peak(server.pid)
         idle = resident_bytes(server.pid)
-        share, heard = consumers.call(ConsumerClients.follow, count, server.pid, seconds)
+        share, heartbeats = consumers.call(ConsumerClients.follow, count, server.pid, seconds)
         grown = (peak_bytes(server.pid) - idle) / _MEBIBYTE
         resident = (resident_bytes(server.pid) - idle) / _MEBIBYTE
     progress(f"  run {number + 1} of {bench.runs}: {grown:.1f} MiB above idle, {100 * share:.1f} % of a core")
-    return grown, 100 * share, heard / seconds, resident
+    return grown, 100 * share, heartbeats / seconds, resident
 
 
 def _allow_files() -> None:
-    """Lets this process, and those that it starts, open as many files as it may allow itself."""
+    """Raises the limit of open files, which child processes inherit, to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

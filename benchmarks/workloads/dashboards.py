@@ -26,12 +26,12 @@ _DASHBOARDS: Final = 200
 _N: Final = 10
 _EVERY_SECONDS: Final = 1.0
 _WINDOW_SECONDS: Final = 2.0
-# For as long as a question of a watch waits, so that each of them is answered once in it.
+# As long as the server delays the reply to an unchanged watch, so that each watch gets one reply.
 _WATCHED_SECONDS: Final = 30.0
 
 
 class Dashboards:
-    """Clients with a connection each, that look at the first rows of T4: half of them the same, the others others."""
+    """Clients with a connection each that show a top-N of T4. Half show the same rows, the others different numbers."""
 
     def __init__(self, url: str, count: int) -> None:
         self._url = url
@@ -50,27 +50,27 @@ class Dashboards:
         self._runner.close()
 
     def watch(self, server: int, windows: int) -> list[float]:
-        """Watches for some windows of time; the server's processor time for it, in seconds a second."""
+        """Watches for some windows of time. Returns the server's processor time in seconds per second, by window."""
         return self._runner.run(self._watch(server, windows))
 
     def poll(self, server: int, windows: int) -> list[float]:
-        """Asks so often what has changed, without waiting for it; the server's processor time for it, the same way."""
-        return self._runner.run(self._call(self._polls(), server, windows))
+        """Polls for changes as often, without waiting for them. Returns the processor time as `watch` does."""
+        return self._runner.run(self._call(self._poll_calls(), server, windows))
 
     def call_nothing(self, server: int, windows: int) -> list[float]:
-        """Makes as many calls that do nothing; the server's processor time for it, the same way."""
+        """Makes as many empty calls. Returns the processor time as `watch` does."""
         return self._runner.run(self._call([client.wait_ready for client in self._clients], server, windows))
 
     async def _open(self) -> None:
         self._client = await self._stack.enter_async_context(connect(self._url))
         self._clients = [await self._stack.enter_async_context(connect(self._url)) for _ in range(self._count)]
-        self._tables = [(await client.table(t4.TABLE), _rows_of(each)) for each, client in enumerate(self._clients)]
+        self._tables = [(await client.table(t4.TABLE), _row_count(each)) for each, client in enumerate(self._clients)]
 
     async def _watch(self, server: int, windows: int) -> list[float]:
         watches = [table.watch_top_n(n, by=INDEXED_COLUMN, every=_EVERY_SECONDS) for table, n in self._tables]
         for watch in watches:
             await anext(watch)
-        async with _running(_fail_on_news(watch) for watch in watches):
+        async with _run_in_background(_fail_on_result(watch) for watch in watches):
             await asyncio.sleep(_EVERY_SECONDS)
             shares = []
             for _ in range(windows):
@@ -80,7 +80,7 @@ class Dashboards:
                 _check_idle(before, await self._client.server_stats(), self._count)
             return shares
 
-    def _polls(self) -> list[Callable[[], Awaitable[None]]]:
+    def _poll_calls(self) -> list[Callable[[], Awaitable[None]]]:
         return [partial(self._poll, *args) for args in self._tables]
 
     async def _poll(self, table: Table, n: int) -> None:
@@ -89,12 +89,12 @@ class Dashboards:
             assert counted is not None
             self._version = counted.version
         if await table.top_n_if_changed(self._version, n, by=INDEXED_COLUMN) is not None:
-            _changed()
+            _fail_on_change()
 
     async def _call(self, calls: Sequence[Callable[[], Awaitable[None]]], server: int, windows: int) -> list[float]:
-        # One after another, so that they are spread over each second.
+        # The delays spread the calls over each second.
         delays = [_EVERY_SECONDS * number / self._count for number in range(self._count)]
-        async with _running(self._each_time(*args) for args in zip(calls, delays, strict=True)):
+        async with _run_in_background(self._call_periodically(*args) for args in zip(calls, delays, strict=True)):
             await asyncio.sleep(_EVERY_SECONDS)
             shares = []
             for _ in range(windows):
@@ -103,7 +103,7 @@ class Dashboards:
                 shares.append(self._share(cpu_seconds(server) - began, self._calls - before))
             return shares
 
-    async def _each_time(self, call: Callable[[], Awaitable[None]], delay: float) -> None:
+    async def _call_periodically(self, call: Callable[[], Awaitable[None]], delay: float) -> None:
         due = asyncio.get_running_loop().time() + delay
         while True:
             await asyncio.sleep(due - asyncio.get_running_loop().time())
@@ -112,30 +112,30 @@ class Dashboards:
             due += _EVERY_SECONDS
 
     def _share(self, cost: float, calls: int) -> float:
-        """The processor time a second if all call as often as they should: on a busy machine they are late."""
+        """Returns the processor time per second for the planned number of calls. A busy machine makes fewer."""
         return cost / max(1, calls) * self._count / _EVERY_SECONDS
 
 
-def _rows_of(number: int) -> int:
-    """How many rows a dashboard shows."""
+def _row_count(number: int) -> int:
+    """Returns how many rows a dashboard shows."""
     return _N if number % 2 == 0 else _N + number
 
 
-def _changed() -> NoReturn:
-    raise RuntimeError("a dashboard was told of a change, and nothing was written")
+def _fail_on_change() -> NoReturn:
+    raise RuntimeError("a dashboard received a change, although nothing was written")
 
 
 def _check_idle(before: ServerStats, now: ServerStats, count: int) -> None:
-    """Raises RuntimeError when watches did not wait, or rows were read for them."""
+    """Raises RuntimeError if the server did not delay the replies to watches, or read rows for them."""
     if now.rows_scanned != before.rows_scanned:
-        raise RuntimeError(f"{now.rows_scanned - before.rows_scanned:,} rows were read for unchanged answers")
-    if not 0 < (answers := now.unchanged_results - before.unchanged_results) <= 2 * count:
-        raise RuntimeError(f"{count} watches had {answers:,} answers in the time that a question waits")
+        raise RuntimeError(f"{now.rows_scanned - before.rows_scanned:,} rows were read for unchanged results")
+    if not 0 < (replies := now.unchanged_results - before.unchanged_results) <= 2 * count:
+        raise RuntimeError(f"{count} watches must get 1 to {2 * count:,} replies in a window, not {replies:,}")
 
 
 @asynccontextmanager
-async def _running(endless: Iterable[Coroutine[None, None, None]]) -> AsyncIterator[None]:
-    """Runs what does not end beside the block. Raises RuntimeError when one of them did."""
+async def _run_in_background(endless: Iterable[Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Runs endless coroutines during the block. Raises RuntimeError if one of them ended."""
     tasks = [asyncio.create_task(each) for each in endless]
     try:
         yield
@@ -145,16 +145,16 @@ async def _running(endless: Iterable[Coroutine[None, None, None]]) -> AsyncItera
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     for error in ended:
         if not isinstance(error, asyncio.CancelledError):
-            raise RuntimeError("a dashboard has ended") from error
+            raise RuntimeError("a dashboard ended early") from error
 
 
-async def _fail_on_news(watch: TopNWatch) -> NoReturn:
+async def _fail_on_result(watch: TopNWatch) -> NoReturn:
     await anext(watch)
-    _changed()
+    _fail_on_change()
 
 
 def run(bench: Bench) -> Result:
-    """Lets them watch for a while."""
+    """Measures watches, polls and empty calls, one after the other."""
     with (
         BenchmarkServer(bench.store.indexed) as server,
         Worker(Dashboards, server.url, _DASHBOARDS) as dashboards,
@@ -167,7 +167,7 @@ def run(bench: Bench) -> Result:
         figures=[
             Figure(
                 name="dashboards",
-                work=f"{_DASHBOARDS} dashboards that watch a top-N, every second at most, nothing changes: server",
+                work=f"{_DASHBOARDS} dashboards that watch a top-N, at most every second, nothing changes: server",
                 against="one core",
                 unit="%",
                 spread=shares,
@@ -176,7 +176,7 @@ def run(bench: Bench) -> Result:
         ],
         tables=[
             ResultTable(
-                f"{_DASHBOARDS} dashboards, and {_DASHBOARDS} calls a second in their place",
+                f"{_DASHBOARDS} dashboards, or {_DASHBOARDS} calls per second instead",
                 ("% of a core, server", "median", "least", "greatest"),
                 [
                     ("watches of a top-N, nothing changes", shares.median, shares.least, shares.greatest),
@@ -186,11 +186,11 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"Dashboards: `watch_top_n` of {_DASHBOARDS} clients of one process, each with its own connection; half of "
-            f"them ask for the same {_N} rows, of the others each for another number. A question waits at the server "
-            f"for up to {_WATCHED_SECONDS:g} seconds, and runs are as long; that no row was read, and about one answer "
-            "given to each watch, is checked. Polls (`top_n_if_changed`) and calls that do nothing: each client makes "
-            f"one a second, in windows of {_WINDOW_SECONDS:g} seconds. Their processor time is divided by the number "
-            "of calls that there were.",
+            f"Dashboards: `watch_top_n` of {_DASHBOARDS} clients in one process, each with its own connection. Half of "
+            f"them show the same {_N} rows; each of the others shows another number of rows. The server delays an "
+            f"unchanged reply by up to {_WATCHED_SECONDS:g} seconds, and a run is as long; the benchmark checks that "
+            "the server reads no rows and sends about one reply to each watch. Polls (`top_n_if_changed`) and empty "
+            f"calls: each client makes one per second, in windows of {_WINDOW_SECONDS:g} seconds. Their processor time "
+            "is scaled by the number of calls that were made.",
         ],
     )

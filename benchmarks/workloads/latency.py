@@ -1,4 +1,4 @@
-"""How long the first row of a full scan takes, against a call that does nothing."""
+"""Compares the time to the first rows of a full scan with an empty call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Caller(ClientReader):
     """A client that makes both calls in turn."""
 
     def round(self) -> tuple[float, float]:
-        """The mean seconds of a call that does nothing, and of a scan up to its first rows."""
+        """Returns the mean seconds of an empty call, and of a scan up to its first rows."""
         return self._runner.run(self._round())
 
     async def _round(self) -> tuple[float, float]:
         nothing = rows = 0.0
         for _ in range(_CALLS):
-            # Not counted: the server is done with the scan before, which was broken off, once it has answered.
+            # Not measured: after this call, the server has finished the previous scan, which was aborted.
             await self._client.wait_ready()
             started = time.perf_counter()
             await self._client.wait_ready()
@@ -78,7 +78,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"Latency: {_CALLS} calls of each kind a run, in turn over one connection, through the client; the scan is "
-            "broken off behind its first batch, and a further call, which does not count, lets the server finish it.",
+            f"Latency: {_CALLS} calls of each kind per run, in turn over one connection, through the client. The scan "
+            "is aborted after its first batch; another call, which does not count, lets the server finish it.",
         ],
     )

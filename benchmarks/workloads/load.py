@@ -1,4 +1,4 @@
-"""`scankv load` of the flights, as a user types it."""
+"""Measures `scankv load` of the flights, as users run it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result
-from benchmarks.measure import Spread, Timing, interleaved
+from benchmarks.measure import Spread, Timing, run_interleaved
 from benchmarks.server import BenchmarkServer
 from scankv.demo.flights import KEY, find_flights
 
@@ -29,7 +29,7 @@ def run(bench: Bench) -> Result:
     rows = min(bench.rows, _FLIGHTS)
     file = find_flights() if rows == _FLIGHTS else _first_flights(bench.directory / "flights.csv", rows)
     with BenchmarkServer(bench.directory / "load") as server:
-        rates = interleaved(bench.runs, {"scankv load": lambda: _load(server.url, file, rows)}, warm_up=False)
+        rates = run_interleaved(bench.runs, {"scankv load": lambda: _load(server.url, file, rows)}, warm_up=False)
     return Result(
         figures=[
             Figure(
@@ -42,8 +42,9 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            "Load: the whole command counts, from the start of its interpreter: unpacking, inferring the schema over "
-            "the whole file, creating the table, reading the file again, and the sync before the last acknowledgement.",
+            "Load: the time of the complete command, from the start of its interpreter: unpacking, inferring the "
+            "schema from the complete file, creating the table, reading the file again, and the sync before the last "
+            "acknowledgement.",
         ],
     )
 
@@ -54,7 +55,7 @@ def _load(url: str, file: Path, rows: int) -> Timing:
     subprocess.run([*command, "--create", "--key", ",".join(KEY)], check=True, capture_output=True)
     seconds = time.perf_counter() - started
     with connect(url) as client:
-        timing = Timing(client.table("bench.flights").count(), seconds).checked(rows)
+        timing = Timing(client.table("bench.flights").count(), seconds).check_rows(rows)
         client.drop_table("bench.flights")
     return timing
 

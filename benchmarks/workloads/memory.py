@@ -1,4 +1,4 @@
-"""What a full scan costs the server in memory."""
+"""Measures the memory that a full scan takes in the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEBIBYTE = 1 << 20
 
 
 def run(bench: Bench) -> Result:
-    """Starts a server for each run, and compares its peak over its first scan with its memory before."""
+    """Starts a new server for each run, and compares its peak during the first scan with its memory before."""
     growth = []
     for number in range(bench.runs):
         growth.append(_growth_bytes(bench.store) / _MEBIBYTE)
@@ -36,8 +36,8 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            "Memory: a fresh server for each run; idle is its resident memory when a client is connected and nothing "
-            "was scanned yet, so opening the bucket counts. The peak is what the kernel kept (VmHWM), not sampled.",
+            "Memory: a fresh server for each run. Idle is its resident memory when a client is connected and nothing "
+            "has been scanned, so opening the bucket counts. The peak is the kernel's value (VmHWM), not sampled.",
         ],
     )
 
@@ -47,5 +47,5 @@ def _growth_bytes(store: Store) -> int:
         reader.wait_ready()
         reset_peak(server.pid)
         idle = resident_bytes(server.pid)
-        reader.call(ClientReader.read).checked(store.rows)
+        reader.call(ClientReader.read).check_rows(store.rows)
         return peak_bytes(server.pid) - idle

@@ -1,4 +1,4 @@
-"""Aggregate upserts: what the server merges, durably, in rows written by the client."""
+"""Measures aggregate upserts, which the server merges into existing rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aio_client import agg, connect
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, Timing, interleaved
+from benchmarks.measure import Spread, Timing, run_interleaved
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
@@ -30,18 +30,18 @@ _SCHEMA: Final = pa.schema(
 _AGGREGATES: Final = {"total": agg.sum(), "rows": agg.count(), "most": agg.max(), "last": agg.last_value()}
 _MOST_ROWS: Final = 1_000_000
 _KEYS_SHARE, _HOT_ROWS, _HOT_KEYS, _HOT_TIMES = 10, 100_000, 1000, 10
-_SPREAD, _HOT = "onto a tenth as many keys", "100,000 rows onto 1,000 keys, time and again"
+_SPREAD, _HOT = "onto a tenth as many keys", "100,000 rows onto 1,000 keys, repeatedly"
 
 
 def run(bench: Bench) -> Result:
-    """Writes rows onto scattered keys, and hot ones, in turn."""
+    """Writes rows with many scattered keys, and rows with few hot keys, in turn."""
     rows = min(bench.rows, _MOST_ROWS)
     with BenchmarkServer(bench.directory / "merges") as server, Worker(AggregateWriter, server.url, rows) as merger:
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _SPREAD: lambda: merger.call(AggregateWriter.scattered).checked(rows),
-                _HOT: lambda: merger.call(AggregateWriter.hot).checked(min(rows, _HOT_ROWS) * _HOT_TIMES),
+                _SPREAD: lambda: merger.call(AggregateWriter.write_scattered).check_rows(rows),
+                _HOT: lambda: merger.call(AggregateWriter.write_hot).check_rows(min(rows, _HOT_ROWS) * _HOT_TIMES),
             },
         )
     return Result(
@@ -65,8 +65,8 @@ def run(bench: Bench) -> Result:
         ],
         tables=[rates_table("Aggregate upsert", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
-            "Aggregate upsert: one bucket, full changelog; the scattered rows in one call, the hot ones in one call "
-            "for each 100,000 rows. The count column of the table is compared with the rows written.",
+            "Aggregate upsert: one bucket, full changelog. The scattered rows are one call, the hot rows one call for "
+            "each 100,000. The benchmark compares the count column of the table with the number of rows written.",
         ],
     )
 
@@ -87,12 +87,12 @@ class AggregateWriter:
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def scattered(self) -> Timing:
-        """All rows in one call."""
+    def write_scattered(self) -> Timing:
+        """Writes rows with scattered keys in one call."""
         return self._runner.run(self._write([self._scattered]))
 
-    def hot(self) -> Timing:
-        """The same rows in several calls."""
+    def write_hot(self) -> Timing:
+        """Writes rows with hot keys in several calls."""
         return self._runner.run(self._write([self._hot] * _HOT_TIMES))
 
     async def _write(self, batches: list[pa.RecordBatch]) -> Timing:

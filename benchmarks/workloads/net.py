@@ -1,4 +1,4 @@
-"""What catching up by net changes costs the server in memory."""
+"""Measures the memory that a compacted catch-up takes in the server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _MOST_KEYS: Final = 5_000_000
 _LEAST_KEYS: Final = 120_000
-"""More than a server is behind before it catches up."""
+"""More than the backlog from which on the server compacts."""
 _MEBIBYTE: Final = 1 << 20
 
 
 def run(bench: Bench) -> Result:
-    """Starts a server for each run, and compares its peak while a stream catches up with its memory before."""
+    """Starts a new server for each run, and compares its peak while a stream catches up with its memory before."""
     keys = max(_LEAST_KEYS, min(_MOST_KEYS, 5 * bench.rows // 2))
     directory = bench.directory / "net"
     directory.mkdir()
@@ -52,18 +52,18 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            "Net catch-up: T4's shape, every key inserted once, read from the first change on in one stream with "
-            "`with_catch_up('net')`. A fresh server for each run; before is its resident memory when the bucket is "
-            "open. The peak is what the kernel kept (VmHWM), not sampled.",
+            "Net catch-up: a table like T4, every key inserted once, read from the first change on in one stream with "
+            "`with_catch_up('net')`. A fresh server for each run; `before` is its resident memory when the bucket is "
+            "open. The peak is the kernel's value (VmHWM), not sampled.",
         ],
     )
 
 
 def _catch_up(store: Store) -> tuple[float, Timing]:
-    """The server's memory above before at its peak, in MiB, and how long it took."""
+    """Returns how far the server's memory grew at its peak, in MiB, and the timing of the catch-up."""
     with BenchmarkServer(store.data) as server, Worker(ChangesReader, server.url) as reader:
         reader.call(ChangesReader.read_log, 1)
         reset_peak(server.pid)
         before = resident_bytes(server.pid)
-        timing = reader.call(ChangesReader.read_net).checked(store.rows)
+        timing = reader.call(ChangesReader.read_net).check_rows(store.rows)
         return (peak_bytes(server.pid) - before) / _MEBIBYTE, timing

@@ -1,4 +1,4 @@
-"""The changelog of a table that was written one row at a time, before and after it was rewritten into segments."""
+"""Measures reading the changelog of one-row commits, before and after the server has rewritten it into segments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.files import definition, open_bucket
-from benchmarks.measure import Spread, interleaved, paired_ratios, progress
+from benchmarks.measure import Spread, paired_ratios, progress, run_interleaved
 from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import BenchmarkServer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS: Final = 500_000
 _PREPARED_ROWS: Final = 1000
-_UPKEEP_SECONDS: Final = 0.2
+_MAINTENANCE_SECONDS: Final = 0.2
 _NEVER_SECONDS: Final = 3600.0
 _QUIET_SECONDS: Final = 1.0
 _QUIET_SHARE: Final = 0.1
@@ -38,7 +38,7 @@ _AS_WRITTEN, _SEGMENTS, _SCAN = "changes, as they were written", "changes, in se
 
 def run(bench: Bench) -> Result:
     """Writes row by row, reads the changes, lets the server rewrite them, and reads them again."""
-    # The last changes stay as they are until there are more than make a segment.
+    # The server leaves the last changes as written until they fill a segment.
     segments = min(bench.rows, _MOST_ROWS) // MAX_CHANGES_PER_RECORD
     rows, data = segments * MAX_CHANGES_PER_RECORD + 1, bench.directory / "one-row-commits"
     with BenchmarkServer(data) as server, connect(server.url) as client:
@@ -49,15 +49,15 @@ def run(bench: Bench) -> Result:
         BenchmarkServer(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
-        written = interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).checked(rows)})
+        written = run_interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).check_rows(rows)})
     progress("waiting for the server to rewrite them")
-    _let_rewrite(data)
+    _rewrite_changelog(data)
     with BenchmarkServer(data) as server, Worker(ChangesReader, server.url) as reader:
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _SCAN: lambda: reader.call(ChangesReader.read).checked(rows),
-                _SEGMENTS: lambda: reader.call(ChangesReader.read_log).checked(rows),
+                _SCAN: lambda: reader.call(ChangesReader.read).check_rows(rows),
+                _SEGMENTS: lambda: reader.call(ChangesReader.read_log).check_rows(rows),
             },
         )
     return Result(
@@ -77,11 +77,11 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"One-row commits: {rows:,} rows of T4, each applied to the bucket of a stopped server in a write batch of "
-            "its own, as the engine does, but with one sync at the end. Then a server with a short "
-            "`log_maintenance_seconds` rewrites them in the background; that it has, but for the last one, is checked. "
-            "Nothing is compacted afterwards: the files are as the server leaves them. Up to "
-            f"{MAX_CHANGES_PER_RECORD:,} changes behind the last segment would be read as they were written.",
+            f"One-row commits: {rows:,} rows of T4, each applied to the bucket of a stopped server in its own write "
+            "batch, as the engine does, but with one sync at the end. Then a server with a short "
+            "`log_maintenance_seconds` rewrites all changes but the last in the background, which is checked. Nothing "
+            "is compacted afterwards: the files are as the server leaves them. In general, up to "
+            f"{MAX_CHANGES_PER_RECORD:,} changes after the last segment are read as they were written.",
         ],
     )
 
@@ -98,7 +98,7 @@ def _commit_one_by_one(data: Path, rows: int) -> None:
 
 
 def _insert(row: PreparedRows, schema_id: int) -> BucketChange:
-    """What the engine makes of one new row."""
+    """Returns the change that the engine would apply for one new row."""
     assert row.values is not None
     return BucketChange(
         put_keys=row.keys,
@@ -110,23 +110,23 @@ def _insert(row: PreparedRows, schema_id: int) -> BucketChange:
     )
 
 
-def _let_rewrite(data: Path) -> None:
-    """Returns when a server has rewritten the changelog, and has stopped."""
+def _rewrite_changelog(data: Path) -> None:
+    """Runs servers until the changelog is rewritten."""
     before, left = 0, run_alone(_changes_left, data)
     while left > 1:
         if left == before:
-            raise RuntimeError(f"the server has {left:,} changes yet to rewrite, and does not")
+            raise RuntimeError(f"the server does not rewrite the remaining {left:,} changes")
         _rewrite_until_quiet(data)
         before, left = left, run_alone(_changes_left, data)
 
 
 def _rewrite_until_quiet(data: Path) -> None:
-    """Has a server rewrite until it takes little of a core: all of it, unless others take the cores."""
+    """Runs a server until it is nearly idle. It has rewritten everything then, unless other load slowed it down."""
     with (
-        BenchmarkServer(data, log_maintenance_seconds=_UPKEEP_SECONDS) as server,
+        BenchmarkServer(data, log_maintenance_seconds=_MAINTENANCE_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
-        reader.call(ChangesReader.read_log, 1)  # what nobody has used since the start is not looked after
+        reader.call(ChangesReader.read_log, 1)  # maintenance skips buckets that were not used since the start
         share = 1.0
         while share > _QUIET_SHARE:
             before = cpu_seconds(server.pid)

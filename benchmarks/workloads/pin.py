@@ -1,4 +1,4 @@
-"""What pinning a table takes, and for how long its writers are held."""
+"""Measures how long it takes to pin a table, and how long the pin pauses writers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BUCKETS: Final = 4
 _BUCKET_COUNTS: Final = (1, 4, 64, 256)
 _SMALL_ROWS: Final = 20_000
-# Of the run as a whole: a trial run leaves the tables of very many buckets out.
+# Compared with the rows of the run, so that a trial run leaves out the tables with very many buckets.
 _LEAST_ROWS_OF_A_BUCKET: Final = 5000
 _BATCH_ROWS: Final = 100_000
 _WRITER_ROWS: Final = 10_000
@@ -28,7 +28,7 @@ _MILLIS: Final = 1000.0
 
 
 class RowUpdater:
-    """A client that updates rows for as long as it is asked to."""
+    """A client that updates rows for a given time."""
 
     def __init__(self, url: str, rows: int) -> None:
         self._url = url
@@ -44,7 +44,7 @@ class RowUpdater:
         self._client.close()
 
     def write(self, seconds: float) -> int:
-        """Updates rows for so long; how many those were."""
+        """Updates rows for some seconds, and returns the number of updates."""
         end, written = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             batch = t4.rows(self._next, min(_WRITER_ROWS, self._rows - self._next))
@@ -56,53 +56,53 @@ class RowUpdater:
 
 
 def run(bench: Bench) -> Result:
-    """Pins a large table under a writer, then small ones of more and more buckets."""
+    """Pins a large table while a client writes to it, then small tables with growing numbers of buckets."""
     with BenchmarkServer(bench.directory / "pin") as server:
-        whole, held = _pin_under_writer(server.url, bench.rows, bench.runs)
+        calls, paused = _pin_under_writer(server.url, bench.rows, bench.runs)
         small = min(bench.rows, _SMALL_ROWS)
         counts = [buckets for buckets in _BUCKET_COUNTS if buckets * _LEAST_ROWS_OF_A_BUCKET <= bench.rows]
-        holds = [_hold_of(server.url, buckets, small, bench.runs) for buckets in counts]
-    what = f"of {bench.rows:,} rows in {_BUCKETS} buckets, beside a writer at full speed"
+        pauses = [_measure_pauses(server.url, buckets, small, bench.runs) for buckets in counts]
+    what = f"of {bench.rows:,} rows in {_BUCKETS} buckets, with a writer at full speed"
     return Result(
         figures=[
             Figure(
                 name="pin",
-                work=f"pin {what}: the whole call",
+                work=f"pin {what}: the complete call",
                 against="wall clock",
                 unit="ms",
-                spread=whole,
+                spread=calls,
                 at_most=500,
             ),
             Figure(
                 name="pin_hold",
-                work=f"pin {what}: writers held",
+                work=f"pin {what}: writers paused",
                 against="the server's clock",
                 unit="ms",
-                spread=held,
+                spread=paused,
                 at_most=100,
             ),
         ],
         tables=[
             ResultTable(
-                f"How long a pin holds the writers of a table of {small:,} rows (milliseconds)",
+                f"How long a pin pauses the writers of a table of {small:,} rows (milliseconds)",
                 ("buckets", "median", "least", "greatest"),
                 [
-                    (str(buckets), hold.median, hold.least, hold.greatest)
-                    for buckets, hold in zip(counts, holds, strict=True)
+                    (str(buckets), pause.median, pause.least, pause.greatest)
+                    for buckets, pause in zip(counts, pauses, strict=True)
                 ],
             )
         ],
         notes=[
-            f"Pin: one client updates rows in batches of {_WRITER_ROWS:,} as fast as it can while another pins; each "
-            "pin is of a changed table, so none shares a view. The small tables are changed in every bucket before "
-            "each pin. Beyond one second a hold is let go, and the pin fails.",
+            f"Pin: one client updates rows in batches of {_WRITER_ROWS:,} as fast as it can while another pins. The "
+            "table changes before each pin, so pins share no view. The small tables change in every bucket before each "
+            "pin. After one second the server ends the pause, and the pin fails.",
         ],
     )
 
 
 def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
-    whole: list[float] = []
-    held: list[float] = []
+    calls: list[float] = []
+    paused: list[float] = []
     with connect(url) as client:
         table = client.create_table("bench.pinned", t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=_BUCKETS)
         for batch in t4.batches(rows, _BATCH_ROWS):
@@ -114,18 +114,20 @@ def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
                 snapshot = table.snapshot(ttl=60)
                 seconds = time.perf_counter() - started
                 if writer.finish() == 0:
-                    raise RuntimeError("the writer has written nothing beside the pin")
+                    raise RuntimeError("the writer has written nothing during the pin")
                 if number >= 0:
-                    whole.append(_MILLIS * seconds)
-                    held.append(_MILLIS * snapshot.write_pause_seconds)
-                    progress(f"  run {number + 1} of {runs}: {whole[-1]:.0f} ms, writers held for {held[-1]:.1f} ms")
+                    calls.append(_MILLIS * seconds)
+                    paused.append(_MILLIS * snapshot.write_pause_seconds)
+                    progress(
+                        f"  run {number + 1} of {runs}: {calls[-1]:.0f} ms, writers paused for {paused[-1]:.1f} ms"
+                    )
                 snapshot.release()
         client.drop_table("bench.pinned")
-    return Spread.of(whole), Spread.of(held)
+    return Spread.of(calls), Spread.of(paused)
 
 
-def _hold_of(url: str, buckets: int, rows: int, runs: int) -> Spread:
-    holds = []
+def _measure_pauses(url: str, buckets: int, rows: int, runs: int) -> Spread:
+    pauses = []
     with connect(url) as client:
         table = client.create_table("bench.buckets", t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=buckets)
         for number in range(-1, runs):
@@ -133,9 +135,9 @@ def _hold_of(url: str, buckets: int, rows: int, runs: int) -> Spread:
             table.upsert(batch.set_column(2, t4.SCHEMA.field("amount"), pa.array([float(number)] * rows)))
             snapshot = table.snapshot(ttl=60)
             if number >= 0:
-                holds.append(_MILLIS * snapshot.write_pause_seconds)
+                pauses.append(_MILLIS * snapshot.write_pause_seconds)
             snapshot.release()
         client.drop_table("bench.buckets")
-    hold = Spread.of(holds)
-    progress(f"  {buckets} buckets: writers held for {hold.median:.1f} ms")
-    return hold
+    pause = Spread.of(pauses)
+    progress(f"  {buckets} buckets: writers paused for {pause.median:.1f} ms")
+    return pause

@@ -1,4 +1,4 @@
-"""A scan that keeps one row of a hundred, against the full scan."""
+"""Compares a scan with a predicate that keeps 1 % of the rows with a full scan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, ResultTable
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
@@ -25,17 +25,17 @@ _MILLIS: Final = 1000.0
 
 
 def run(bench: Bench) -> Result:
-    """Reads all rows, and those that are kept, in turn."""
+    """Reads all rows, and the rows that match the predicate, in turn."""
     store = bench.store
     kept = sum(pc.sum(pc.less(b.column("amount"), _BELOW)).as_py() for b in t4.batches(store.rows, _BATCH_ROWS))
     with BenchmarkServer(store.data) as server, Worker(ClientReader, server.url) as reader:
 
         def some() -> Timing:
-            timing = reader.call(ClientReader.read_some, None, _WHERE).checked(kept)
+            timing = reader.call(ClientReader.read_some, None, _WHERE).check_rows(kept)
             return Timing(store.rows, timing.seconds)
 
-        rates = interleaved(
-            bench.runs, {_FULL: lambda: reader.call(ClientReader.read).checked(store.rows), _KEPT: some}
+        rates = run_interleaved(
+            bench.runs, {_FULL: lambda: reader.call(ClientReader.read).check_rows(store.rows), _KEPT: some}
         )
     times = {name: Spread.of(_MILLIS * store.rows / rate for rate in found) for name, found in rates.items()}
     return Result(
@@ -57,7 +57,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"Predicate: `{_WHERE}` is about a column that is neither key nor indexed, so that the server looks at "
-            "every row; all columns of those kept are returned.",
+            f"Predicate: the column of `{_WHERE}` is neither a key column nor indexed, so the server evaluates every "
+            "row. It returns all columns of the matching rows.",
         ],
     )

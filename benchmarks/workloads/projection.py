@@ -1,4 +1,4 @@
-"""Two of ten columns, against all ten."""
+"""Compares a scan of two of ten columns with a scan of all ten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, interleaved, paired_ratios, progress
+from benchmarks.measure import Spread, paired_ratios, progress, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
@@ -48,13 +48,13 @@ def run(bench: Bench) -> Result:
         for start in range(0, rows, _BATCH_ROWS):
             table.upsert(_rows(start, min(_BATCH_ROWS, rows - start)))
     two, ten = " and ".join(_PROJECTED), "all ten columns"
-    # Another one, so that no rows are in its write buffers: those of T4 are in table files, too.
+    # A new server has no rows in write buffers, so all rows are read from table files, as with T4.
     with BenchmarkServer(data) as server, Worker(ClientReader, server.url, _TABLE) as reader:
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                ten: lambda: reader.call(ClientReader.read).checked(rows),
-                two: lambda: reader.call(ClientReader.read_some, _PROJECTED, None).checked(rows),
+                ten: lambda: reader.call(ClientReader.read).check_rows(rows),
+                two: lambda: reader.call(ClientReader.read_some, _PROJECTED, None).check_rows(rows),
             },
         )
     return Result(
@@ -71,13 +71,13 @@ def run(bench: Bench) -> Result:
         tables=[rates_table("Two of ten columns", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
             "Projection: the ten columns are three strings, int64, int32, float64, boolean, timestamp, date and "
-            "decimal; the two are a string and a float64. Rows are stored as rows: the server reads all bytes of each.",
+            "decimal; the two are a string and a float64. Storage is row by row, so the server reads complete rows.",
         ],
     )
 
 
 def _rows(start: int, count: int) -> pa.RecordBatch:
-    """Rows `start` to `start + count`: ids ascend, all else is scattered; one value in ten of the note is null."""
+    """Returns rows `start` to `start + count`: ids ascend, all else is scattered, and every tenth note is null."""
     ids = np.arange(start, start + count, dtype=np.int64)
     scattered = ids * _SPREAD % _PRIME
     text = pa.array(scattered).cast(pa.string())

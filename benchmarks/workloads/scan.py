@@ -1,11 +1,11 @@
-"""A full scan of T4 against the loop in-process and against Arrow Flight."""
+"""Compares a full scan of T4 with an in-process loop and with Arrow Flight."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, interleaved, paired_ratios
+from benchmarks.measure import Spread, paired_ratios, run_interleaved
 from benchmarks.readers.arrow_flight import FlightReader, FlightServer
 from benchmarks.readers.loop import LoopReader
 from benchmarks.readers.scankv import ClientReader
@@ -20,7 +20,7 @@ _LOOP, _SCANKV, _FLIGHT = "loop over db.values()", "ScanKV", "Arrow Flight"
 
 
 def run(bench: Bench) -> Result:
-    """Reads T4 in three ways, in turn."""
+    """Reads T4 with three readers in turn."""
     store = bench.store
     with (
         Worker(LoopReader, store.copy("loop")) as loop,
@@ -29,12 +29,12 @@ def run(bench: Bench) -> Result:
         Worker(FlightServer, store.copy("flight")) as flight_server,
         Worker(FlightReader, flight_server.call(FlightServer.url)) as flight,
     ):
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _LOOP: lambda: loop.call(LoopReader.read).checked(store.rows),
-                _SCANKV: lambda: scankv.call(ClientReader.read).checked(store.rows),
-                _FLIGHT: lambda: flight.call(FlightReader.read).checked(store.rows),
+                _LOOP: lambda: loop.call(LoopReader.read).check_rows(store.rows),
+                _SCANKV: lambda: scankv.call(ClientReader.read).check_rows(store.rows),
+                _FLIGHT: lambda: flight.call(FlightReader.read).check_rows(store.rows),
             },
         )
     return Result(
@@ -59,11 +59,11 @@ def run(bench: Bench) -> Result:
         tables=[rates_table("Full scan", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
             "The three readers take turns, after one round that does not count. All three open the same table files "
-            "(hard links), flushed and compacted before, with the same RocksDB options and a block cache of their own "
-            "that a scan does not fill; so every byte comes from the page cache of the system, through decompression.",
+            "(hard links), which were flushed and compacted before, with the same RocksDB options. Each has its own "
+            "block cache, which scans do not fill, so every byte is read from the page cache and decompressed.",
             "The loop runs in a process that has the store open and does nothing else. ScanKV and Flight each have a "
             "server process and a client process, which share the machine's cores. Both stream chunks of the same size "
-            "(8,192 rows), and both clients open every batch and count its rows. ScanKV's client moreover validates "
-            "the batches and compares a checksum; Flight's does neither.",
+            "(8,192 rows), and both clients open every batch and count its rows. Only ScanKV's client also validates "
+            "the batches and compares a checksum.",
         ],
     )

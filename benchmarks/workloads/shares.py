@@ -1,4 +1,4 @@
-"""Where the time of a scan goes: each stage of a chunk by itself, and what is left of the real stream."""
+"""Measures where the time of a scan goes: the stages of a chunk one by one, and the rest of the real stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REST = "gRPC, event loop, waiting"
 
 
 class StageClock:
-    """Does what server and client do with every chunk, without gRPC, and notes the time after each stage."""
+    """Does what server and client do with every chunk, without gRPC, and records the time of each stage."""
 
     def __init__(self, data: Path) -> None:
         self._store = open_rocks(data)
@@ -54,18 +54,18 @@ class StageClock:
         self._store.close()
 
     def read(self) -> dict[str, float]:
-        """The mean seconds per chunk of each stage, over one pass."""
+        """Returns the mean seconds per chunk of each stage, for all rows."""
         server, message = self._serve()
         return server | self._receive(message)
 
     def _serve(self) -> tuple[dict[str, float], bytes]:
-        """The server's stages over all rows, and the first message.
+        """Returns the times of the server's stages over all rows, and the first message.
 
-        What a stage has made stays until it makes the next, as in the server: were it dropped at once, the allocator
-        would return its memory to the system every time, which costs more than the stage.
+        The result of a stage stays alive until its next result, as in the server. If it was dropped at once, the
+        allocator would return its memory to the system each time, which costs more than the stage.
         """
         seconds, chunks, first = dict.fromkeys(SERVER_STAGES, 0.0), 0, b""
-        options = scan_options()  # The iterator only borrows it.
+        options = scan_options()  # Kept in a variable, since the iterator only borrows it.
         values = iter(self._store.rows.values(read_opt=options))
         while True:
             marks = [time.perf_counter()]
@@ -91,7 +91,7 @@ class StageClock:
             chunks += 1
 
     def _receive(self, message: bytes) -> dict[str, float]:
-        """The client's stages, over one message many times."""
+        """Returns the times of the client's stages, which process one message many times."""
         seconds = dict.fromkeys(CLIENT_STAGES, 0.0)
         for _ in range(_RECEIVED):
             marks = [time.perf_counter()]
@@ -115,7 +115,7 @@ def _per_chunk(seconds: dict[str, float], chunks: int) -> dict[str, float]:
 
 
 def run(bench: Bench) -> Result:
-    """Times the stages and the real stream in turn."""
+    """Measures the stages and the real stream in turn."""
     store, found = bench.store, []
     chunks = -(-store.rows // DEFAULT_CHUNK_ROWS)
     with (
@@ -126,7 +126,7 @@ def run(bench: Bench) -> Result:
         for number in range(-1, bench.runs):
             seconds = stages.call(StageClock.read)
             before = cpu_seconds(server.pid), cpu_seconds(reader.pid)
-            wall = reader.call(ClientReader.read).checked(store.rows).seconds
+            wall = reader.call(ClientReader.read).check_rows(store.rows).seconds
             seconds[_WALL] = wall / chunks
             seconds[_SERVER_CPU] = (cpu_seconds(server.pid) - before[0]) / chunks
             seconds[_CLIENT_CPU] = (cpu_seconds(reader.pid) - before[1]) / chunks
@@ -159,8 +159,8 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            "Shares: the stages are timed one after the other in one process, without gRPC. `gRPC, event loop, "
-            "waiting` is what the real stream takes beyond the server's stages; the client's stages run beside them in "
-            "the client's process. Processor time is that of all threads of a process.",
+            "Shares: the stages run one after the other in one process, without gRPC. `gRPC, event loop, waiting` is "
+            "the time of the real stream minus the server's stages. The client's stages run concurrently in the "
+            "client's process. Processor time is that of all threads of a process.",
         ],
     )

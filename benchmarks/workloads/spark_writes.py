@@ -1,4 +1,4 @@
-"""Appending rows from Spark, against one client that writes the same rows: as one transaction, and without."""
+"""Compares appending rows from Spark with a client that writes the same rows, with and without a transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 _TABLE, _BUCKETS = "bench.spark_written", 4
 _SHARE: Final = 4
-"""A part of the rows is enough: every row costs as much as every other."""
+"""The benchmark writes one row of this many. That is enough, since all rows cost the same."""
 
 _APPEND, _TRANSACTION, _UPSERT = "append", "client.transaction", "table.upsert"
 
 
 def run(bench: Bench, spark: SparkSession, url: str) -> Result:
-    """Has each of them fill a new table in turn."""
+    """Fills a new table with each writer in turn."""
     rows = pa.Table.from_batches(t4.batches(max(1, bench.rows // _SHARE), 10_000))
     with connect(url) as client:
         frame = spark.createDataFrame(rows, spark_schema(t4.SCHEMA)).cache()
         frame.count()
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _APPEND: lambda: _written(client, lambda table: _append(frame, url, table), len(rows)),
-                _TRANSACTION: lambda: _written(client, lambda table: _commit(client, table, rows), len(rows)),
-                _UPSERT: lambda: _written(client, lambda table: table.upsert(rows), len(rows)),
+                _APPEND: lambda: _time_write(client, lambda table: _append(frame, url, table), len(rows)),
+                _TRANSACTION: lambda: _time_write(client, lambda table: _commit(client, table, rows), len(rows)),
+                _UPSERT: lambda: _time_write(client, lambda table: table.upsert(rows), len(rows)),
             },
         )
         frame.unpersist()
@@ -60,18 +60,18 @@ def run(bench: Bench, spark: SparkSession, url: str) -> Result:
         ],
         tables=[rates_table("Writing from Spark", {name: Spread.of(each) for name, each in rates.items()})],
         notes=[
-            "Writing from Spark: into a new table with 4 buckets each time, from a cached DataFrame with a partition "
-            "for each of its two cores; the client is one, in the driver's process, and has the rows as Arrow.",
+            "Writing from Spark: into a new table with 4 buckets each time, from a cached DataFrame with one partition "
+            "for each of the two cores. The single client runs in the driver's process and has the rows as Arrow data.",
         ],
     )
 
 
-def _written(client: Client, write: Callable[[Table], object], expected: int) -> Timing:
+def _time_write(client: Client, write: Callable[[Table], object], expected: int) -> Timing:
     table = client.create_table(_TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=_BUCKETS)
     begun = time.perf_counter()
     write(table)
     seconds = time.perf_counter() - begun
-    timing = Timing(table.count(), seconds).checked(expected)
+    timing = Timing(table.count(), seconds).check_rows(expected)
     client.drop_table(_TABLE)
     return timing
 

@@ -1,4 +1,4 @@
-"""How long a committed change takes to the one who follows the table."""
+"""Measures how long a committed change takes to reach a client that follows the table."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NANOS: Final = 1e9
 
 _NOTHING, _COMMITTED, _BEGUN, _ACKNOWLEDGED, _SYNC = (
     "a unary call that does nothing",
-    "from the commit at the server to the change in the consumer's hands",
-    "from the call of upsert to the change in the consumer's hands",
+    "from the commit at the server to the change at the consumer",
+    "from the call of upsert to the change at the consumer",
     "from the call of upsert to its acknowledgement",
-    "fdatasync of 4 KiB more of a file in the same directory",
+    "fdatasync after appending 4 KiB to a file in the same directory",
 )
 
 
@@ -42,23 +42,23 @@ class Follower(ClientReader):
     """A client that follows a table."""
 
     def open(self) -> None:
-        """Starts to follow it from now on."""
+        """Starts to follow the table from the latest change on."""
         self._stream = self._table.changes(StartFrom.LATEST).stream()
         self._runner.run(self._stream.__aenter__())
 
     def close(self) -> None:
-        """Follows it no more."""
+        """Stops following the table."""
         self._runner.run(self._stream.aclose())
 
-    def nothing(self) -> float:
-        """The median seconds of a call that does nothing."""
-        return self._runner.run(self._nothing())
+    def time_empty_calls(self) -> float:
+        """Returns the median seconds of an empty call."""
+        return self._runner.run(self._time_empty_calls())
 
     def follow(self, changes: int) -> list[tuple[int, int]]:
-        """For each of the next changes, when it was committed and when it was here, in nanoseconds since 1970."""
+        """Returns when each of the next changes was committed and when it arrived, in nanoseconds since 1970."""
         return self._runner.run(self._follow(changes))
 
-    async def _nothing(self) -> float:
+    async def _time_empty_calls(self) -> float:
         seconds = []
         for _ in range(_COMMITS):
             started = time.perf_counter()
@@ -93,7 +93,7 @@ class SingleRowWriter:
         self._runner.close()
 
     def write(self, rows: int) -> list[tuple[int, int]]:
-        """For each row, when its upsert was called and when it was acknowledged, in nanoseconds since 1970."""
+        """Returns when the upsert of each row was called and when it was acknowledged, in nanoseconds since 1970."""
         return self._runner.run(self._write(rows))
 
     async def _connect(self) -> None:
@@ -120,7 +120,7 @@ def run(bench: Bench) -> Result:
         follower = stack.enter_context(Worker(Follower, server.url, _TABLE))
         writer = stack.enter_context(Worker(SingleRowWriter, server.url))
         for number in range(-1, bench.runs):
-            nothing = follower.call(Follower.nothing)
+            nothing = follower.call(Follower.time_empty_calls)
             follower.call(Follower.open)
             follower.begin(Follower.follow, _COMMITS)
             written = writer.call(SingleRowWriter.write, _COMMITS)
@@ -136,7 +136,7 @@ def run(bench: Bench) -> Result:
         figures=[
             Figure(
                 name="commit_to_consumer_vs_call",
-                work="one-row commit to the change in a consumer's hands, median",
+                work="one-row commit to the change at a consumer, median",
                 against=_NOTHING,
                 unit="times",
                 spread=Spread.of(seconds[_COMMITTED] / seconds[_NOTHING] for seconds in found),
@@ -151,10 +151,10 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"From a commit to a consumer: {_COMMITS} upserts of one row a run, each acknowledged before the next, of "
-            "which the median counts; writer, server and consumer are three processes, with one clock. The commit "
-            "is the change's `_commit_timestamp`: the write to RocksDB, before the sync, without which nobody is "
-            "shown a change; so one sync is part of it.",
+            f"From a commit to a consumer: {_COMMITS} upserts of one row per run, each acknowledged before the next; "
+            "the median counts. Writer, server and consumer are three processes on one machine, with one clock. The "
+            "commit is the change's `_commit_timestamp`, which is the time of the write to RocksDB. The server shows "
+            "a change only after its sync, so the time includes one sync.",
         ],
     )
 
@@ -165,7 +165,7 @@ def _create(url: str) -> None:
 
 
 def _seconds(written: list[tuple[int, int]], received: list[tuple[int, int]]) -> dict[str, float]:
-    """The median seconds between what writer and consumer have noted of the same changes."""
+    """Returns the median seconds between the times that writer and consumer have recorded for the same changes."""
     begun = [came - begun for (begun, _), (_, came) in zip(written, received, strict=True)]
     nanos = {
         _COMMITTED: [came - committed for committed, came in received],
@@ -176,7 +176,7 @@ def _seconds(written: list[tuple[int, int]], received: list[tuple[int, int]]) ->
 
 
 def _sync_seconds(directory: Path) -> float:
-    """The median seconds of a sync of a file that grows."""
+    """Returns the median seconds of a sync of a growing file."""
     seconds = []
     with (directory / "synced").open("ab", buffering=0) as file:
         for _ in range(_SYNCS):

@@ -1,4 +1,4 @@
-"""Whether a client's event loop keeps its time while changes stream through it."""
+"""Measures whether a client's event loop stays responsive while it receives changes."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _PERIOD_SECONDS: Final = 0.005
 
 
 class Ticking(ClientReader):
-    """A client beside a ticker."""
+    """A client with a ticker in its event loop."""
 
     def round(self, changes: int) -> tuple[float, float]:
-        """The share of ticks that were kept beside so many changes, and beside nothing for as long."""
+        """Returns the share of punctual ticks while changes arrive, and in an idle loop for as long."""
         return self._runner.run(self._round(changes))
 
     async def _round(self, changes: int) -> tuple[float, float]:
         scan = self._table.changes(StartFrom.EARLIEST, StopAt.LATEST).limit(changes)
         started = time.perf_counter()
-        timing, kept = await _ticks_beside(self._timed(scan))
+        timing, kept = await _count_ticks_during(self._time_scan(scan))
         seconds = time.perf_counter() - started
-        timing.checked(changes)
-        _, kept_idle = await _ticks_beside(asyncio.sleep(seconds))
+        timing.check_rows(changes)
+        _, kept_idle = await _count_ticks_during(asyncio.sleep(seconds))
         return kept, kept_idle
 
 
-async def _ticks_beside(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
-    """What the work gives, and the share of ticks that came before the next one was due while it was done."""
+async def _count_ticks_during(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+    """Returns the result of the work, and the share of ticks during it that came before the next tick was due."""
     task = asyncio.create_task(work)
     started = time.perf_counter()
     ticks = due = 0
     while not task.done():
         passed = (time.perf_counter() - started) / _PERIOD_SECONDS
-        # Those that could not come are left out, not made up for.
+        # Missed ticks are lost; the ticker does not make up for them.
         due = max(math.floor(passed), due) + 1
         await asyncio.sleep((due - passed) * _PERIOD_SECONDS)
         ticks += 1
@@ -57,7 +57,7 @@ async def _ticks_beside(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
 
 
 def run(bench: Bench) -> Result:
-    """Streams changes beside a ticker, then lets it tick alone."""
+    """Runs the ticker while changes arrive, and then alone."""
     store, found = bench.store, []
     changes = min(store.rows, _MOST_CHANGES)
     with BenchmarkServer(store.data) as server, Worker(Ticking, server.url) as client:
@@ -89,7 +89,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            "Ticker: a tick that comes when the next one is due already is lost, not made up for. The client opens "
-            "and counts the batches as they come, as fast as it can.",
+            "Ticker: a tick that is so late that the next one is due counts as lost. The client opens and counts the "
+            "batches as fast as it can.",
         ],
     )

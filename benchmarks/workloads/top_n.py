@@ -1,4 +1,4 @@
-"""The first ten rows by a column: by an index, unchanged, and by looking at all rows."""
+"""Measures the top-10 by a column: with an index, unchanged, and without an index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, ResultTable
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
+from benchmarks.measure import Spread, Timing, paired_ratios, progress, run_interleaved
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.store import INDEXED_COLUMN
@@ -27,14 +27,14 @@ _MOST_READ: Final = 10 * _N
 _NOTHING, _COMPUTED, _KEPT, _UNCHANGED = (
     "a unary call that does nothing",
     "top-10 by an index, computed",
-    "the same again, kept by the server",
+    "the same again, from the server's result cache",
     "the same again, if changed: unchanged",
 )
 _SCAN, _TOP_N = "full scan", "top-10 without an index"
 
 
 class Asker(ClientReader):
-    """A client that asks for the first rows, of a table of which a row has changed each time."""
+    """A client that queries a top-N of a table in which a row has changed before each query."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -42,11 +42,11 @@ class Asker(ClientReader):
         return self
 
     def round(self) -> dict[str, float]:
-        """The median seconds of each kind of call."""
+        """Returns the median seconds of each kind of call."""
         return self._runner.run(self._round())
 
     def top_n_of_all(self) -> Timing:
-        """The rows per second at which the server finds the first rows among all."""
+        """Returns the timing of a top-N without an index, for which the server reads all rows."""
         return self._runner.run(self._top_n_of_all())
 
     async def _round(self) -> dict[str, float]:
@@ -54,7 +54,7 @@ class Asker(ClientReader):
         before = await self._client.server_stats()
         for _ in range(_CALLS):
             await self._change()
-            # Not counted: the connection and the server have come to rest after the write.
+            # Not measured: lets the connection and the server come to rest after the write.
             await self._client.wait_ready()
             marks = [time.perf_counter()]
             await self._client.wait_ready()
@@ -67,7 +67,7 @@ class Asker(ClientReader):
             unchanged = await self._table.top_n_if_changed(computed.version, _N, by=INDEXED_COLUMN)
             marks.append(time.perf_counter())
             if unchanged is not None or kept != computed:
-                raise RuntimeError("the answer has changed, although nothing was written")
+                raise RuntimeError("the result has changed, although nothing was written")
             for number, name in enumerate(seconds):
                 seconds[name].append(marks[number + 1] - marks[number])
         await self._check(before.rows_scanned, before.computed_results)
@@ -76,7 +76,9 @@ class Asker(ClientReader):
     async def _check(self, rows_scanned: int, computed_results: int) -> None:
         now = await self._client.server_stats()
         if now.computed_results - computed_results != _CALLS:
-            raise RuntimeError(f"{now.computed_results - computed_results} answers were computed, not {_CALLS}")
+            raise RuntimeError(
+                f"the server must compute {_CALLS} results, not {now.computed_results - computed_results}"
+            )
         if now.rows_scanned - rows_scanned > _CALLS * _MOST_READ:
             raise RuntimeError(f"{now.rows_scanned - rows_scanned:,} rows were read: the index was not used")
 
@@ -95,7 +97,7 @@ class Asker(ClientReader):
 
 
 def run(bench: Bench) -> Result:
-    """Asks in four ways in turn, then compares the way without an index with a scan."""
+    """Makes four kinds of calls in turn, then compares the top-N without an index with a scan."""
     store, found = bench.store, []
     with BenchmarkServer(store.indexed) as server, Worker(Asker, server.url) as asker:
         for number in range(-1, bench.runs):
@@ -104,11 +106,11 @@ def run(bench: Bench) -> Result:
                 found.append(seconds)
                 millis = ", ".join(f"{_MILLIS * value:.2f}" for value in seconds.values())
                 progress(f"  run {number + 1} of {bench.runs}: {millis} ms")
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _SCAN: lambda: asker.call(Asker.read).checked(store.rows),
-                _TOP_N: lambda: asker.call(Asker.top_n_of_all).checked(store.rows),
+                _SCAN: lambda: asker.call(Asker.read).check_rows(store.rows),
+                _TOP_N: lambda: asker.call(Asker.top_n_of_all).check_rows(store.rows),
             },
         )
     spreads = {name: Spread.of(_MILLIS * seconds[name] for seconds in found) for name in found[0]}
@@ -147,11 +149,11 @@ def run(bench: Bench) -> Result:
             )
         ],
         notes=[
-            f"Top-{_N}: {_CALLS} calls of each kind a run, in turn over one connection, of which the median counts. "
-            "Before each round of four calls a row is upserted, so that the server has to compute the answer anew; "
-            "the write, and a call behind it, do not count. By the index, at most "
-            f"{_MOST_READ} entries and rows are read for each, which is checked.",
-            f"Without an index, the order is that of `{_NOT_INDEXED}`, whose values are scattered; all columns of the "
-            "ten rows are returned. The scan beside it returns all columns of all rows.",
+            f"Top-{_N}: {_CALLS} calls of each kind per run, in turn over one connection, of which the median counts. "
+            "Before each round of four calls, a row is upserted, so that the server has to compute the result again; "
+            "the upsert and one call after it do not count. With the index, the server reads at most "
+            f"{_MOST_READ} entries and rows for each call, which is checked.",
+            f"Without an index, the order is that of `{_NOT_INDEXED}`, whose values are scattered. The calls return "
+            "all columns of ten rows; the scan for comparison returns all columns of all rows.",
         ],
     )

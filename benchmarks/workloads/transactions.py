@@ -1,4 +1,4 @@
-"""A transaction against plain upserts of the same rows, and lookups beside its commit."""
+"""Compares a transaction with plain upserts of the same rows, and measures lookups during its commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from aio_client import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result
-from benchmarks.measure import Spread, Timing, interleaved
+from benchmarks.measure import Spread, Timing, run_interleaved
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
@@ -27,7 +27,7 @@ _PLAIN, _TRANSACTION, _BESIDE = "plain upserts", "one transaction", "beside look
 
 
 def run(bench: Bench) -> Result:
-    """Writes a million rows over as many others, in turn in both ways."""
+    """Writes up to a million rows into a new table, with upserts and with a transaction in turn."""
     rows = min(bench.rows, _MOST_ROWS)
     waits: list[float] = []
     with (
@@ -39,24 +39,24 @@ def run(bench: Bench) -> Result:
             timing, longest = writer.call(TransactionWriter.write, how)
             if how == _BESIDE:
                 waits.append(longest)
-            return timing.checked(rows)
+            return timing.check_rows(rows)
 
-        rates = interleaved(bench.runs, {how: partial(write, how) for how in (_PLAIN, _TRANSACTION, _BESIDE)})
-    # Of rates, so that a greater one is a shorter time.
+        rates = run_interleaved(bench.runs, {how: partial(write, how) for how in (_PLAIN, _TRANSACTION, _BESIDE)})
+    # These are rates, so the ratio of the times is the inverse.
     times = [plain / within for plain, within in zip(rates[_PLAIN], rates[_TRANSACTION], strict=True)]
     return Result(
         figures=[
             Figure(
                 name="transaction_vs_upserts",
                 work=f"a transaction of {rows:,} rows of T4, begin to commit, durable, full changelog",
-                against="the time of plain upserts of the same rows, each into a table that is empty",
+                against="the time of plain upserts of the same rows, both into empty tables",
                 unit="times",
                 spread=Spread.of(times),
                 at_most=1.3,
             ),
             Figure(
                 name="lookup_beside_commit",
-                work=f"the slowest lookup of {_LOOKUP_KEYS} keys, one after another while it is committed",
+                work=f"the slowest lookup of {_LOOKUP_KEYS} keys, one after another during the commit",
                 against="wall clock of another client",
                 unit="ms",
                 spread=Spread.of([1000 * wait for wait in waits]),
@@ -64,7 +64,7 @@ def run(bench: Bench) -> Result:
             ),
         ],
         tables=[],
-        notes=["No lookups are made beside the transactions whose time counts."],
+        notes=["No lookups run during the transactions whose time is compared."],
     )
 
 
@@ -84,7 +84,7 @@ class TransactionWriter:
         self._runner.close()
 
     def write(self, how: str) -> tuple[Timing, float]:
-        """Writes everything into a new table; how long that took, and the slowest lookup beside the commit."""
+        """Writes all rows into a new table. Returns the timing and the seconds of the slowest lookup."""
         return self._runner.run(self._write(how))
 
     async def _write(self, how: str) -> tuple[Timing, float]:
@@ -93,19 +93,19 @@ class TransactionWriter:
             self._longest = 0.0
             started = time.perf_counter()
             if how == _PLAIN:
-                await self._plainly(table)
+                await self._upsert_all(table)
             else:
-                await self._within(client, table, lookups=how == _BESIDE)
+                await self._write_transaction(client, table, lookups=how == _BESIDE)
             seconds = time.perf_counter() - started
             timing = Timing(await table.count(), seconds)
             await client.drop_table(t4.TABLE)
         return timing, self._longest
 
-    async def _plainly(self, table: Table) -> None:
+    async def _upsert_all(self, table: Table) -> None:
         for batch in self._batches:
             await table.upsert(batch)
 
-    async def _within(self, client: Client, table: Table, *, lookups: bool) -> None:
+    async def _write_transaction(self, client: Client, table: Table, *, lookups: bool) -> None:
         begun = await client.transaction()
         for batch in self._batches:
             await begun.upsert(table, batch)

@@ -1,4 +1,4 @@
-"""Durable upserts through the client against the cheapest way to get the same rows into RocksDB."""
+"""Compares durable upserts through the client with the cheapest way to write the same rows to RocksDB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aio_client import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.files import resources
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from streaming_server.storage.rocks.store import RocksStore
@@ -33,19 +33,19 @@ _WRITE_BATCH = "WriteBatch in-process"
 
 
 def run(bench: Bench) -> Result:
-    """Writes the first rows of T4 in all ways, in turn, each time into something new."""
+    """Writes the first rows of T4 with each writer in turn, each time into a new table or directory."""
     rows = min(bench.rows, _MOST_ROWS)
     with (
         BenchmarkServer(bench.directory / "upsert") as server,
         Worker(UpsertWriter, server.url, rows) as upsert,
         Worker(WriteBatchWriter, bench.directory / "write-batch", rows) as write_batch,
     ):
-        rates = interleaved(
+        rates = run_interleaved(
             bench.runs,
             {
-                _WRITE_BATCH: lambda: write_batch.call(WriteBatchWriter.write).checked(rows),
-                _FULL: lambda: upsert.call(UpsertWriter.write, "full").checked(rows),
-                _UPSERT: lambda: upsert.call(UpsertWriter.write, "upsert").checked(rows),
+                _WRITE_BATCH: lambda: write_batch.call(WriteBatchWriter.write).check_rows(rows),
+                _FULL: lambda: upsert.call(UpsertWriter.write, "full").check_rows(rows),
+                _UPSERT: lambda: upsert.call(UpsertWriter.write, "upsert").check_rows(rows),
             },
         )
     return Result(
@@ -76,15 +76,15 @@ def run(bench: Bench) -> Result:
         ],
         tables=[rates_table("Durable upsert", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
-            "Upsert: all write batches of 10,000 rows and sync the log after every 100,000. The reference has its "
-            "keys and rows as Python bytes before the clock starts, looks for no older row and writes no changelog; "
-            "ScanKV starts from Arrow in the client.",
+            "Upsert: all writers write batches of 10,000 rows and sync after every 100,000 rows. The reference has its "
+            "keys and rows as Python bytes before the clock starts, reads no old rows and writes no changelog. ScanKV "
+            "starts from Arrow data in the client.",
         ],
     )
 
 
 class UpsertWriter:
-    """Upserts through the client, one call for every 100,000 rows, each acknowledged before the next."""
+    """Upserts through the client with one call for each 100,000 rows, acknowledged before the next."""
 
     def __init__(self, url: str, rows: int) -> None:
         self._url = url
@@ -98,7 +98,7 @@ class UpsertWriter:
         self._runner.close()
 
     def write(self, changelog: str) -> Timing:
-        """Writes everything into a new table with such a changelog, and drops it."""
+        """Writes all rows into a new table with the given changelog mode, and drops the table."""
         return self._runner.run(self._write(changelog))
 
     async def _write(self, changelog: str) -> Timing:
@@ -116,7 +116,7 @@ class UpsertWriter:
 
 
 class WriteBatchWriter:
-    """Puts encoded keys and rows into WriteBatches and nothing else; options and cache are the server's."""
+    """Only writes encoded keys and rows in WriteBatches, with the server's options and cache."""
 
     def __init__(self, path: Path, rows: int) -> None:
         definition = t4.definition()
@@ -132,7 +132,7 @@ class WriteBatchWriter:
     def __exit__(self, *_: object) -> None: ...
 
     def write(self) -> Timing:
-        """Writes everything into a new directory, and removes it."""
+        """Writes all rows into a new directory, and removes the directory."""
         store = RocksStore(self._path, "T4", compression=self._compression, resources=resources())
         started = time.perf_counter()
         for start in range(0, len(self._keys), _BATCH_ROWS):

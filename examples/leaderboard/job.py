@@ -1,12 +1,12 @@
 """`python -m examples.leaderboard.job NAME URL`: follows the flights, and adds each to the totals exactly once.
 
-The job reads changes while it commits those before, and the next commit takes all that have come meanwhile: the more it
-is behind, the more it does at once, so that it catches up instead of falling further behind.
+The job reads changes while it commits earlier ones, and each commit takes all changes that have arrived. So under load
+its commits become larger, and it catches up instead of falling further behind.
 
-With the totals, in one transaction, the job commits how far it has come among the changes of the flights. So whatever
-ends it, or the server, both are there or neither, and the next process goes on behind what was committed last. Locks
-see to it that there is one of it: they are given when the commits of the one before are over, and what that one still
-sends then is refused.
+One transaction commits the totals together with the job's position in the changes. So if the job or the server is
+killed, either both are committed or neither is, and the next process continues after the last commit. Column locks make
+sure that only one process of a job writes: a lock is granted after the commits of the previous holder, and later
+requests of that holder are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 from anyio import create_task_group
 
 from examples.leaderboard.replay import FLIGHTS
-from examples.leaderboard.totals import JOBS, KEYS, PROGRESS, added_up, net_flights
+from examples.leaderboard.totals import JOBS, KEYS, PROGRESS, make_total_rows, net_flights
 from scankv import ConnectionFailed, StartFrom, TransactionLost, connect
 
 if TYPE_CHECKING:
@@ -31,72 +31,77 @@ if TYPE_CHECKING:
     from scankv import Client, ColumnLock, ScanStream, Table
 
 MOST_WAITING: Final = 32
-"""Batches that are read ahead: some 2 MiB each at most."""
+"""The most batches to read ahead, of up to some 2 MiB each."""
 
 WAIT_SECONDS: Final = 3600.0
-"""How often a job says that the server is still away."""
+"""How often a job reports that the server is still unreachable."""
 
 
 async def main(job: Job, url: str) -> None:
-    """Runs until it is ended, or replaced by another process of the same job (ColumnLocked, LockLost)."""
+    """Runs until the process ends or another process of the same job replaces it (ColumnLocked, LockLost)."""
     async with connect(url) as client:
         while True:
             try:
                 await follow(client, job)
             except* (ConnectionFailed, TransactionLost) as errors:
-                sys.stderr.write(f"{job.name} goes on with what is committed: {errors.exceptions[0]}\n")
+                sys.stderr.write(f"{job.name} continues from its last commit: {errors.exceptions[0]}\n")
 
 
 async def follow(client: Client, job: Job) -> None:
-    """Takes the job over, once the server serves, and does it until something fails."""
+    """Waits for the server, takes over the job, and runs it until something fails."""
     await client.wait_ready(WAIT_SECONDS)
     totals = {await client.table(name) for name in KEYS}
     progress = await client.table(PROGRESS)
     async with AsyncExitStack() as stack:
-        locks = {table: await _locked(stack, client, table, job) for table in totals}
-        # Only now: what the process before had under way is committed, or never will be.
+        locks = {table: await _lock_columns(stack, client, table, job) for table in totals}
+        # After taking the locks: now the last transaction of the previous process is committed, or never will be.
         done = await progress.get(job.name)
         changes = (await client.table(FLIGHTS)).changes(StartFrom.FULL)
         if done is not None:
-            changes = changes.resume_from(done["behind"])
+            changes = changes.resume_from(done["resume_token"])
         stream = await stack.enter_async_context(changes.stream())
         counted = 0 if done is None else done["flights"]
         waiting: asyncio.Queue[Read] = asyncio.Queue(MOST_WAITING)
         async with create_task_group() as tasks:
             tasks.start_soon(_read, stream, waiting)
             while True:
-                reads = await _all_of(waiting)
+                reads = await _take_all(waiting)
                 changed = pa.Table.from_batches([each.changes for each in reads])
                 counted += net_flights(changed)
-                row = {"job": job.name, "behind": reads[-1].behind, "flights": counted, "at": datetime.now(UTC)}
+                row = {
+                    "job": job.name,
+                    "resume_token": reads[-1].resume_token,
+                    "flights": counted,
+                    "at": datetime.now(UTC),
+                }
                 await _commit(client, job, changed, locks, progress, row)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Some changes, and the token behind them."""
+    """Some changes, and the resume token after them."""
 
     changes: pa.RecordBatch
-    behind: bytes
+    resume_token: bytes
 
 
 async def _read(stream: ScanStream, waiting: asyncio.Queue[Read]) -> None:
-    # Without a stop the stream does not end.
+    # Without a stop position, the stream never ends.
     async for changes in stream:
         assert stream.resume_token is not None
         await waiting.put(Read(changes, stream.resume_token))
 
 
-async def _all_of(waiting: asyncio.Queue[Read]) -> list[Read]:
-    """Waits for changes, and takes all that have come by then."""
+async def _take_all(waiting: asyncio.Queue[Read]) -> list[Read]:
+    """Waits for changes, and returns all that have arrived."""
     reads = [await waiting.get()]
     while not waiting.empty():
         reads.append(waiting.get_nowait())
     return reads
 
 
-async def _locked(stack: AsyncExitStack, client: Client, table: Table, job: Job) -> ColumnLock:
-    """Locks the job's columns, in place of the process before."""
+async def _lock_columns(stack: AsyncExitStack, client: Client, table: Table, job: Job) -> ColumnLock:
+    """Locks the job's columns, after releasing the lock of a previous process."""
     for lock in await client.column_locks(table.name):
         if lock.owner == job.name:
             await lock.release()
@@ -114,7 +119,7 @@ async def _commit(
     async with client.transaction() as tx:
         for table, lock in locks.items():
             columns = [*table.primary_key, *job.columns]
-            await tx.upsert(table, added_up(job, table.name, changes), columns, locks=[lock])
+            await tx.upsert(table, make_total_rows(job, table.name, changes), columns, locks=[lock])
         await tx.upsert(progress, [row])
 
 

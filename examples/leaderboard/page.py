@@ -1,8 +1,8 @@
-"""The page: Streamlit runs this file for every browser tab, and `board` in it every second.
+"""The page: Streamlit runs this file for every browser tab, and the function `board` every second.
 
-All tabs share six watches of the server's tables. A watch is told by the server when its first rows may have changed,
-and `latest()` gives what it knows without waiting, so that neither many tabs nor a slow server hold up the page. What
-the page shows may be behind the flights, because jobs make it of them; so it says how far, and of when it is.
+All tabs share six watches of the server's tables. The server notifies a watch when its rows may have changed, and
+`latest()` returns the newest rows without waiting, so that neither many tabs nor a slow server delay the page. The jobs
+compute the totals, which may be behind the flights. So the page shows its time and how far each job is behind.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from scankv import TopN
     from scankv.sync import TopNWatch
 
-INTERVAL = 2.0  # seconds within which a change is seen: half of them may pass until it is told, half until it is drawn
+INTERVAL = 2.0  # seconds until a change is visible: at most half until the watch has it, and half until it is drawn
 TOP = 10
-ENOUGH = 50  # flights, for a mean to say something
-FAR_BEHIND = 1000  # flights, a day of them
-DEPARTURES = ["origin", "dest", "flights", "mean_delay"]  # what the other job fills changes none of these
+ENOUGH = 50  # flights that make a mean meaningful
+FAR_BEHIND = 1000  # flights, about a day
+DEPARTURES = ["origin", "dest", "flights", "mean_delay"]  # the other job never changes these columns
 SUMMARY = ["job", "flights", "at"]
 
 
 class Shared:
-    """What all tabs share: a connection, the watches, and what is worked out once for each of their answers."""
+    """What all tabs share: a connection, the watches, and the number of departed flights."""
 
     def __init__(self) -> None:
         client = connect(sys.argv[1], operation_timeout=10)
@@ -53,8 +53,8 @@ class Shared:
         self._departed = 0
         self._changed_at = datetime.now(UTC)
 
-    def departed(self, answers: tuple[TopN, ...]) -> tuple[int, datetime]:
-        """How many flights have departed, and when anything on the page changed; asked only when something has."""
+    def count_departed(self, answers: tuple[TopN, ...]) -> tuple[int, datetime]:
+        """Returns the number of departed flights and the time of the last change; counts only after a change."""
         versions = tuple(answer.version for answer in answers)
         if versions != self._versions:
             self._departed, self._changed_at = self._flights.count(), datetime.now(UTC)
@@ -62,26 +62,26 @@ class Shared:
         return self._departed, self._changed_at
 
     def current_error(self) -> ScanKvError | None:
-        """Why the server does not answer at the moment, if it does not."""
+        """Returns the current error of a watch, or None if the server answers."""
         return next((watch.current_error for watch in self.watches if watch.current_error is not None), None)
 
 
 @st.cache_resource(show_spinner="Connecting to the server ...")
 def shared() -> Shared:
-    """Made once, for all tabs."""
+    """Returns the object that all tabs share."""
     return Shared()
 
 
 @st.fragment(run_every=INTERVAL / 2)
 def board() -> None:
-    """Draws what has changed; the browser keeps the rest."""
+    """Draws the page; the browser updates what has changed."""
     try:
         answers = tuple(watch.latest() for watch in shared().watches)
         known = tuple(answer for answer in answers if answer is not None)
         if len(known) < len(answers):
             st.info("Waiting for the first answer ...")
             return
-        departed, changed_at = shared().departed(known)
+        departed, changed_at = shared().count_departed(known)
     except ScanKvError as error:
         shared.clear()  # the next run connects again
         st.error(f"The server does not answer; trying again. {error}")
@@ -90,7 +90,7 @@ def board() -> None:
     if not len(newest.rows):
         st.info("No flight has departed yet.")
         return
-    # Of both watches of the flights, so that no flight below is later.
+    # The latest hour of both watches of the flights, so that no flight below is later.
     hours = newest.rows["time_hour"].to_pylist() + latest.rows["time_hour"].to_pylist()
     show_age(max(hours), departed, progress.rows, changed_at, shared().current_error())
     left, right = st.columns(2, gap="large")
@@ -110,7 +110,7 @@ def board() -> None:
 
 
 def show_age(hour: str, departed: int, progress: pa.Table, changed_at: datetime, trouble: ScanKvError | None) -> None:
-    """Of when the rows are, and how far each job is behind."""
+    """Shows the time of the rows, and how far each job is behind."""
     behind = lags(departed, progress)
     counted = ", ".join(f"{job} {lag:,} flights behind" if lag else f"{job} up to date" for job, lag in behind.items())
     st.caption(
@@ -124,14 +124,14 @@ def show_age(hour: str, departed: int, progress: pa.Table, changed_at: datetime,
 
 
 def lags(departed: int, progress: pa.Table) -> dict[str, int]:
-    """How many of the departed flights each job has not counted yet."""
+    """Returns how many of the departed flights each job has not counted yet."""
     counted = dict(zip(progress["job"].to_pylist(), progress["flights"].to_pylist(), strict=True))
-    # A job may have counted flights that have departed since we asked.
+    # A job may have counted flights that departed after `departed` was computed.
     return {job: max(0, departed - counted.get(job, 0)) for job in JOBS}
 
 
 def show(name: str, rows: pd.DataFrame, *numbers: str) -> None:
-    """A table whose numbers stand to the right, with their headings."""
+    """Shows a table. Columns of numbers and their headings are right-aligned."""
     places = [rows.columns.get_loc(number) + 1 for number in numbers]
     cells = ", ".join(f".st-key-{name} {cell}:nth-child({place})" for place in places for cell in ("th", "td"))
     st.html(f"<style>{cells} {{ text-align: right !important; }}</style>")
@@ -140,9 +140,9 @@ def show(name: str, rows: pd.DataFrame, *numbers: str) -> None:
 
 
 def busiest_routes(top: TopN) -> pd.DataFrame:
-    """The routes by rank, and how they have moved since the ranking changed last."""
+    """Returns the routes by rank, and how they moved with the last change of the ranking."""
     moved = {key: before - now for key, before, now in zip(keys(top.moved), *ranks(top.moved), strict=True)}
-    entered = set(keys(top.entered)) if len(top.entered) < len(top.rows) else set()  # at first all have entered
+    entered = set(keys(top.entered)) if len(top.entered) < len(top.rows) else set()  # at first, all rows are new
     routes = ranked(top)
     routes["moved"] = ["new" if key in entered else movement(moved.get(key, 0)) for key in keys(top.rows)]
     routes["mean delay"] = routes["mean_delay"].map("{:.1f} min".format)
@@ -151,17 +151,17 @@ def busiest_routes(top: TopN) -> pd.DataFrame:
 
 
 def movement(ranks: int) -> str:
-    """Ranks gained, in words that a screen reader says as well."""
+    """Returns the number of ranks gained as text that a screen reader can read."""
     return "" if ranks == 0 else f"▲ up {ranks}" if ranks > 0 else f"▼ down {-ranks}"
 
 
 def delayed_routes(top: TopN) -> pd.DataFrame:
-    """Minutes of delay at departure, by route."""
+    """Returns the minutes of delay at departure, by route."""
     return ranked(top).rename(columns={"mean_delay": "minutes"})[["rank", "route", "minutes"]]
 
 
 def delayed_flights(top: TopN) -> pd.DataFrame:
-    """The flights that left latest."""
+    """Returns the flights with the longest delays."""
     flights = ranked(top)
     flights["flight"] = flights["carrier"] + " " + flights["flight"].astype(str)
     flights["delay"] = (flights["dep_delay"] / 60).map("{:.1f} h".format)
@@ -170,25 +170,25 @@ def delayed_flights(top: TopN) -> pd.DataFrame:
 
 
 def delayed_days(top: TopN) -> pd.DataFrame:
-    """The carriers' days with the longest mean delay at arrival; null where no flight has arrived."""
+    """Returns the carriers' days with the longest mean delay at arrival."""
     days: pd.DataFrame = top.rows.to_pandas()
     days = days.assign(rank=range(1, len(days) + 1), delay=days["mean_arrival_delay"].map("{:.1f} min".format))
     return days[["rank", "carrier", "day", "arrivals", "delay"]]
 
 
 def ranked(top: TopN) -> pd.DataFrame:
-    """The rows with their ranks, and each route as people write it."""
+    """Returns the rows with their ranks and a readable route."""
     rows: pd.DataFrame = top.rows.to_pandas()
     return rows.assign(rank=range(1, len(rows) + 1), route=rows["origin"] + " → " + rows["dest"])
 
 
 def keys(routes: pa.Table) -> list[tuple[str, str]]:
-    """The primary keys of some rows."""
+    """Returns the primary keys of some routes."""
     return list(zip(routes["origin"].to_pylist(), routes["dest"].to_pylist(), strict=True))
 
 
 def ranks(moved: pa.Table) -> tuple[list[int], list[int]]:
-    """The ranks before and now."""
+    """Returns the previous and the current ranks."""
     return moved["rank_before"].to_pylist(), moved["rank"].to_pylist()
 
 

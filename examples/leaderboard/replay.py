@@ -1,4 +1,4 @@
-"""A live table: the flights that have departed."""
+"""Replays the flights of 2013 into a live table."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FLIGHTS: Final = "demo.flights"
 
 
 class Replay:
-    """Lets the flights of 2013 depart in the order of their scheduled hour.
+    """Writes the flights of 2013 in the order of their scheduled hour.
 
-    May be stopped at any time: the next one goes on with the last hour that the server has.
+    May be stopped at any time: the next replay continues with the last hour in the table.
     """
 
     def __init__(self, client: Client, start: str) -> None:
-        """Makes the table where it is not there, and has everything before `start` depart at once.
+        """Creates the table if it does not exist, and writes all flights before `start`.
 
         Args:
-            client: Of the server.
-            start: A day such as `2013-07-01`; without meaning where flights are there already.
+            client: A client of the server.
+            start: A day such as `2013-07-01`. Ignored if the table has flights already.
         """
         try:
             self._flights = client.table(FLIGHTS)
@@ -38,12 +38,12 @@ class Replay:
         last = self._flights.aggregate({"time_hour": "max"})["time_hour_max"][0].as_py()
         if last is None:
             self._flights.upsert(departures.filter(pc.field("time_hour") < start))
-        # That hour may have been interrupted; a flight that is the same is no change.
+        # Repeats the last hour, which may be incomplete. Writing a flight again without a difference is not a change.
         self._waiting = departures.filter(pc.field("time_hour") >= (last or start))
         self._hours = deque(pc.value_counts(self._waiting["time_hour"]).field("counts").to_pylist())
 
     def next_hour(self) -> bool:
-        """Has the flights of the next hour depart; returns whether there were any left in the year."""
+        """Writes the flights of the next hour. Returns False if none are left in the year."""
         if not self._hours:
             return False
         hour = self._waiting.slice(0, self._hours.popleft())
@@ -53,6 +53,6 @@ class Replay:
 
 
 def _departures() -> pa.Table:
-    """All flights that were not cancelled, in the order of their scheduled hour."""
+    """Returns all flights that were not cancelled, in the order of their scheduled hour."""
     flights = pa.Table.from_batches(read_flights(find_flights()))
     return flights.filter(pc.field("dep_delay").is_valid()).sort_by("time_hour")

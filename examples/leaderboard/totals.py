@@ -1,4 +1,4 @@
-"""Two tables that add up the flights, by route and by carrier and day; and the jobs that fill their columns."""
+"""The two tables of totals, by route and by carrier and day, and the jobs that fill their columns."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CHANGE_TYPE: Final = "_change_type"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One of the jobs. The columns that it fills are its own: no other job has one of them.
+    """A job. No other job fills its columns.
 
     Attributes:
         name: Its name, which is also the owner of its locks.
-        columns: By column of the totals, the column of the flights that is added up in it.
+        columns: By column of the totals, the column of the flights that it aggregates.
     """
 
     name: str
@@ -68,7 +68,7 @@ _TYPES: Final = {
     "flights": (pa.int64(), agg.count()),
     "delay": (pa.int64(), agg.sum()),
     "mean_delay": (pa.float64(), agg.avg()),
-    # What was the greatest stays, also when that flight is taken back.
+    # The greatest value stays, even if its flight is retracted.
     "worst_delay": (pa.int64(), agg.max(ignore_retract=True)),
     "last_departure": (pa.string(), agg.max(ignore_retract=True)),
     "arrivals": (pa.int64(), agg.count()),
@@ -79,7 +79,7 @@ _TYPES: Final = {
 
 
 def create_totals(client: Client) -> None:
-    """Makes the tables of the jobs where they are not there: the totals, and how far each job has come."""
+    """Creates the tables of the jobs if they do not exist: the totals, and the position of each job."""
     there = {table.name for table in client.tables()}
     for name, key in KEYS.items():
         if name not in there:
@@ -95,21 +95,26 @@ def create_totals(client: Client) -> None:
             )
     if PROGRESS not in there:
         schema = pa.schema(
-            [("job", pa.string()), ("behind", pa.binary()), ("flights", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
+            [
+                ("job", pa.string()),
+                ("resume_token", pa.binary()),
+                ("flights", pa.int64()),
+                ("at", pa.timestamp("us", "UTC")),
+            ]
         )
         client.create_table(PROGRESS, schema, primary_key=["job"], buckets=1)
 
 
 def net_flights(changes: pa.Table) -> int:
-    """How many flights there are more for some changes; those of a table from its beginning add up to its rows."""
+    """Returns by how many rows some changes make the table larger or smaller."""
     before = pc.is_in(changes[CHANGE_TYPE], pa.array(["-U", "-D"]))
     return int(changes.num_rows - 2 * (pc.sum(before).as_py() or 0))
 
 
-def added_up(job: Job, table: str, changes: pa.Table) -> pa.Table:
-    """What a job writes to one of the tables for some changes of the flights: a row for each, which the server merges.
+def make_total_rows(job: Job, table: str, changes: pa.Table) -> pa.Table:
+    """Returns what a job writes to a table of totals: one row for each change, which the server merges.
 
-    A flight that was deleted, or was another before, is taken back by its change type.
+    The change type makes the server retract the old row of an updated or deleted flight.
     """
     columns = {name: changes[name] for name in ("origin", "dest", "carrier", CHANGE_TYPE)}
     columns["day"] = pc.utf8_slice_codeunits(changes["time_hour"], 0, 10)

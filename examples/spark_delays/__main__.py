@@ -1,4 +1,4 @@
-"""`python -m examples.spark_delays`: live flights, a report and totals of them by Spark, each compared with pandas."""
+"""`python -m examples.spark_delays`: Spark computes a report and totals of live flights, compared with pandas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT: Final = Path(__file__).parents[2]
 CAUGHT_UP_WITHIN: Final = 300.0  # seconds
 SPARK: Final = {
     "PYSPARK_PYTHON": sys.executable,
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # of PySpark, about pandas 3
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # PySpark emits them for pandas 3
     "SPARK_LOCAL_IP": "127.0.0.1",
     "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g --conf spark.log.level=ERROR "
     "--conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false --conf spark.sql.shuffle.partitions=2 "
@@ -44,14 +44,14 @@ SPARK: Final = {
 
 
 def main() -> int:
-    """Runs until all flights have departed, and are in report and totals; returns the exit code."""
-    options = _options()
+    """Runs until all flights have departed and are in the report and the totals. Returns the exit code."""
+    options = _parse_options()
     os.environ.update(SPARK)
     warnings.simplefilter("ignore", FutureWarning)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:
-            # First of all, since it forks, which no process should that has a client open.
+            # Before any client is opened, since it forks the process.
             spark = SparkSession.builder.getOrCreate()
             stack.callback(spark.stop)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scankv-spark-")))
@@ -68,11 +68,15 @@ def main() -> int:
     return 0
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.spark_delays", description=__doc__)
-    parser.add_argument("--start", default="2013-01-25", help="the day from which flights depart live (%(default)s)")
-    parser.add_argument("--end", default="2013-02-01", help="the day behind the last one (%(default)s)")
-    parser.add_argument("--hours-per-second", type=float, default=2.0, help="how fast they do (%(default)s)")
+    parser.add_argument("--start", default="2013-01-25", help="first day of the replay (default: %(default)s)")
+    parser.add_argument(
+        "--end", default="2013-02-01", help="day after the last day of the replay (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hours-per-second", type=float, default=2.0, help="speed of the replay (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -83,9 +87,9 @@ def _run(
     live = ["departures", server.url, options.start, options.end, str(options.hours_per_second)]
     with ExitStack() as stack:
         write_airports(spark, server.url, airports)
-        totals = stack.enter_context(_process("totals", server.url, str(checkpoint)))
-        _show("totals", _caught_up(client, totals), "departure_delay")
-        writer = stack.enter_context(_process(*live))
+        totals = stack.enter_context(_run_module("totals", server.url, str(checkpoint)))
+        _show("totals", _wait_for_totals(client, totals), "departure_delay")
+        writer = stack.enter_context(_run_module(*live))
         reports = 0
         while writer.poll() is None or reports < 4:
             with client.table(FLIGHTS).snapshot() as snapshot:
@@ -99,10 +103,10 @@ def _run(
             if reports == 3:
                 print("killing the streaming job, and starting it again", flush=True)
                 os.killpg(totals.pid, signal.SIGKILL)
-                totals = stack.enter_context(_process("totals", server.url, str(checkpoint)))
+                totals = stack.enter_context(_run_module("totals", server.url, str(checkpoint)))
         if writer.returncode:
-            raise Unavailable("the writer has ended; what it said stands above")
-        _show("totals", _caught_up(client, totals), "departure_delay")
+            raise Unavailable("the writer has failed; see its output above")
+        _show("totals", _wait_for_totals(client, totals), "departure_delay")
 
 
 def _show(what: str, routes: pd.DataFrame, by: str) -> None:
@@ -110,8 +114,8 @@ def _show(what: str, routes: pd.DataFrame, by: str) -> None:
     print(f"\n{what} of {flights:,} flights, equal to pandas'; the greatest {by}:\n{first.to_string(index=False)}\n")
 
 
-def _caught_up(client: Client, totals: subprocess.Popen[bytes]) -> pd.DataFrame:
-    """The totals, when all flights are in them."""
+def _wait_for_totals(client: Client, totals: subprocess.Popen[bytes]) -> pd.DataFrame:
+    """Waits until all flights are in the totals, and returns the totals."""
     deadline = time.monotonic() + CAUGHT_UP_WITHIN
     while totals.poll() is None:
         try:
@@ -120,12 +124,12 @@ def _caught_up(client: Client, totals: subprocess.Popen[bytes]) -> pd.DataFrame:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-    raise Unavailable("the streaming job has ended; what it said stands above")
+    raise Unavailable("the streaming job has ended; see its output above")
 
 
 @contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a module of this example in a process of its own, which is killed at the end, with those that it started."""
+def _run_module(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a module of this example in its own process. Kills the process and its children after the block."""
     command = [sys.executable, "-m", f"examples.spark_delays.{arguments[0]}", *arguments[1:]]
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:

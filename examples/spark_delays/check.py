@@ -1,4 +1,4 @@
-"""What pandas says of the same flights."""
+"""Compares the results of Spark with pandas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUTE: Final = ["origin", "dest"]
 
 
 def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataFrame:
-    """Compares the report with the flights of a snapshot; returns it. Raises AssertionError where they differ."""
+    """Compares the report with the flights of a snapshot, and returns it. Raises AssertionError if they differ."""
     found = client.table(REPORT).scan().ordered().to_pandas()
     flights = client.table(FLIGHTS).scan().at(snapshot).to_pandas()
     wanted = flights.groupby(ROUTE).agg(
@@ -34,7 +34,7 @@ def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataF
 
 
 def check_totals(client: Client) -> pd.DataFrame:
-    """Compares the totals with the flights as they are now; returns them. Raises AssertionError where they differ."""
+    """Compares the totals with the current flights, and returns them. Raises AssertionError if they differ."""
     found = client.table(TOTALS).scan().ordered().to_pandas()
     flights = client.table(FLIGHTS).scan().to_pandas()
     wanted = flights.groupby(ROUTE).agg(
@@ -43,7 +43,7 @@ def check_totals(client: Client) -> pd.DataFrame:
         arrivals=("arr_delay", "count"),
         arrival_delay=("arr_delay", "sum"),
     )
-    # Of a route whose flights were all cancelled, there is a row of zeros.
+    # A route whose flights were all cancelled has a row of zeros.
     _check_equal(found[found["flights"] > 0].set_index(ROUTE).fillna(0), wanted)
     return found
 

@@ -1,6 +1,6 @@
-"""`python -m examples.spark_delays.departures URL START END HOURS_PER_SECOND`: a live table of flights.
+"""`python -m examples.spark_delays.departures URL START END HOURS_PER_SECOND`: writes a live table of flights.
 
-Hour by hour, flights are announced as on time; then they have departed, with the delays they had, or are cancelled.
+Hour by hour, flights are announced as on time. An hour later, they depart with their real delays, or are cancelled.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ ANNOUNCED: Final = {"dep_time": None, "dep_delay": 0, "arr_time": None, "arr_del
 
 
 def create_flights(client: Client, before: str) -> None:
-    """Makes the table, with the flights that departed before a day such as `2013-01-15`."""
+    """Creates the table with the flights that departed before a day such as `2013-01-15`."""
     flights = client.create_table(FLIGHTS, SCHEMA, primary_key=KEY)
     flights.upsert(_flights().filter((pc.field("time_hour") < before) & pc.field("dep_time").is_valid()))
 
 
 class Departures:
-    """Lets the flights of some days depart in the order of their scheduled hour."""
+    """Writes the flights of some days in the order of their scheduled hour."""
 
     def __init__(self, client: Client, start: str, end: str) -> None:
-        """Reads the flights from the day `start` until the day before `end`; writes nothing."""
+        """Reads the flights from the day `start` to the day before `end`. Writes nothing."""
         self._table = client.table(FLIGHTS)
         flights = _flights().filter((pc.field("time_hour") >= start) & (pc.field("time_hour") < end))
         self._hours = deque(flights.filter(pc.field("time_hour") == hour) for hour in pc.unique(flights["time_hour"]))
         self._announced = SCHEMA.empty_table()
 
     def next_hour(self) -> bool:
-        """Has the announced flights depart, and announces those of the next hour; false when all have departed."""
+        """Writes the departures of the announced flights, and announces the next hour. Returns False at the end."""
         departed = pc.is_valid(self._announced["dep_time"])
         self._table.upsert(self._announced.filter(departed))
         self._table.delete(self._announced.filter(pc.invert(departed)).select(KEY))
@@ -50,7 +50,7 @@ class Departures:
 
 
 def _flights() -> pa.Table:
-    """All flights of 2013, by their scheduled hour; those that were cancelled have no `dep_time`."""
+    """Returns all flights of 2013 by their scheduled hour. Cancelled flights have no `dep_time`."""
     return pa.Table.from_batches(read_flights(find_flights())).sort_by("time_hour")
 
 
@@ -62,7 +62,7 @@ def _announcement(flights: pa.Table) -> pa.Table:
 
 
 def main(url: str, start: str, end: str, hours_per_second: float) -> None:
-    """Runs until all flights have departed, at a steady pace."""
+    """Writes one hour after the other at a steady pace, until all flights have departed."""
     with connect(url) as client:
         departures = Departures(client, start, end)
         due = time.monotonic()

@@ -1,4 +1,4 @@
-"""`python -m examples.spark_delays.report URL`: a batch job, the delays by route as of one instant.
+"""`python -m examples.spark_delays.report URL`: a batch job that reports the delays by route as of one instant.
 
 spark-submit examples/spark_delays/report.py localhost:7070
 """
@@ -20,7 +20,7 @@ REPORT: Final = "demo.route_report"
 
 
 def write_airports(spark: SparkSession, url: str, path: Path) -> None:
-    """Makes the table of airports of a CSV file."""
+    """Writes the table of airports from a CSV file."""
     columns = "faa string, name string, lat double, lon double, alt long, tz long, dst string, tzone string"
     airports = spark.read.schema(columns).csv(str(path), header=True, enforceSchema=False)
     writing = airports.write.format("scankv").options(url=url, create="true", primary_key="faa")
@@ -28,7 +28,7 @@ def write_airports(spark: SparkSession, url: str, path: Path) -> None:
 
 
 def write_report(spark: SparkSession, url: str, **options: str) -> None:
-    """Replaces the report by that of the flights as they are now, or as `snapshot=...` says."""
+    """Replaces the report by one of the current flights, or of the flights in the snapshot of option `snapshot`."""
     source = spark.read.format("scankv").option("url", url)
     flights = source.options(columns="origin,dest,dep_delay,arr_delay", **options).load(FLIGHTS)
     airports = spark.read.format("scankv").options(url=url, columns="faa,name").load(AIRPORTS)
@@ -39,7 +39,7 @@ def write_report(spark: SparkSession, url: str, **options: str) -> None:
         F.max("dep_delay").alias("worst_departure_delay"),
         F.avg("arr_delay").alias("mean_arrival_delay"),
     )
-    # Some airports in the Caribbean are not in the file. Spark knows no sizes: `broadcast` says what is small.
+    # A left join, since some airports in the Caribbean are not in the file. `broadcast`, since Spark knows no sizes.
     named = routes.join(F.broadcast(airports), routes["dest"] == airports["faa"], "left")
     report = named.drop("faa").withColumnRenamed("name", "airport")
 

@@ -19,11 +19,11 @@ TOTALS: Final = "demo.route_totals"
 
 
 def start_totals(spark: SparkSession, url: str, checkpoint: str) -> StreamingQuery:
-    """Starts the query, or goes on with it behind the last micro-batch of the checkpoint that was committed."""
+    """Starts the query, or continues it after the last committed micro-batch of the checkpoint."""
     source = spark.readStream.format("scankv").option("url", url)
     changes = source.options(row_kinds="true", columns="origin,dest,dep_delay,arr_delay").load(FLIGHTS)
 
-    # A row for each change. The table counts and adds up what comes, and takes back what was changed or deleted.
+    # One row for each change. The table counts and adds them, and retracts rows that were changed or deleted.
     added = changes.select(
         "_change_type",
         "origin",

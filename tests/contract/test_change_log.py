@@ -1,4 +1,4 @@
-"""What every `ChangeLog` promises, asked of the one in RocksDB and of one in memory."""
+"""The contract of `ChangeLog`, checked for the implementation in RocksDB and for one in memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PAIR = [RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER]
 
 
 class FixedClock:
-    """Stands still."""
+    """A clock that stands still."""
 
     now = 0.0
 
@@ -54,7 +54,7 @@ class FixedClock:
 
 @dataclass(frozen=True)
 class LoggedChange:
-    """What a log must know of one change."""
+    """The expected content of one change."""
 
     offset: int
     kind: RowKind
@@ -64,20 +64,20 @@ class LoggedChange:
 
 
 class Logged(Protocol):
-    """A log, and what is done to it from the outside."""
+    """A log with operations that modify it."""
 
     @property
     def log(self) -> ChangeLog: ...
     def append(self, changes: Changes, schema_id: int, micros: int) -> None: ...
     def trim(self, offset: int) -> int: ...
     def lose_from(self, count: int) -> None:
-        """A power failure, of which the log knows: a new epoch, without these changes."""
+        """Simulates a power failure that the log detects: begins a new epoch without these changes."""
 
     def lose(self, count: int) -> None:
-        """Damage, of which it does not: a change is gone, and perhaps some beside it."""
+        """Simulates damage that the log does not know: removes a change, and perhaps neighbours."""
 
     def rewrite(self, start: int, end: int) -> None:
-        """Makes one record of what is between two counts."""
+        """Rewrites the changes between two counts as one record."""
 
 
 class InMemory:
@@ -102,7 +102,7 @@ class InMemory:
         self.log.lose(count)
 
     def rewrite(self, start: int, end: int) -> None:
-        """It has no records."""
+        """Does nothing, since this log has no records."""
 
 
 class InRocksDB:
@@ -166,7 +166,7 @@ def _kind_of(record: LogRecord) -> tuple[int, int]:
 
 @dataclass
 class LogHistory:
-    """A log, and what it must have."""
+    """A log and its expected changes."""
 
     logged: Logged
     clock: FixedClock
@@ -175,14 +175,14 @@ class LogHistory:
     micros: int = 1000
     schema: TableDefinition = FIRST
     unsynced: list[int] = field(default_factory=list)
-    """Where each commit began that a power failure may undo."""
+    """The start of each commit that a power failure may undo."""
 
     @property
     def log(self) -> ChangeLog:
         return self.logged.log
 
     def commit(self, kinds: list[RowKind], later: int = 0) -> int:
-        """Appends changes in one commit; the offset of the first."""
+        """Appends changes in one commit, and returns the offset of the first."""
         self.micros += later
         start, span = len(self.changes), self.log.span
         rows = [(f"p{start + n}", start + n, f"t{n}")[: len(self.schema.schema.names)] for n in range(len(kinds))]
@@ -229,7 +229,7 @@ class LogHistory:
 
 @pytest.fixture(scope="module", params=["rocksdb", "memory"])
 def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LogHistory]]:
-    """Makes an empty log."""
+    """Returns a function that creates an empty log."""
 
     def in_memory() -> LogHistory:
         clock = FixedClock()
@@ -255,7 +255,7 @@ KINDS = st.lists(st.sampled_from([[RowKind.INSERT], PAIR, PAIR, [RowKind.DELETE]
 
 
 def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = False) -> LogHistory:
-    """A random history, already checked to be there as a whole."""
+    """Creates a log with a random history, and checks that it is complete."""
     history = new()
     for _ in range(data.draw(st.integers(1, 12))):
         what = data.draw(st.sampled_from(["commit"] * 6 + ["alter", "crash", "rewrite", "rewrite"]))
@@ -278,7 +278,7 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_what_was_appended_is_read_from_any_change_to_any_other(
+def test_appended_changes_can_be_read_between_any_two_positions(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
     history = grown(new, data, trims=True)
@@ -292,7 +292,7 @@ def test_what_was_appended_is_read_from_any_change_to_any_other(
 def test_bounded_reads_one_after_another_give_all_changes_once(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
-    """Each goes on at the offset behind the last change, also where that is the end of an epoch."""
+    """Each read continues at the offset after the last change, even at the end of an epoch."""
     history = grown(new, data)
     span = history.log.span
     max_changes, max_bytes = data.draw(st.sampled_from([2, 3, 5, ANY])), data.draw(st.sampled_from([1, 700, ANY]))
@@ -312,7 +312,7 @@ def test_one_change_at_a_time_can_be_read(new: Callable[[], LogHistory]) -> None
     assert [history.read(n, 3, max_changes=1) for n in range(3)] == [[change] for change in history.changes]
 
 
-def test_a_read_of_nothing_gives_nothing(new: Callable[[], LogHistory]) -> None:
+def test_an_empty_read_returns_nothing(new: Callable[[], LogHistory]) -> None:
     history = new()
     assert history.read(0, 0) == []
     history.commit([RowKind.INSERT])
@@ -338,8 +338,8 @@ def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], Lo
 
 @given(data=st.data())
 @settings(max_examples=10)
-def test_a_lost_change_is_data_loss_for_every_read_of_it(new: Callable[[], LogHistory], data: st.DataObject) -> None:
-    """Also at the very end, and however little is asked for at once: never fewer changes."""
+def test_every_read_of_a_lost_change_is_data_loss(new: Callable[[], LogHistory], data: st.DataObject) -> None:
+    """Even at the very end, and with the smallest reads, a read never returns fewer changes."""
     history = grown(new, data)
     if not history.changes:
         return
@@ -371,7 +371,7 @@ def test_changes_that_are_missing_at_the_end_are_data_loss(new: Callable[[], Log
         history.read(3, 4)
 
 
-def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], LogHistory]) -> None:
+def test_a_position_must_be_a_change_or_the_end(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT] * 3)
     span = history.log.span
@@ -396,7 +396,7 @@ def test_a_position_before_the_first_change_is_expired(new: Callable[[], LogHist
     assert span.resolve(2, location="here", clamp=True) == 3
 
 
-def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_position(
+def test_the_end_of_an_epoch_begins_the_next_and_offsets_that_a_crash_undid_are_invalid(
     new: Callable[[], LogHistory],
 ) -> None:
     history = new()
@@ -419,7 +419,7 @@ def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_positi
             span.resolve(never, location="here")
 
 
-def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[], LogHistory]) -> None:
+def test_positions_pass_through_epochs_in_which_nothing_was_written(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT])
     for _ in range(3):
@@ -433,10 +433,10 @@ def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[],
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_a_time_is_the_first_change_committed_at_or_after_it(
+def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
-    """Of those that are kept; in the order of the log, where many have the same time."""
+    """Trimmed changes do not count. Changes with the same time are in the order of the log."""
     history = grown(new, data, trims=True)
     span = history.log.span
     times = [change.micros for change in history.changes[span.first :]]
@@ -445,7 +445,7 @@ def test_a_time_is_the_first_change_committed_at_or_after_it(
         assert found == span.offset_of(span.first + bisect_left(times, micros)), micros
 
 
-def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], LogHistory]) -> None:
+def test_a_trimmed_log_keeps_all_later_changes(new: Callable[[], LogHistory]) -> None:
     history = new()
     for _ in range(6):
         history.commit([RowKind.INSERT, *PAIR])
@@ -462,7 +462,7 @@ def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], LogHistory]) ->
 
 @given(data=st.data())
 @settings(max_examples=10)
-def test_nothing_that_is_held_is_trimmed(new: Callable[[], LogHistory], data: st.DataObject) -> None:
+def test_changes_that_are_held_are_not_trimmed(new: Callable[[], LogHistory], data: st.DataObject) -> None:
     history = grown(new, data)
     span = history.log.span
     places = st.integers(0, span.end)
@@ -483,7 +483,7 @@ def test_nothing_that_is_held_is_trimmed(new: Callable[[], LogHistory], data: st
     assert history.first == span.end
 
 
-def test_a_hold_ends_when_its_time_is_over_and_another_of_the_same_owner_takes_its_place(
+def test_a_hold_ends_with_its_time_to_live_and_a_new_hold_of_the_same_owner_replaces_it(
     new: Callable[[], LogHistory],
 ) -> None:
     history = new()
@@ -510,7 +510,7 @@ def test_a_hold_ends_when_its_time_is_over_and_another_of_the_same_owner_takes_i
     history.check()
 
 
-def test_a_rewritten_log_reads_the_same_and_is_appended_to(new: Callable[[], LogHistory]) -> None:
+def test_a_rewritten_log_returns_the_same_changes_and_accepts_appends(new: Callable[[], LogHistory]) -> None:
     history = new()
     for number in range(40):
         history.commit(PAIR if number % 3 else [RowKind.INSERT], later=number % 2)

@@ -18,7 +18,7 @@ PAGES = [page for page in list_pages() if not page.is_for_spark]
 
 @pytest.mark.timeout(180)  # a page runs several programs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
-def test_the_code_of_the_page_runs_and_prints_what_it_says(
+def test_the_code_of_the_page_runs_and_prints_the_documented_output(
     page: Page, shared_server: ServerProcess, tmp_path: Path
 ) -> None:
     run_page(page, tmp_path, shared_server.url)

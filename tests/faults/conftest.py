@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def strace() -> None:
-    """Fails where strace is missing, or not allowed to trace."""
+    """Fails if strace is missing or not allowed to trace."""
     try:
         subprocess.run(["strace", "-qq", "-e", "trace=none", "true"], check=True, capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Columnar bases of a server that is killed, loses bytes of them, or finds no room for them: never a wrong row."""
+"""A server that is killed, has damaged bases, or has no disk space for bases, never returns a wrong row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(keys: range, factor: int = 3) -> pa.Table:
 
 
 async def filled(client: Client) -> Table:
-    """A table of one bucket, with a base once it has all rows."""
+    """Creates a table of one bucket, which gets a base when it has all rows."""
     table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1, columnar_base="auto")
     await table.upsert(rows_of(range(ROWS)))
     await await_bases(table)
@@ -55,7 +55,7 @@ async def filled(client: Client) -> Table:
 
 
 async def read_until_error(scan: Scan, expected: pa.Table) -> ScanKvError | None:
-    """Reads to the end, or to an error, which is returned; the rows before it must be the first of those expected."""
+    """Reads to the end, or to an error, which is returned. The rows before it must be the first expected rows."""
     batches: list[pa.RecordBatch] = []
     ended = None
     stream = scan.stream()
@@ -70,7 +70,7 @@ async def read_until_error(scan: Scan, expected: pa.Table) -> ScanKvError | None
 
 
 def flip_a_bit(path: Path, place: float = 0.6) -> None:
-    """Changes one bit in place, as a disk does, under whoever has the file mapped."""
+    """Changes one bit of a file in place, as a disk does, also for processes that have mapped the file."""
     with path.open("r+b") as file:
         file.seek(int(path.stat().st_size * place))
         (byte,) = file.read(1)
@@ -79,13 +79,13 @@ def flip_a_bit(path: Path, place: float = 0.6) -> None:
 
 
 def cut_short(path: Path) -> None:
-    """Leaves half of a file."""
+    """Truncates a file to half of its size."""
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
 
 
 async def await_only_base(server: ServerProcess, buckets: int) -> None:
-    """Waits until there is one whole base for each bucket, and nothing else."""
+    """Waits until each bucket has one complete base and nothing else."""
 
     async def alone() -> bool:
         found = bases_on_disk(server.data_dir, NAME)
@@ -108,7 +108,7 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
         with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
             async with connect(server.url) as client:
                 await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=3, columnar_base="eager")
-            # On a slow machine, kills can all miss the builds at first.
+            # On a slow machine, the first kills may all miss the builds.
             while rounds < kills or not half_built:
                 async with connect(server.url) as client, asyncio.TaskGroup() as group:
                     table = await client.table(NAME)
@@ -174,7 +174,7 @@ async def test_a_count_over_a_damaged_base_is_data_loss_and_then_right(tmp_path:
             assert await table.count("v >= 0 AND text <> 'x'") == ROWS
 
 
-async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_the_rows_in_rocksdb(
+async def test_a_base_found_damaged_during_a_rebuild_is_rebuilt_from_rocksdb(
     tmp_path: Path,
 ) -> None:
     with ServerProcess(tmp_path / "data", *ONCE_FILLED, *ANEW_FOR_FEW) as server:
@@ -186,7 +186,7 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
             await table.upsert(rows_of(range(0, ROWS, 7), factor=4))
             expected = await table.scan().read_path("rocksdb").to_arrow()
             async with table.scan().limit(2000).stream() as stream:
-                # A table that nobody scans gets no newer base; the first batch is not the damaged one.
+                # Scans make the server build a newer base. They stop before the damaged batch, which is not the first.
                 await anext(stream)
             wait_until(lambda: "is no longer read, and is built again" in server.log, "the damage found")
             assert (await table.scan().to_arrow()).equals(expected)
@@ -198,17 +198,17 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-async def test_a_base_cut_short_under_a_server_is_data_loss_and_built_anew(tmp_path: Path, name: str) -> None:
+async def test_a_base_truncated_under_a_server_is_data_loss_and_rebuilt(tmp_path: Path, name: str) -> None:
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:
             table = await filled(client)
             expected = await table.scan().read_path("rocksdb").to_arrow()
-            # So that the file is mapped, compared, and known to be right.
+            # This makes the server map the file and verify its checksum.
             assert await read_until_error(table.scan().read_path("columnar").with_chunk(rows=1000), expected) is None
             await await_only_base(server, buckets=1)
             damaged = built_at(server.data_dir, NAME)
             cut_short(base_path(server.data_dir, NAME) / name)
-            # A map that is read behind the end of its file would end the process.
+            # Reading a mapping beyond the end of its file would kill the process.
             error = await read_until_error(table.scan().read_path("columnar").with_chunk(rows=1000), expected)
             assert isinstance(error, DataLoss)
             assert "no row is lost: scan again" in str(error)
@@ -242,7 +242,7 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
                 await await_bases(table)
                 scan = table.scan().with_chunk(rows=1000)
                 error = await read_until_error(scan.read_path("columnar"), expected)
-                # What has its checksum in the manifest is compared when it is read.
+                # Files with a checksum in the manifest are verified when they are read.
                 assert isinstance(error, DataLoss) == (damage is flip_a_bit and name in ("rows.arrow", "keys.arrow")), (
                     name
                 )
@@ -258,7 +258,7 @@ async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:
         async with connect(server.url) as client:
             await filled(client)
             await await_only_base(server, buckets=1)
-        # So that the write-ahead log begins anew.
+        # This starts a new write-ahead log.
         assert server.stop() == 0
         server.restart()
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""A server that is killed while its clock is set: what is repeated is applied once, and timestamps stay right."""
+"""A server that is killed while its clock jumps applies repeated requests once and keeps commit times in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers and servers that are killed: what was committed is not read again, and nothing else is left out."""
+"""After kills of consumers and servers, committed changes are not read again and no other change is left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def rows(*keys: int, v: int = 0) -> list[dict[str, Any]]:
     return [{"k": key, "v": v} for key in keys]
 
 
-def test_a_consumer_killed_before_its_commit_is_told_again_and_after_it_is_not(shared_server: ServerProcess) -> None:
+def test_a_consumer_killed_before_its_commit_gets_the_changes_again_and_after_it_does_not(
+    shared_server: ServerProcess,
+) -> None:
     with sync.connect(shared_server.url) as client:
         table = client.create_table(TABLE, SCHEMA, primary_key=["k"], buckets=2)
         table.upsert(rows(*range(100)))
@@ -35,7 +37,7 @@ def test_a_consumer_killed_before_its_commit_is_told_again_and_after_it_is_not(s
             with ConsumingProcess(shared_server.url, TABLE, "c") as consumer:
                 batch = consumer.next_batch()
                 consumer.go_on()
-                consumer.next_batch()  # asked for, told, and not committed
+                consumer.next_batch()  # requested and received, but not committed
                 consumer.kill()
             with ConsumingProcess(shared_server.url, TABLE, "c") as consumer:
                 assert consumer.next_batch() == batch, turn
@@ -60,10 +62,10 @@ def test_a_consumer_killed_before_its_commit_is_told_again_and_after_it_is_not(s
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
-async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
+async def test_a_consumer_continues_at_its_commit_wherever_the_server_is_killed(
     server: ServerProcess, kills: int
 ) -> None:
-    """A commit that was answered holds; one that was not may hold. The stream itself goes on over the kills."""
+    """An acknowledged commit holds; another one may hold. The stream continues over the kills."""
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     with noted(f"seed {seed}"):
@@ -82,7 +84,7 @@ async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
                 server.restart()
                 restarted.set()
                 await client.wait_ready()
-                # The stream may have had everything before the kill.
+                # The stream may have received everything before the kill.
                 await table.upsert(rows(*range(400), v=rng.randrange(10**6)))
                 committed, offsets = await consuming
             async for batch in table.changes(stop=StopAt.LATEST, consumer_id="c").stream():
@@ -101,7 +103,7 @@ async def write(table: Table, rng: random.Random) -> None:
 async def consume(
     table: Table, rng: random.Random, known: ReplayedTable, offsets: dict[int, int], restarted: asyncio.Event
 ) -> tuple[ReplayedTable, dict[int, int]]:
-    """Reads and commits until the stream went on behind a kill; what was committed then."""
+    """Reads and commits until the stream has continued after a kill. Returns the committed offsets."""
     scan = table.changes(StartFrom.FULL, consumer_id="c").with_chunk(rows=25)
     reading = ReplayedTable(known.rows, selective=True)
     async with scan.stream() as stream:

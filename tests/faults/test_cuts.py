@@ -1,4 +1,4 @@
-"""A pinned scan whose connection is cut, wherever that is: the rows of one that was not, and nothing read twice."""
+"""A pinned scan whose connection is cut anywhere returns the same rows, and the server reads no row twice."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ROWS = 3000
 CHUNK_ROWS = 300
 WINDOW_BYTES = 64 << 10
 VALUE_BYTES = 300
-"""So long that a chunk is more than the window: what a reader has not asked for is mostly still at the server."""
+"""So long that a chunk exceeds the receive window, and the server holds back most of what was not requested."""
 SMALL_ROWS = 120
 END_BYTES = 240
-"""More than what comes behind the last row: trailer, status, and the frames around them."""
+"""More than the bytes after the last row: trailer, status, and their frames."""
 
 
 @pytest_asyncio.fixture
@@ -50,7 +50,7 @@ async def filled(client: Client, rows: int) -> Table:
 
 
 async def settled(client: Client) -> ServerStats:
-    """The figures of the server, once it has noticed that all scans so far are over."""
+    """Waits until the server has ended all scans, and returns its statistics."""
 
     async def nothing_is_live() -> ServerStats | None:
         stats = await client.server_stats()
@@ -62,7 +62,7 @@ async def settled(client: Client) -> ServerStats:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_cut_after_every_kth_chunk_changes_no_row_and_reads_at_most_what_was_on_its_way_again(
+async def test_a_cut_after_every_kth_chunk_changes_no_row_and_rereads_at_most_what_was_in_flight(
     shared_server: ServerProcess, client: Client, reverse: bool
 ) -> None:
     table = await filled(client, ROWS)
@@ -96,14 +96,14 @@ async def check_cut_after_every(every: int, client: Client, scan: Scan, whole: p
     assert statistics.rows_scanned <= ROWS + cuts * CHUNK_ROWS
     after = await settled(client)
     assert after.scans_started - before.scans_started == statistics.attempts
-    # The client counts what it got. When the connection breaks, the server has read what the window holds, which is
-    # less than a chunk, one chunk on its way, and one that is built.
+    # The client counts received rows. When the connection breaks, the server has read more: the content of the window,
+    # which is less than a chunk, one chunk that is being sent, and one that is being built.
     assert after.rows_scanned - before.rows_scanned <= ROWS + 3 * cuts * CHUNK_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A scan whose connection stalled some bytes before its end, and broke there.
+    """A scan whose connection stalled some bytes before its end and then broke.
 
     Attributes:
         rows_before: Rows that had come when it broke.
@@ -123,12 +123,12 @@ class Ending:
 
     @property
     def between(self) -> bool:
-        """Whether it broke when all rows were there, and the trailer was not."""
+        """Returns whether it broke after all rows and before the trailer."""
         return self.rows_before == SMALL_ROWS and not self.over
 
 
 async def endings(server: ServerProcess, client: Client, scan: Scan) -> list[Ending]:
-    """Breaks a scan at every few bytes of its end, each time over a connection of its own."""
+    """Breaks scans at every few bytes near the end, each over a new connection."""
     async with FaultProxy(server.url) as proxy:
         async with connect(proxy.address, read_ahead_bytes=WINDOW_BYTES) as unharmed:
             await unharmed.scan(scan.spec).to_arrow()
@@ -154,7 +154,7 @@ async def endings(server: ServerProcess, client: Client, scan: Scan) -> list[End
 
 
 async def broken(proxy: FaultProxy, scan: Scan) -> tuple[ScanStream, int, bool]:
-    """Reads what comes through a connection that stalls, then breaks it and reads the rest."""
+    """Reads until the connection stalls, then breaks it and reads the rest."""
     async with connect(proxy.address, read_ahead_bytes=WINDOW_BYTES) as client:
         stream = client.scan(scan.spec).stream()
         keys: list[int] = []
@@ -168,7 +168,7 @@ async def broken(proxy: FaultProxy, scan: Scan) -> tuple[ScanStream, int, bool]:
         async def nothing_more_to_come() -> bool:
             return reading.done() or len(keys) == SMALL_ROWS
 
-        with suppress(AssertionError):  # The rest of a row is missing: there is nothing that says so.
+        with suppress(AssertionError):  # The connection stalls in the middle of a message; nothing reports that.
             await await_until(nothing_more_to_come, "all rows", timeout=0.2)
         rows_before, over = len(keys), reading.done()
         proxy.apply(Fault("reset"))
@@ -177,7 +177,7 @@ async def broken(proxy: FaultProxy, scan: Scan) -> tuple[ScanStream, int, bool]:
     return stream, rows_before, over
 
 
-async def test_a_cut_between_the_last_row_and_the_trailer_brings_no_row_again_and_reads_none(
+async def test_a_cut_between_the_last_row_and_the_trailer_repeats_and_rereads_no_row(
     shared_server: ServerProcess, client: Client
 ) -> None:
     table = await filled(client, SMALL_ROWS)
@@ -186,12 +186,12 @@ async def test_a_cut_between_the_last_row_and_the_trailer_brings_no_row_again_an
     between = [ending for ending in found if ending.between]
     assert between, found
     assert all(ending.attempts == ending.calls and ending.rows_scanned == SMALL_ROWS for ending in between), found
-    # Where the trailer came, and only the status of gRPC did not, there was nothing to go on for.
+    # If the trailer has arrived and only the status of gRPC has not, the client need not resume.
     assert {ending.attempts for ending in between} in ({1, 2}, {2}), found
     assert any(not ending.over and not ending.between for ending in found), "no cut was in the middle of a row"
 
 
-async def test_a_cut_behind_the_last_row_of_a_limit_needs_no_further_call(
+async def test_a_cut_after_the_last_row_of_a_limit_needs_no_further_call(
     shared_server: ServerProcess, client: Client
 ) -> None:
     table = await filled(client, SMALL_ROWS)

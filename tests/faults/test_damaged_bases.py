@@ -1,7 +1,7 @@
-"""Damaged, half-written and unwritable bases: found before a row of them is given, and the older one stays in use.
+"""Damaged, partly written and unwritable bases are found before a row of them is returned; an older base stays in use.
 
 Run as `python -m tests.faults.test_damaged_bases kills|limits BATCHES PATH`, it builds bases in processes that die or
-may write only short files; a process of its own, without threads, can be forked often.
+may write only short files. It is a separate process, since a process without threads can be forked often.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FILES = ["rows.arrow", "keys.arrow", "zones.arrow", "manifest.json"]
 OLD, NEW = 100, 200
-"""Log offsets of the two bases; each row of a base has its offset, too."""
+"""The log offsets of the two bases. Each row contains the offset of its base."""
 PLACE = "bucket 3"
 _UNWRITABLE = 3
 
@@ -61,7 +61,7 @@ def rows_of(offset: int, rows: int) -> pa.RecordBatch:
 
 
 def build(directory: Path, offset: int, batches: int, batch_rows: int = 8) -> Path:
-    """Writes a base, as whoever builds one does: what cannot be written is discarded."""
+    """Writes a base as a build does, which discards a base that cannot be written."""
     rows = rows_of(offset, batches * batch_rows)
     keys, _ = KeyEncoder(DEFINITION).encode(rows)
     writer = BaseWriter(directory, DEFINITION, 3, now_micros=time.time_ns() // 1000)
@@ -75,7 +75,7 @@ def build(directory: Path, offset: int, batches: int, batch_rows: int = 8) -> Pa
 
 
 def read_all(base: ColumnarBase) -> tuple[list[tuple[Any, ...]], list[bytes], list[Any]]:
-    """Everything a base has."""
+    """Returns all rows of a base."""
     numbers = range(len(base))
     rows = [row for number in numbers for row in exact_rows(base.batch(number))]
     keys = [key for number in numbers for key in base.keys(number).to_pylist()]
@@ -100,7 +100,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def damages(data: bytes, times: int, seed: str) -> Iterator[bytes]:
-    """The same bytes with a bit flipped, some bytes overwritten, or the end missing or too long."""
+    """Returns damaged copies of some bytes: a bit flipped, bytes overwritten, the end missing or extended."""
     rng = random.Random(seed)
     for _ in range(times):
         broken, place, way = bytearray(data), rng.randrange(len(data)), rng.random()
@@ -116,7 +116,7 @@ def damages(data: bytes, times: int, seed: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_at_any_place_of_any_file_is_found_or_harmless(base: Path, name: str) -> None:
+def test_damage_at_any_position_of_any_file_is_found_or_harmless(base: Path, name: str) -> None:
     sound, good = read_all(ColumnarBase.open(base, PLACE)), (base / name).read_bytes()
     found = 0
     for broken in damages(good, 150, name):
@@ -127,17 +127,17 @@ def test_damage_at_any_place_of_any_file_is_found_or_harmless(base: Path, name: 
             found += str(base) in error.message and error.message.startswith(PLACE)
         else:
             assert (rows, keys, about[1:]) == (sound[0], sound[1], sound[2][1:])
-            # What is between the values of the JSON is of no matter.
+            # Damage to the white space between JSON values is harmless.
             assert broken == good or name == "manifest.json"
     assert found > 120
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_damage_of_one_batch_is_found_when_that_batch_is_asked_for(base: Path, name: str) -> None:
+def test_damage_of_a_batch_is_found_when_that_batch_is_read(base: Path, name: str) -> None:
     sound = ColumnarBase.open(base, PLACE)
     expected = exact_rows(sound.batch(0)), sound.keys(0)
     data = bytearray((base / name).read_bytes())
-    # Within the third message, far from head and footer.
+    # Inside the third message, far from the header and the footer.
     data[len(data) // 2] ^= 1
     (base / name).write_bytes(data)
     damaged = ColumnarBase.open(base, PLACE)
@@ -151,7 +151,7 @@ def test_damage_of_one_batch_is_found_when_that_batch_is_asked_for(base: Path, n
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Path, name: str) -> None:
+def test_a_truncated_file_is_found_even_if_it_was_read_before(base: Path, name: str) -> None:
     opened = ColumnarBase.open(base, PLACE)
     read_all(opened)
     os.truncate(base / name, (base / name).stat().st_size - 1)
@@ -162,7 +162,7 @@ def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Pa
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
-def test_what_a_disk_does_not_give_is_damage_and_asked_for_again(base: Path, name: str) -> None:
+def test_an_unreadable_batch_is_damage_and_is_read_again_later(base: Path, name: str) -> None:
     opened = ColumnarBase.open(base, PLACE)
     ask = opened.keys if name == "keys.arrow" else opened.message
     read = os.pread
@@ -179,7 +179,7 @@ def test_what_a_disk_does_not_give_is_damage_and_asked_for_again(base: Path, nam
     assert ask(1).equals((ColumnarBase.open(base, PLACE).keys if name == "keys.arrow" else opened.message)(1))
 
 
-def test_zones_are_in_memory_so_that_a_file_cut_short_does_not_matter(base: Path) -> None:
+def test_zone_maps_are_in_memory_and_survive_a_truncated_file(base: Path) -> None:
     opened = ColumnarBase.open(base, PLACE)
     expected = read_all(opened)
     os.truncate(base / "zones.arrow", 0)
@@ -204,7 +204,7 @@ def test_a_file_of_another_base_is_found(base: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zones.arrow", "manifest.json"])
-def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
+def test_an_older_base_replaces_a_damaged_one_which_is_removed(
     base: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     newer = build(base.parent, NEW, 5)
@@ -219,8 +219,8 @@ def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
 
 
 @pytest.mark.parametrize(("what", "batches"), [("kills", 12), ("limits", 0), ("limits", 12)])
-@pytest.mark.timeout(180)  # a dozen deaths, each with a recovery
-def test_who_is_killed_or_runs_out_of_disk_at_any_step_leaves_the_older_base_in_use(
+@pytest.mark.timeout(180)  # a dozen kills, each with a recovery
+def test_a_build_that_is_killed_or_finds_a_full_disk_leaves_the_older_base_in_use(
     tmp_path: Path, what: str, batches: int
 ) -> None:
     done = run_forked(sys.executable, "-m", __name__, what, str(batches), str(tmp_path), timeout=600)
@@ -230,9 +230,9 @@ def test_who_is_killed_or_runs_out_of_disk_at_any_step_leaves_the_older_base_in_
 
 
 def main(what: str, batches: str, path: str) -> None:
-    """Builds a newer base again and again, each time hindered a little later, until it is built; checks what is left.
+    """Builds a newer base repeatedly, hindered a little later each time, until a build succeeds. Checks what is left.
 
-    Prints how often that was, and after how many of these the older base was still the newest.
+    Prints the number of builds, and after how many of them the older base was still the newest.
     """
     base_writer.BATCH_ROWS = 8  # type: ignore[misc]  # it is constant but for tests
     build(Path(path) / "start", OLD, 2)
@@ -260,7 +260,7 @@ def main(what: str, batches: str, path: str) -> None:
 
 
 def hindered(what: str, step: int, directory: Path, batches: int) -> int:
-    """Builds a base and removes the one before; 0 when it comes to its end."""
+    """Builds a base and removes the previous one in a child process. Returns 0 if that succeeds."""
     if what == "limits":
         resource.setrlimit(resource.RLIMIT_FSIZE, (step * (200 + 40 * batches), resource.RLIM_INFINITY))
     else:
@@ -274,9 +274,9 @@ def hindered(what: str, step: int, directory: Path, batches: int) -> int:
 
 
 class _KillsAtLine:
-    """Kills its process, as `kill -9` does, at the n-th line of the code that writes and removes bases.
+    """Kills its process with SIGKILL at the n-th line of the code that writes and removes bases.
 
-    Lines count when they are come to for the first time.
+    Each line counts when it is reached for the first time.
     """
 
     _FILES = (base_writer.__file__, columnar_base.__file__, checked_json.__file__)

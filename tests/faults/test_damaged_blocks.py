@@ -1,4 +1,4 @@
-"""Damaged table files: whoever reads them is told so, nobody gets fewer rows, and everything else goes on."""
+"""Reading a damaged table file is an error, never fewer rows, and everything else continues to work."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.asyncio
 ROWS = 20_000
 DAMAGED_BUCKET = 1
 SPREAD = 24
-"""How many places all over a file are damaged, one after another."""
+"""The number of positions, spread over a file, that are damaged one after another."""
 
 
 @dataclass(frozen=True)
 class DamagedBlock:
-    """A table whose bucket 1 has damage in the block of one row, `key`; `fine` lies in another block of it."""
+    """A table whose bucket 1 has damage in the block of the row `key`; the row `fine` is in another block."""
 
     key: int
     fine: int
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(data: Path) -> dict[str, DamagedBlock]:
-    """Tables with damage in the first, a middle and the last block of bucket 1."""
+    """Creates tables with damage in the first, a middle and the last block of bucket 1."""
     tables = {}
     for name, place, other in (("test.first", 0, -1), ("test.middle", ROWS // 4, 0), ("test.last", -1, 0)):
         prepared_table(data, name, ROWS)
@@ -53,7 +53,7 @@ def damaged(data: Path) -> dict[str, DamagedBlock]:
 
 @pytest.fixture(scope="module")
 def spread(data: Path) -> list[str]:
-    """Tables with one damaged byte in bucket 1, at places all over the file, compressed as tables are by default."""
+    """Creates tables with one damaged byte in bucket 1, at positions all over the file, with default compression."""
     names = [f"test.spread_{number}" for number in range(SPREAD)]
     for number, name in enumerate(names):
         prepared_table(data, name, 5000, compression="lz4")
@@ -71,7 +71,7 @@ def harmed_server(data: Path, damaged: dict[str, DamagedBlock], spread: list[str
 
 
 async def within(seconds: float, work: Callable[[Table], object], client: Client, name: str) -> object:
-    """Does some work on a table; a call that hangs fails the test."""
+    """Runs some work on a table with a time limit, so that a call that hangs fails the test."""
     async with asyncio.timeout(seconds):
         return await work(await client.table(name))  # type: ignore[misc]
 
@@ -92,7 +92,7 @@ async def test_a_scan_over_a_damaged_block_is_data_loss(harmed_server: ServerPro
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_columns_are_no_way_around_a_damaged_block(harmed_server: ServerProcess, name: str) -> None:
+async def test_a_projection_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
     async with connect(harmed_server.url) as client:
         for columns in (["k"], []):
             with pytest.raises(DataLoss):
@@ -100,7 +100,7 @@ async def test_columns_are_no_way_around_a_damaged_block(harmed_server: ServerPr
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_an_answer_computed_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
+async def test_a_query_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
     async with connect(harmed_server.url) as client:
         table = await client.table(name)
         for question in (
@@ -131,7 +131,7 @@ async def test_other_buckets_and_blocks_of_a_damaged_table_can_be_read_and_writt
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
-async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
+async def test_reading_or_writing_a_row_in_a_damaged_block_is_data_loss(
     harmed_server: ServerProcess, damaged: dict[str, DamagedBlock], name: str
 ) -> None:
     key = damaged[name].key
@@ -151,14 +151,14 @@ async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
         assert [bucket.log_offset for bucket in await table.statistics()] == before
 
 
-async def test_a_limit_that_ends_before_the_damage_is_answered(harmed_server: ServerProcess) -> None:
+async def test_a_limited_scan_that_ends_before_the_damage_succeeds(harmed_server: ServerProcess) -> None:
     async with connect(harmed_server.url) as client:
         table = await client.table("test.last")
         assert (await table.scan(limit=100).to_arrow()).num_rows == 100
 
 
 async def rows_or_none(scan: Scan) -> int | None:
-    """How many rows a scan gives; None when it is data loss of the damaged bucket."""
+    """Returns the number of rows of a scan, or None if it fails with data loss of the damaged bucket."""
     try:
         rows: int = (await scan.to_arrow()).num_rows
         return rows
@@ -186,8 +186,10 @@ async def test_a_flipped_byte_anywhere_is_data_loss_or_harmless(
 
 
 @pytest.mark.parametrize("reader_stops", [False, True])
-async def test_data_loss_in_mid_stream_reaches_every_reader(harmed_server: ServerProcess, reader_stops: bool) -> None:
-    """Also when the server has something else on its way at that moment."""
+async def test_data_loss_in_the_middle_of_a_stream_reaches_every_reader(
+    harmed_server: ServerProcess, reader_stops: bool
+) -> None:
+    """The error must arrive even if the server is sending something else at that moment."""
     async with connect(harmed_server.url) as client:
         table = await client.table("test.middle")
 

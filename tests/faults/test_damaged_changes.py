@@ -1,4 +1,4 @@
-"""Streams of changes over a damaged changelog: all up to the damage, then DATA_LOSS; never fewer in success."""
+"""A stream over a damaged changelog returns all changes before the damage, then DATA_LOSS; it never skips changes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from aio_client import Scan, Table
 
 CHANGES = 3000
-"""Of each bucket: its keys are the numbers of its changes."""
+"""The number of changes in each bucket. The keys of a bucket are the numbers of its changes."""
 COMMIT = 20
 PLACES = {"first": 0, "middle": CHANGES // 2, "last": CHANGES - 1}
 FAR = 800
-"""Far more changes than a block has."""
+"""Far more changes than fit into a block."""
 
 
 def definition_of(name: str, buckets: int) -> TableDefinition:
@@ -40,14 +40,14 @@ def definition_of(name: str, buckets: int) -> TableDefinition:
 
 
 def logged_table(data: Path, name: str) -> None:
-    """A table of two buckets whose changelog lies in table files, in many records."""
+    """Creates a table of two buckets whose changelog is in table files, in many records."""
     directory = DataDirectory(data)
     try:
         Catalog(directory).create(definition_of(name, 2))
     finally:
         directory.close()
     for bucket in range(2):
-        # Which bucket a key belongs to is of no matter to the log.
+        # The changelog does not depend on the bucket that a key belongs to.
         filled_bucket(bucket_path(data, name, bucket), definition_of(name, 1))
 
 
@@ -59,14 +59,14 @@ def filled_bucket(path: Path, definition: TableDefinition) -> None:
 
 
 def log_file(path: Path) -> Path:
-    """The table file of a bucket that holds changes."""
+    """Returns the table file of a bucket that contains changes."""
     (file,) = (file for file in path.glob("*.sst") if b"namelog" in file.read_bytes())
     return file
 
 
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with a table for each place of bucket 1 whose change, with its block, is damaged."""
+    """Runs a server with several tables; in each, another change of bucket 1 and its block are damaged."""
     data = tmp_path_factory.mktemp("damaged_changes") / "data"
     for place, key in PLACES.items():
         logged_table(data, f"test.{place}")
@@ -87,7 +87,7 @@ def log_of(table: Table, start: StartFrom, stop: StopAt = StopAt.LATEST) -> Scan
 
 
 async def outcome(scan: Scan) -> tuple[dict[int, list[int]], ScanKvError | None]:
-    """The numbers of the changes of each bucket that came, and the error that ended them."""
+    """Reads a stream. Returns the numbers of the changes of each bucket, and the error that ended the stream."""
     changes: dict[int, list[int]] = {0: [], 1: []}
     try:
         async for rows in scan.stream():
@@ -104,7 +104,7 @@ async def outcome(scan: Scan) -> tuple[dict[int, list[int]], ScanKvError | None]
 @pytest.mark.asyncio
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", [1, 7, 700])
-async def test_a_stream_that_meets_damage_has_what_comes_before_and_is_data_loss(
+async def test_a_stream_that_meets_damage_returns_the_changes_before_it_and_then_data_loss(
     client: Client, place: str, size: int
 ) -> None:
     table, lost = await client.table(f"test.{place}"), PLACES[place]
@@ -121,7 +121,7 @@ async def test_a_stream_that_meets_damage_has_what_comes_before_and_is_data_loss
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_stream_that_keeps_away_from_the_damage_is_answered_in_full(client: Client, place: str) -> None:
+async def test_a_stream_that_avoids_the_damage_is_complete(client: Client, place: str) -> None:
     table, lost = await client.table(f"test.{place}"), PLACES[place]
     everything = list(range(CHANGES))
     assert await outcome(log_of(table, StartFrom.EARLIEST).with_buckets(0)) == ({0: everything, 1: []}, None)
@@ -135,13 +135,13 @@ async def test_a_stream_that_keeps_away_from_the_damage_is_answered_in_full(clie
 
 
 @pytest.mark.asyncio
-async def test_a_start_that_looks_for_its_place_in_the_damage_is_data_loss(client: Client) -> None:
+async def test_a_start_whose_position_lies_in_the_damage_is_data_loss(client: Client) -> None:
     table = await client.table("test.last")
     assert (await outcome(log_of(table, StartFrom.last(10))))[1] is not None
 
 
 @pytest.mark.asyncio
-async def test_the_whole_table_and_what_comes_then_need_no_older_changes(client: Client) -> None:
+async def test_a_full_start_needs_no_older_changes(client: Client) -> None:
     table = await client.table("test.middle")
     async with log_of(table, StartFrom.FULL).stop_at(None).stream() as stream:
         rows = 0

@@ -1,4 +1,4 @@
-"""A damaged table file of an index: what it tells is right, or DATA_LOSS, never fewer rows."""
+"""A read by an index with a damaged table file returns the right rows or DATA_LOSS, never fewer rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(place: int) -> str:
 
 @pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
 def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
-    """A table of one bucket with an index of which one block is damaged, which has the entry `request.param`."""
+    """A table of one bucket with an index. The block with the entry `request.param` is damaged."""
     path = tmp_path_factory.mktemp("index")
     texts = [text_of(place) for place in range(ROWS)]
     rows = pa.RecordBatch.from_pydict({"k": range(ROWS), "text": texts, "more": texts[::-1]}, schema=SCHEMA)
@@ -46,7 +46,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def index_file(path: Path) -> Path:
-    """The largest table file of a bucket that holds entries."""
+    """Returns the largest table file of a bucket that contains index entries."""
     files = [file for file in path.glob("*.sst") if b"nameindex" in file.read_bytes()]
     return max(files, key=lambda file: file.stat().st_size)
 
@@ -62,7 +62,7 @@ def scanned(table: IndexedTable, where: Predicate, *, ordered: bool) -> list[int
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_scan_by_a_damaged_index_is_whole_or_data_loss(damaged: IndexedTable, ordered: bool) -> None:
+def test_a_scan_by_a_damaged_index_is_complete_or_data_loss(damaged: IndexedTable, ordered: bool) -> None:
     lost: list[str] = []
     for first in range(0, ROWS, 250):
         try:
@@ -76,7 +76,7 @@ def test_a_scan_by_a_damaged_index_is_whole_or_data_loss(damaged: IndexedTable, 
 
 
 @pytest.mark.parametrize("ascending", [False, True])
-def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: IndexedTable, ascending: bool) -> None:
+def test_a_top_n_by_a_damaged_index_is_right_or_data_loss(damaged: IndexedTable, ascending: bool) -> None:
     lost: list[str] = []
     for end in (*range(1, ROWS, 251), ROWS):
         where = col("text") > text_of(end) if ascending else col("text") < text_of(end)
@@ -97,7 +97,7 @@ def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: Index
     assert set(lost) == {"0"}
 
 
-def test_the_rows_themselves_are_read_all_the_same(damaged: IndexedTable) -> None:
+def test_rows_can_be_read_without_the_damaged_index(damaged: IndexedTable) -> None:
     scan, _ = damaged.opened(plan_of(col("more").contains("index")), indexed=True)
     with closing(scan.source) as source:
         chunks = list(iter(lambda: source.next_chunk(8192, 1 << 20), None))

@@ -1,4 +1,4 @@
-"""A write-ahead log that is damaged, cut or gone: the bucket says so, or it has every acknowledged row; never fewer."""
+"""A bucket with a damaged, truncated or missing write-ahead log is refused or has every acknowledged row."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Rows = dict[str, int]
 
 
 def acknowledged() -> Rows:
-    """What `writes` amounts to."""
+    """Returns the rows to which `writes` leads."""
     rows = {f"player {n}": n for n in range(WRITES)}
     return rows | {"again": WRITES - 1}
 
 
 def writes() -> list[tuple[Any, ...]]:
-    """Writes to one bucket, each of them made durable."""
+    """Returns writes to one bucket, each followed by a sync."""
     steps: list[tuple[Any, ...]] = []
     for n in range(WRITES):
         rows = [{"player": f"player {n}", "score": n}, {"player": "again", "score": n}, {"player": "gone", "score": n}]
@@ -44,7 +44,7 @@ def writes() -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bucket whose writer died: everything is in the write-ahead log alone."""
+    """Creates a bucket whose writer died, so that all rows are only in the write-ahead log."""
     path = tmp_path_factory.mktemp("died") / "0000"
     write_and_die(path, *writes())
     assert not list(path.glob("*.sst"))
@@ -57,14 +57,14 @@ def log_of(path: Path) -> Path:
 
 
 def copied(died: Path, to: Path) -> Path:
-    """A copy of the bucket with its mark, to be damaged."""
+    """Copies the bucket with its durable watermark, to be damaged."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(died.parent, to)
     return to / died.name
 
 
 def outcome(path: Path) -> str:
-    """Opens a bucket: `refused`, or `whole` when it has at least the acknowledged rows and the changelog agrees."""
+    """Opens a bucket. Returns `refused`, or `whole` if it has all acknowledged rows and its changelog agrees."""
     try:
         with opened(path, DEFINITION) as bucket:
             found = check_bucket(bucket)
@@ -72,7 +72,7 @@ def outcome(path: Path) -> str:
         return "refused" if "bucket 0000" in error.message else error.message
     rows = dict(zip(found.column("player").to_pylist(), found.column("score").to_pylist(), strict=True))
     rows.pop("gone", None)
-    assert rows == acknowledged(), "fewer rows, or older ones, and nobody said so"
+    assert rows == acknowledged(), "fewer or older rows without an error"
     return "whole"
 
 
@@ -81,7 +81,7 @@ def test_an_undamaged_log_has_everything(died: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [49, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_flipped_byte_at_any_place_of_the_log_loses_nothing_in_silence(died: Path, tmp_path: Path, step: int) -> None:
+def test_a_flipped_byte_anywhere_in_the_log_loses_nothing_silently(died: Path, tmp_path: Path, step: int) -> None:
     size = log_of(died).stat().st_size
     outcomes = []
     for number, position in enumerate(range(0, size, step)):
@@ -96,8 +96,8 @@ def test_a_flipped_byte_at_any_place_of_the_log_loses_nothing_in_silence(died: P
     assert outcomes.count("refused") > 0.9 * len(outcomes)
 
 
-def test_a_flipped_byte_in_any_record_length_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
-    """A record is checksum u32, length u16, type u8 and data: a wrong length hides all records behind it."""
+def test_a_flipped_byte_in_any_record_length_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
+    """A record is checksum u32, length u16, type u8 and data. A wrong length hides all records after it."""
     data = log_of(died).read_bytes()
     place, positions = 0, []
     while place + 7 <= len(data) and (length := int.from_bytes(data[place + 4 : place + 6], "little")):
@@ -111,7 +111,7 @@ def test_a_flipped_byte_in_any_record_length_loses_nothing_in_silence(died: Path
             outcome(path)
 
 
-def test_a_log_that_was_cut_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_a_truncated_log_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     size = log_of(died).stat().st_size
     for length in [*range(0, size, 199), *range(size - 12, size)]:
         path = copied(died, tmp_path / "copy")
@@ -120,8 +120,8 @@ def test_a_log_that_was_cut_loses_nothing_in_silence(died: Path, tmp_path: Path)
         assert outcome(path) == "refused", f"cut to {length} of {size} bytes"
 
 
-def test_zeros_in_the_place_of_the_log_lose_nothing_in_silence(died: Path, tmp_path: Path) -> None:
-    """What a file system may show of a file whose blocks never reached the disk."""
+def test_zeros_in_place_of_the_log_lose_nothing_silently(died: Path, tmp_path: Path) -> None:
+    """A file system may return zeros for blocks that never reached the disk."""
     size = log_of(died).stat().st_size
     for start in range(0, size, 211):
         path = copied(died, tmp_path / "copy")
@@ -156,14 +156,14 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_missing_file_loses_nothing_in_silence(died: Path, tmp_path: Path, loss: str) -> None:
+def test_a_missing_file_loses_nothing_silently(died: Path, tmp_path: Path, loss: str) -> None:
     path = copied(died, tmp_path / "copy")
     LOSSES[loss](path)
     assert outcome(path) == "refused"
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json"])
-def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_in_silence(died: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_silently(died: Path, tmp_path: Path, name: str) -> None:
     (file,) = sorted(died.glob(name))[-1:]
     size = file.stat().st_size
     for position in [*range(0, size, max(size // 8, 1)), None]:
@@ -175,7 +175,7 @@ def test_a_damaged_or_empty_file_beside_the_log_loses_nothing_in_silence(died: P
         outcome(path)
 
 
-def test_a_missing_or_damaged_mark_loses_nothing_in_silence(died: Path, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_durable_watermark_loses_nothing_silently(died: Path, tmp_path: Path) -> None:
     path = copied(died, tmp_path / "copy")
     flip(path.with_suffix(".durable"), 9)
     assert outcome(path) == "refused"

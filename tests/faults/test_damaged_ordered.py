@@ -1,4 +1,4 @@
-"""Ordered scans and lookups of keys over a damaged file: the first rows and then DATA_LOSS, never fewer rows."""
+"""Ordered scans and lookups over a damaged file return the first rows and then DATA_LOSS, never fewer rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HURT = 1
 
 @pytest.fixture(scope="module", params=["first", "middle", "last"])
 def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[OfflineBucket]]:
-    """The buckets of a table with the keys 0, 1, 2, ..., one of them with a damaged block."""
+    """Creates the buckets of a table with the keys 0, 1, 2, .... One of them has a damaged block."""
     data: Path = tmp_path_factory.mktemp("ordered") / "data"
     prepared_table(data, "test.t", ROWS, buckets=BUCKETS)
     keys = keys_in(data, "test.t", HURT)
@@ -51,7 +51,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def damaged_bases(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[list[OfflineBucket], dict[int, BaseView]]]:
-    """The same table without damage, and bases of its buckets, one of them with a damaged batch."""
+    """Creates the same table without damage, and bases of its buckets. One of them has a damaged batch."""
     directory: Path = tmp_path_factory.mktemp("based")
     prepared_table(directory / "data", "test.t", ROWS, buckets=BUCKETS)
     with offline_table(directory / "data", "test.t") as buckets:
@@ -65,7 +65,7 @@ def damaged_bases(
 def read(
     buckets: list[OfflineBucket], wanted: int, bases: Mapping[int, BaseView] = NO_BASES, **plan: Any
 ) -> tuple[list[int], DataLoss | None]:
-    """Up to so many keys, in the order in which they come, and the error that ended them."""
+    """Returns up to `limit` keys in the order of the scan, and the error that ended it."""
     asked = ReadPlan(
         **{
             "buckets": None,
@@ -103,7 +103,7 @@ def read(
 @pytest.mark.parametrize("bounds", [(None, None), (1000, None), (None, 8000)])
 @pytest.mark.parametrize("where", [None, col("k") >= 0, col("v") != "x"])
 @pytest.mark.parametrize("wanted", [1, 100, 2 * ROWS])
-def test_an_ordered_scan_of_a_damaged_bucket_is_whole_up_to_the_damage(
+def test_an_ordered_scan_of_a_damaged_bucket_is_complete_up_to_the_damage(
     damaged: list[OfflineBucket],
     reverse: bool,
     bounds: tuple[int | None, int | None],
@@ -117,7 +117,7 @@ def test_an_ordered_scan_of_a_damaged_bucket_is_whole_up_to_the_damage(
 @pytest.mark.parametrize("bounds", [(None, None), (1000, 8000)])
 @pytest.mark.parametrize("where", [None, col("v") != "x"])
 @pytest.mark.parametrize("wanted", [1, 2 * ROWS])
-def test_an_ordered_scan_of_a_damaged_base_is_whole_up_to_the_damage(
+def test_an_ordered_scan_of_a_damaged_base_is_complete_up_to_the_damage(
     damaged_bases: tuple[list[OfflineBucket], dict[int, BaseView]],
     reverse: bool,
     bounds: tuple[int | None, int | None],
@@ -146,7 +146,7 @@ def check_whole_up_to_the_damage(
         assert found == expected[: len(found)]
     else:
         assert found == expected[:wanted]
-        # What lies in the damaged block was not asked for.
+        # The scan ended before the damaged block.
         assert wanted < ROWS or bounds != (None, None)
     assert BucketCursor.open_cursors == 0
 

@@ -1,4 +1,4 @@
-"""Cursors over a damaged table file: whatever the range, the direction and the limit, no row is missing unnoticed."""
+"""A cursor over a damaged table file never skips a row silently, whatever its range, direction and limit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 MakesCursor: TypeAlias = Callable[[KeyRange, bool], Cursor]
 ROWS = 3000
 FAR = 700
-"""More rows than two blocks have."""
+"""More rows than fit into two blocks."""
 
 
 class DamagedRange(NamedTuple):
-    """A bucket with the rows 0, 1, 2, ..., and those of them that cannot be read."""
+    """A bucket with the rows 0, 1, 2, ..., and the rows that cannot be read."""
 
     offline: OfflineBucket
     harm: range
@@ -42,7 +42,7 @@ class DamagedRange(NamedTuple):
 
 @pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
 def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DamagedRange]:
-    """A bucket with one damaged block, which has the row `request.param`."""
+    """Creates a bucket in which the block with the row `request.param` is damaged."""
     data: Path = tmp_path_factory.mktemp("ranges") / "data"
     prepared_table(data, "test.t", ROWS, buckets=1)
     path = bucket_path(data, "test.t", 0)
@@ -64,7 +64,7 @@ def _keys(offline: OfflineBucket) -> list[bytes]:
 
 
 def _is_lost(cursor: MakesCursor, key_range: KeyRange) -> bool:
-    """Whether the first row of a range cannot be read."""
+    """Returns whether the first row of a range cannot be read."""
     try:
         return not _read(cursor, key_range, reverse=False, limit=1, chunk_rows=1)
     except DataLoss:
@@ -77,7 +77,7 @@ def _cursor(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> Bucke
 
 
 def _read(make: MakesCursor, key_range: KeyRange, reverse: bool, limit: int, chunk_rows: int) -> list[int]:
-    """The first `limit` rows of a range, in chunks."""
+    """Reads the first `limit` rows of a range in chunks."""
     cursor = make(key_range, reverse)
     rows: list[int] = []
     try:
@@ -92,7 +92,7 @@ def _read(make: MakesCursor, key_range: KeyRange, reverse: bool, limit: int, chu
 
 
 def _ranges(keys: list[bytes], harm: range) -> Iterator[tuple[KeyRange, range]]:
-    """Ranges of all kinds with the rows in them: all, each prefix, none, and some around the damage and elsewhere."""
+    """Returns ranges with their rows: everything, each prefix, nothing, and ranges near the damage and elsewhere."""
     yield KeyRange(), range(ROWS)
     for first in range(0, ROWS, 256):
         rows = range(first, min(first + 256, ROWS))
@@ -107,7 +107,7 @@ def _ranges(keys: list[bytes], harm: range) -> Iterator[tuple[KeyRange, range]]:
 
 @pytest.fixture(scope="module", params=[0.0, 0.5, 1.0], ids=["first", "middle", "last"])
 def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DamagedRange]:
-    """The same for a columnar base, with a damaged batch."""
+    """Creates a columnar base with a damaged batch."""
     directory: Path = tmp_path_factory.mktemp("based")
     prepared_table(directory / "data", "test.t", ROWS, buckets=1)
     with opened(bucket_path(directory / "data", "test.t", 0), definition_in(directory / "data", "test.t")) as offline:
@@ -127,13 +127,15 @@ def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
-def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: DamagedRange, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_file_is_complete_or_data_loss(damaged: DamagedRange, reverse: bool, limit: int) -> None:
     check_ranges(damaged, reverse=reverse, limit=limit)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 2 * ROWS])
-def test_a_range_of_a_damaged_base_is_whole_or_data_loss(damaged_base: DamagedRange, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_base_is_complete_or_data_loss(
+    damaged_base: DamagedRange, reverse: bool, limit: int
+) -> None:
     check_ranges(damaged_base, reverse=reverse, limit=limit)
 
 
@@ -146,8 +148,8 @@ def check_ranges(damaged: DamagedRange, *, reverse: bool, limit: int) -> None:
             found = _read(cursor, key_range, reverse, limit, chunk_rows)
         except DataLoss:
             lost += 1
-            assert not rows or _meet(rows, range(harm.start - FAR, harm.stop + FAR)), "the damage is far off"
-            # In reverse RocksDB looks at the next row before it gives one, and seeks by the end that is left out.
+            assert not rows or _meet(rows, range(harm.start - FAR, harm.stop + FAR)), "the range is far from the damage"
+            # In reverse, RocksDB reads the next row before it returns one, and seeks by the excluded end.
             touched = range(harm.start - reverse, harm.stop + reverse)
             assert len(wanted) < limit or _meet(wanted, touched), "the limit ends before the damage"
         else:

@@ -1,4 +1,4 @@
-"""Scans of a server over a damaged block: in either direction, within any bounds, live or pinned, no row is missing."""
+"""A scan over a damaged block never skips a row silently: in both directions, with any bounds, live or pinned."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS = 8000
 DAMAGED_BUCKET = 1
 PLACES = {"first": 0, "middle": ROWS // 4, "last": -1}
 FAR = 1500
-"""Far more keys than a block has."""
+"""Far more keys than fit into a block."""
 
 
 @dataclass(frozen=True)
 class DamagedKey:
-    """A table and its keys by bucket; the block with `key` in bucket 1 is damaged."""
+    """A table and its keys by bucket. The block with `key` in bucket 1 is damaged."""
 
     name: str
     keys: tuple[list[int], list[int]]
@@ -76,7 +76,7 @@ def with_range(client: Client, scan: Scan, keys: range) -> Scan:
 
 
 def bounds_around(key: int) -> dict[str, range]:
-    """Ranges of keys with a key in them."""
+    """Returns key ranges that contain a key."""
     prefix = key // 256 * 256
     return {
         "none": range(ROWS),
@@ -88,7 +88,7 @@ def bounds_around(key: int) -> dict[str, range]:
 
 
 async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
-    """The keys of the rows that came, and the error that ended them."""
+    """Returns the keys of the received rows, and the error that ended the scan."""
     keys: list[int] = []
     try:
         async for rows in scan.stream():
@@ -102,7 +102,7 @@ async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_whole(
+async def test_a_scan_that_meets_damage_is_data_loss_and_other_scans_are_complete(
     client: Client, damaged: tuple[Path, dict[str, DamagedKey]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]
@@ -128,7 +128,7 @@ async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_wh
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-async def test_bounds_that_keep_away_from_the_damage_are_answered_in_full(
+async def test_scans_whose_bounds_avoid_the_damage_are_complete(
     client: Client, damaged: tuple[Path, dict[str, DamagedKey]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]

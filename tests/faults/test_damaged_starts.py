@@ -1,4 +1,4 @@
-"""Starts with damage: whatever file or directory of one table is not as it should be, all other tables are served."""
+"""Whatever file or directory of one table is damaged, a server starts and serves all other tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def made(data: Path, tmp_path: Path) -> Path:
-    """What a crash leaves of two tables, one with a snapshot, a lock, and a transaction in the air."""
+    """Creates what a crash leaves of two tables, one with a snapshot, a lock, and an open transaction."""
     async with started(data) as tables:
         for name in (ONE, OTHER):
             await new_table(tables, name)
@@ -53,7 +53,7 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.timeout(180)  # opens a table once for each of its files
+@pytest.mark.timeout(180)  # damages and opens a table once for each of its files
 async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_served(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     table = crashed / "tables" / "game" / "one"
@@ -73,7 +73,7 @@ async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_serve
             shutil.rmtree(copy)
 
 
-async def test_a_table_with_a_damaged_definition_says_so_and_can_be_dropped_and_made_again(tmp_path: Path) -> None:
+async def test_a_table_with_a_damaged_definition_is_reported_and_can_be_dropped_and_recreated(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     _nonsense(crashed / "tables" / "game" / "one" / "table.json")
     async with started(crashed) as tables:
@@ -118,8 +118,8 @@ async def test_a_committed_transaction_waits_for_a_table_whose_definition_is_dam
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(OTHER)) == {2}
 
 
-async def test_a_start_writes_nothing_that_it_needs_to_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write, rename, and directory that a start makes fails once for want of space, one after another."""
+async def test_a_start_succeeds_even_if_its_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write, rename and directory creation of a start fails once for lack of space, one after another."""
     crashed = await made(tmp_path / "data", tmp_path)
     calls = 0
     failing: int | None = None
@@ -141,7 +141,7 @@ async def test_a_start_writes_nothing_that_it_needs_to_serve(tmp_path: Path, mon
         copy = shutil.copytree(crashed, tmp_path / f"step-{number}")
         calls, failing = 0, number
         if number < 5:
-            # Syncing the directory itself, before anything is served, is the one thing that may fail.
+            # Only the sync of the directory itself, before anything is served, may make the start fail.
             try:
                 DataDirectory(copy).close()
             except ScanKvError:

@@ -1,4 +1,4 @@
-"""Acknowledged means on the disk: seen from outside, by the system calls of the server process."""
+"""An acknowledged write is on the disk, as the system calls of the server process show."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("strace")
 
 WRITES = 40
-# `123 1700000000.123456 fdatasync(12</data/.../000008.log>) = 0 <0.000123>`, or in two lines when another thread's call
-# comes between.
+# `123 1700000000.123456 fdatasync(12</data/.../000008.log>) = 0 <0.000123>`, or two lines if a call of another thread
+# comes in between.
 _WHOLE = re.compile(r"^(\d+) +(\d+\.\d+) f(?:data)?sync\(\d+<([^>]+)>\) += 0 (?:\(DELAYED\) )?<(\d+\.\d+)>")
 _BEGUN = re.compile(r"^(\d+) +(\d+\.\d+) f(?:data)?sync\(\d+<([^>]+)> <unfinished")
 _ENDED = re.compile(r"^(\d+) +(\d+\.\d+) <\.\.\. f(?:data)?sync resumed>\) += 0 ")
@@ -32,7 +32,7 @@ _ENDED = re.compile(r"^(\d+) +(\d+\.\d+) <\.\.\. f(?:data)?sync resumed>\) += 0 
 
 @dataclass(frozen=True)
 class Sync:
-    """One successful sync of a file: seconds since 1970 of its begin and its end."""
+    """One successful sync of a file, with its start and end in seconds since 1970."""
 
     file: str
     begun: float
@@ -40,7 +40,7 @@ class Sync:
 
 
 def stopped(server: ServerProcess, trace: Path) -> list[Sync]:
-    """Stops the server; the syncs in its trace, which is complete."""
+    """Stops the server, and returns the syncs in the complete trace."""
     assert server.stop() == 0
     end = f"{server.process.pid} "
     lines = wait_until(lambda: _lines_until_exit(trace, end), "the trace complete")
@@ -53,7 +53,7 @@ def _lines_until_exit(trace: Path, process: str) -> list[str]:
 
 
 def syncs_in(lines: list[str]) -> Iterator[Sync]:
-    """The syncs in the lines of strace, in the order of their ends."""
+    """Returns the syncs in the lines of strace, ordered by their ends."""
     begun: dict[str, tuple[float, str]] = {}
     for line in lines:
         if match := _WHOLE.match(line):
@@ -73,18 +73,16 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def traced(tmp_path: Path, trace: Path) -> Iterator[ServerProcess]:
-    """A server of which every sync is written down, with its time and file, and takes as long as on a slow disk."""
-    # -D makes strace the child, so that signals reach the server. The delay comes after the sync, so that the end that
-    # is written down is the sync's; where a sync takes microseconds, no writer comes in time to share one.
+    """Runs a server whose syncs are recorded with time and file and take as long as on a slow disk."""
+    # -D makes strace the child, so that signals reach the server. The delay follows the sync, so that the
+    # recorded end is that of the sync. Without a delay, a sync takes microseconds, and no other writer can share it.
     calls = ("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_exit=2000")
     wrapper = ("strace", "-D", "-f", "-q", "-ttt", "-T", "-y", *calls, "-o", str(trace))
     with ServerProcess(tmp_path / "data", wrapper=wrapper) as server:
         yield server
 
 
-def test_every_acknowledgement_is_preceded_by_a_sync_of_the_log_that_covers_it(
-    traced: ServerProcess, trace: Path
-) -> None:
+def test_every_acknowledgement_follows_a_sync_of_the_log_that_covers_it(traced: ServerProcess, trace: Path) -> None:
     acknowledged: list[tuple[float, float]] = []
     with sync.connect(traced.url) as client:
         table = client.create_table("test.synced", SCORES, primary_key=["player"], buckets=1)
@@ -101,7 +99,7 @@ def test_every_acknowledgement_is_preceded_by_a_sync_of_the_log_that_covers_it(
         assert covering, f"write {number} was acknowledged without a sync of the log"
 
 
-def test_writers_at_the_same_time_share_syncs_and_are_each_covered(traced: ServerProcess, trace: Path) -> None:
+def test_concurrent_writers_share_syncs_and_each_write_is_covered(traced: ServerProcess, trace: Path) -> None:
     acknowledged: list[tuple[float, float]] = []
 
     async def write(url: str) -> int:

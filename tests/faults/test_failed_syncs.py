@@ -1,4 +1,4 @@
-"""A sync that fails: nothing of it is acknowledged, the cause is named, and writes go on once syncs succeed again."""
+"""After a failed sync nothing is acknowledged, the error names the cause, and writes work once syncs succeed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 @contextmanager
 def failing(server: ServerProcess, error: str, *calls: str) -> Iterator[None]:
-    """Has system calls of the server fail for the length of the block."""
+    """Makes system calls of the server fail during the block."""
     names = ",".join(calls)
     command = ["strace", "-f", "-p", str(server.process.pid), "-o", "/dev/null", "-e", f"trace={names}"]
     tracer = subprocess.Popen(
@@ -105,7 +105,7 @@ def test_writes_go_on_after_a_failed_sync_and_nothing_that_was_acknowledged_is_l
         there = rows_of(table)
         for k, v in acknowledged.items():
             assert there[k] in ((1, 2) if k < 5 else (v,))
-        assert all(there[k] == 2 for k in told if k < 5), "a stream has told what is not there"
+        assert all(there[k] == 2 for k in told if k < 5), "a stream has delivered a change that does not exist"
         server.kill()
         server.restart()
         assert rows_of(table) == there

@@ -1,4 +1,4 @@
-"""A disk without space: what is refused says so, all is read, tables can be dropped, and every start succeeds."""
+"""With a full disk, errors name the cause, all rows can be read, tables can be dropped, and every start succeeds."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def full_server(disk: SmallDisk) -> Iterator[ServerProcess]:
 
 
 def fill(disk: SmallDisk) -> None:
-    """Takes all of the space that is left."""
+    """Fills all of the free space."""
     with (disk.path / "filler").open("ab", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def fill_by_writing(table: Table) -> int:
-    """Writes rows until there is no space left; how many were acknowledged."""
+    """Writes rows until the disk is full. Returns the number of acknowledged rows."""
     acknowledged: list[int] = []
 
     def write() -> None:
@@ -129,13 +129,13 @@ def test_a_running_server_writes_again_once_there_is_space(full_server: ServerPr
             new_table(client, "full.running")
 
 
-def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there_is_space(
+def test_concurrent_writers_that_find_the_disk_full_succeed_once_there_is_space(
     full_server: ServerProcess, disk: SmallDisk
 ) -> None:
-    """Some have written and wait for a sync when another one's write fails."""
+    """Some writers wait for a sync when the write of another one fails."""
     with connect(full_server.url) as client:
         table = client.create_table("full.busy", SCHEMA, primary_key=["k"], buckets=1)
-        # It makes the bucket's files, without which there is nothing to read.
+        # Creates the files of the bucket, without which nothing can be read.
         table.upsert([{"k": -1, "v": b"first"}])
         acknowledged = [-1]
         refused: list[Exception] = []
@@ -167,7 +167,7 @@ def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there
         assert set(table.scan().to_arrow()["k"].to_pylist()) >= {*acknowledged, 0, 1}
 
 
-def test_a_bucket_that_finds_no_space_when_it_is_first_used_is_made_once_there_is(
+def test_a_bucket_that_finds_no_space_on_first_use_is_created_once_there_is_space(
     full_server: ServerProcess, disk: SmallDisk
 ) -> None:
     with connect(full_server.url) as client:
@@ -181,7 +181,7 @@ def test_a_bucket_that_finds_no_space_when_it_is_first_used_is_made_once_there_i
         assert table.count() == 1
 
 
-def test_net_changes_that_find_no_space_for_what_does_not_fit_into_memory_say_so(disk: SmallDisk) -> None:
+def test_net_changes_that_cannot_spill_to_a_full_disk_are_refused(disk: SmallDisk) -> None:
     settings = ("--set", "catch_up_changes=10", "--set", f"catch_up_memory_bytes={1 << 20}")
     with ServerProcess(disk.path / "data", *settings) as server, connect(server.url) as client:
         table = client.create_table("full.behind", SCHEMA, primary_key=["k"], buckets=1)

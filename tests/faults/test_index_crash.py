@@ -1,4 +1,4 @@
-"""A server killed while it builds, keeps and drops indexes: none is used half-built, none is left behind."""
+"""A server that is killed while it builds, updates and drops indexes uses no partial index and leaves none behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 200_000
 
 
 def put(wire: Wire, keys: range, seed: int = 0) -> None:
-    """Upserts rows whose values follow from key and seed."""
+    """Upserts rows whose values depend on key and seed."""
     columns = [pa.array(keys), pa.array([key * 31 % 997 + seed for key in keys]), pa.array([f"l{k % 7}" for k in keys])]
     data = ipc_stream(SCHEMA, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
     wire.writes.Upsert(write_pb2.UpsertRequest(table=NAME, rows=data), timeout=60)
@@ -47,20 +47,20 @@ def alter(wire: Wire, *, add: tuple[str, ...] = (), drop: tuple[str, ...] = ()) 
 
 
 def statuses(wire: Wire) -> list[table_pb2.IndexStatus]:
-    """How far each index is built."""
+    """Returns the status of each index."""
     request = table_pb2.GetTableRequest(name=NAME, statistics=True)
     return list(wire.tables.GetTable(request, timeout=60).indexes)
 
 
 def assert_sound(wire: Wire) -> None:
-    """Every index becomes ready, and a check of the table finds nothing wrong."""
+    """Waits until every index is ready, and asserts that a check of the table finds nothing wrong."""
     wait_until(lambda: all(status.ready for status in statuses(wire)), "all indexes ready", timeout=60)
     for checked in wire.admin.CheckTable(admin_pb2.CheckTableRequest(table=NAME), timeout=60):
         assert checked.problem == ""
         assert [(index.ready, index.problem) for index in checked.indexes] == [(True, "")] * len(checked.indexes)
 
 
-def test_a_build_killed_midway_goes_on_where_it_was_and_is_not_used_before_its_end(server: ServerProcess) -> None:
+def test_a_killed_index_build_continues_where_it_was_and_is_not_used_before_its_end(server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.create(NAME, SCHEMA, buckets=1)
         put(wire, range(ROWS))
@@ -85,7 +85,7 @@ def test_a_build_killed_midway_goes_on_where_it_was_and_is_not_used_before_its_e
         assert bucket.bucket.state.ready_indexes == (1,)
 
 
-def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_nothing(server: ServerProcess) -> None:
+def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_no_entries(server: ServerProcess) -> None:
     with Wire(server.url) as wire:
         wire.create(NAME, SCHEMA, buckets=3)
         put(wire, range(20_000))
@@ -108,11 +108,11 @@ def test_an_index_dropped_right_before_a_kill_stays_dropped_and_leaves_nothing(s
 
 @dataclass
 class Changer:
-    """Adds and drops indexes until the server does not answer.
+    """Adds and drops indexes until the server stops answering.
 
     Attributes:
         there: The columns of the indexes that were acknowledged and not dropped.
-        in_doubt: The columns of the one whose addition or dropping was not answered.
+        in_doubt: The columns of the index whose addition or removal was not acknowledged.
     """
 
     rng: random.Random
@@ -120,7 +120,7 @@ class Changer:
     in_doubt: set[tuple[str, ...]] = field(default_factory=set)
 
     def work_until_broken(self, url: str) -> None:
-        """Works on a server that is going to be killed."""
+        """Makes calls until the server is killed."""
         with Wire(url) as wire, suppress(grpc.RpcError):
             while True:
                 self._change(wire, self.rng.choice([("score",), ("league", "score"), ("league",)]))
@@ -136,7 +136,7 @@ class Changer:
         self.in_doubt = set()
 
     def check(self, found: set[tuple[str, ...]]) -> None:
-        """Compares what is there with what was acknowledged; then what is there is what counts."""
+        """Compares the server's state with the acknowledged one, and continues with the server's state."""
         assert self.there - self.in_doubt <= found <= self.there | self.in_doubt
         self.there, self.in_doubt = found, set()
 

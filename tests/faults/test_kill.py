@@ -1,4 +1,4 @@
-"""A server killed in mid-write, again and again: every acknowledged write is there; rows agree with the changelog."""
+"""After repeated kills during writes, every acknowledged write exists and the rows agree with the changelog."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KEYS_EACH = 400
 
 @dataclass
 class KeyWriter:
-    """One writer with keys of its own, and what it knows of them.
+    """A writer with its own keys, and their expected values.
 
     Attributes:
-        acknowledged: The value of each key as of the last acknowledged write; None when it was deleted.
-        in_doubt: What the write that was not answered would have made of some keys.
+        acknowledged: The value of each key after the last acknowledged write; None if it was deleted.
+        in_doubt: The values that keys have if the unacknowledged write was applied.
     """
 
     number: int
@@ -41,7 +41,7 @@ class KeyWriter:
     writes: int = 0
 
     async def write_until_cancelled(self, table: Table) -> None:
-        """Writes without pause; what is cancelled is in doubt."""
+        """Writes without pause until cancelled. The cancelled write is in doubt."""
         while True:
             size = self.rng.choice([1, 1, 5, 50, KEYS_EACH])
             keys = [self.number + WRITERS * self.rng.randrange(KEYS_EACH) for _ in range(size)]
@@ -57,7 +57,7 @@ class KeyWriter:
             self.in_doubt = {}
 
     def check(self, found: dict[int, int]) -> None:
-        """Compares what is there with what was acknowledged; then what is there is what counts."""
+        """Compares the server's state with the acknowledged one, and continues with the server's state."""
         mine = {key: value for key, value in found.items() if key % WRITERS == self.number}
         for key in self.acknowledged.keys() | self.in_doubt.keys() | mine.keys():
             allowed = {self.acknowledged.get(key), self.in_doubt.get(key, self.acknowledged.get(key))}
@@ -67,7 +67,7 @@ class KeyWriter:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(80, marks=pytest.mark.soak)])
-async def test_every_acknowledged_write_survives_kills_in_mid_write(server: ServerProcess, kills: int) -> None:
+async def test_every_acknowledged_write_survives_kills_during_writes(server: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [KeyWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
@@ -104,7 +104,7 @@ async def test_every_acknowledged_write_survives_kills_in_mid_write(server: Serv
 
 
 def check_all_buckets(server: ServerProcess) -> None:
-    """Rows and changelog agree in every bucket of the stopped server."""
+    """Checks that rows and changelog agree in every bucket of the stopped server."""
     with offline_table(server.data_dir, "test.killed") as buckets:
         for bucket in buckets:
             check_bucket(bucket)
@@ -112,14 +112,14 @@ def check_all_buckets(server: ServerProcess) -> None:
 
 @dataclass
 class TableMaker:
-    """Makes and drops tables until the server does not answer, and knows which must be there, and which must not."""
+    """Creates and drops tables until the server stops answering, and records which must exist and which must not."""
 
     made: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     in_doubt: set[str] = field(default_factory=set)
 
     async def work_until_broken(self, url: str, round_: int) -> None:
-        """Makes tables of one row, and drops every second of them again."""
+        """Creates tables of one row, and drops every second one."""
         async with connect(url) as client:
             for number in itertools.count():
                 name = f"test.t{round_}_{number}"
@@ -134,7 +134,7 @@ class TableMaker:
                 (self.dropped if number % 2 else self.made).add(name)
 
     async def check(self, url: str) -> None:
-        """Looks at the tables that are there, and uses some of them."""
+        """Checks which tables exist, and uses some of them."""
         async with connect(url) as client:
             names = {table.name for table in await client.tables()}
             assert self.made <= names <= self.made | self.in_doubt
@@ -146,11 +146,13 @@ class TableMaker:
             self.made = names - self.in_doubt
 
     async def has_dropped(self) -> bool:
-        """Whether a table was dropped, in any round."""
+        """Returns whether a table was dropped in any round."""
         return bool(self.dropped)
 
 
-async def test_a_server_killed_while_tables_are_made_and_dropped_has_each_whole_or_not(server: ServerProcess) -> None:
+async def test_a_server_killed_while_tables_are_created_and_dropped_has_each_completely_or_not_at_all(
+    server: ServerProcess,
+) -> None:
     maker = TableMaker()
     for round_ in range(4):
         async with asyncio.TaskGroup() as group:

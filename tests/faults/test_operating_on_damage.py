@@ -1,4 +1,4 @@
-"""What an operator sees and does when tables or transactions are damaged: by the client, and on the command line."""
+"""What an operator sees and can do with damaged tables and transactions, by the client and the command line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_damaged_tables_are_listed_with_the_reason_and_can_be_checked_and_droppe
         assert "there are no tables yet" in scankv("tables").stderr
 
 
-def test_a_stuck_transaction_is_listed_and_given_up_after_a_confirmation(
+def test_a_stuck_transaction_is_listed_and_can_be_given_up_after_a_confirmation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = asyncio.run(stuck_in(tmp_path, monkeypatch, lambda *_: True))

@@ -1,4 +1,4 @@
-"""Power fails before a sync: what was written to the log's file since the last one is not there afterwards.
+"""A power loss before a sync loses what was written to the write-ahead log since the last sync.
 
 strace holds every sync back for a while, so that the server is killed between a write and its sync, and the log is cut
 to what the last sync covered. That is what a disk may keep of it.
@@ -32,12 +32,12 @@ DELAY = "inject=fdatasync:delay_enter=300000"
 
 
 def log_sizes(data_dir: Path) -> dict[Path, int]:
-    """The write-ahead log files of the bucket, and how long each is."""
+    """Returns the write-ahead log files of the bucket and their sizes."""
     return {path: path.stat().st_size for path in bucket_path(data_dir, NAME, 0).glob("*.log")}
 
 
 async def changes_until(stream: ScanStream, v: int) -> list[tuple[int, int]]:
-    """Offset and value of all changes up to the first with a value."""
+    """Returns offset and value of all changes up to the first with a given value."""
     found: list[tuple[int, int]] = []
     while v not in (value for _, value in found):
         rows = await anext(stream)
@@ -46,7 +46,9 @@ async def changes_until(stream: ScanStream, v: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.asyncio
-async def test_no_stream_has_seen_what_a_power_loss_took_and_its_offsets_are_never_used_again(tmp_path: Path) -> None:
+async def test_no_stream_has_seen_changes_lost_in_a_power_failure_and_their_offsets_are_never_reused(
+    tmp_path: Path,
+) -> None:
     with ServerProcess(tmp_path / "data", wrapper=(*SLOW_SYNCS, DELAY)) as server:
         async with connect(server.url, operation_timeout=120, attempt_timeout=60) as client:
             table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1)
@@ -62,9 +64,9 @@ async def test_no_stream_has_seen_what_a_power_loss_took_and_its_offsets_are_nev
 
                 await await_until(is_written, "in the log's file")
                 assert not lost.done()
-                assert not unseen.done(), "a change was told before its sync"
+                assert not unseen.done(), "a change was delivered before its sync"
                 await asyncio.to_thread(server.kill)
-                lost.cancel()  # which would be tried again otherwise
+                lost.cancel()  # without retries
                 for path, size in synced.items():
                     os.truncate(path, size)
                 await asyncio.to_thread(server.restart)
@@ -76,7 +78,7 @@ async def test_no_stream_has_seen_what_a_power_loss_took_and_its_offsets_are_nev
                 seen += zip(rows["_log_offset"].to_pylist(), rows["v"].to_pylist(), strict=True)
             assert [value for _, value in seen] == [1, 3]
             taken = seen[0][0] + 1
-            assert seen[1][0] > taken, "the offset of the change that was lost has another one now"
+            assert seen[1][0] > taken, "the offset of the lost change was used again"
             assert (await table.scan().to_arrow()).sort_by("k")["v"].to_pylist() == [1, 3]
             with pytest.raises(PositionOutOfRange):
                 await table.changes(StartFrom.offsets({0: taken + 1})).stop_at(StopAt.LATEST).to_arrow()

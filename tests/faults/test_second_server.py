@@ -19,7 +19,7 @@ def serve(server: ServerProcess) -> subprocess.CompletedProcess[bytes]:
     return run_forked(sys.executable, "-m", "scankv", "serve", "--data", str(server.data_dir), "--port", "0")
 
 
-def test_a_second_server_is_refused_naming_the_first_and_harms_nothing(server: ServerProcess) -> None:
+def test_a_second_server_is_refused_with_the_name_of_the_first_and_harms_nothing(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = client.create_table("test.t", SCORES, primary_key=["player"], buckets=2)
         table.upsert([{"player": f"player {n}", "score": n} for n in range(100)])
@@ -38,7 +38,7 @@ def test_a_second_server_is_refused_naming_the_first_and_harms_nothing(server: S
         assert table.count() == 101
 
 
-def test_a_server_that_was_killed_leaves_the_directory_free(server: ServerProcess) -> None:
+def test_a_killed_server_releases_the_directory(server: ServerProcess) -> None:
     server.kill()
     server.restart()
     with sync.connect(server.url) as client:

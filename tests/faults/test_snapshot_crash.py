@@ -1,4 +1,4 @@
-"""A server killed at any moment of a pin or release: what it answered for is there, whole, and nothing else."""
+"""After a kill at any moment of a pin or release, exactly the acknowledged snapshots exist, and all are complete."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KEYS = range(40)
 
 @dataclass
 class Pinner:
-    """Writes a generation of all rows, pins it, and releases some, until the server does not answer.
+    """Writes a generation of all rows, pins it, and releases some pins, until the server stops answering.
 
     Attributes:
-        generations: The generation that each snapshot shows, of those that were answered for.
-        in_doubt: The ids of a pin or release that was not answered, and the generation it would show.
+        generations: The generation in each acknowledged snapshot.
+        in_doubt: The ids of an unacknowledged pin or release, and the generation of the snapshot.
         written: The last generation acknowledged.
     """
 
@@ -43,7 +43,7 @@ class Pinner:
     written: int = 0
 
     def work_until_broken(self, url: str, round_: int) -> None:
-        """Works on a server that is going to be killed."""
+        """Makes calls until the server is killed."""
         with Wire(url) as wire:
             with pytest.raises(grpc.RpcError) as broken:
                 self._work(wire, round_)
@@ -51,7 +51,7 @@ class Pinner:
 
     def _work(self, wire: Wire, round_: int) -> None:
         for number in itertools.count():
-            # The write that a kill interrupted may have been applied: another one tells what the rows are.
+            # The interrupted write may have been applied. Another write makes the rows known again.
             self._pin(wire, f"{round_}-{number}", writes=number == 0 or self.rng.random() < 0.7)
             if len(self.generations) > 4 or self.rng.random() < 0.3:
                 self._release(wire, self.rng.choice(list(self.generations)))
@@ -73,7 +73,7 @@ class Pinner:
         self.in_doubt = {}
 
     async def check(self, data_dir: Path) -> None:
-        """Starts on what the killed server left, and reads every snapshot."""
+        """Restarts the killed server, and reads every snapshot."""
         async with tables_in(data_dir) as tables:
             listed = tables.snapshots.listed()
             ids = {info.snapshot_id for info in listed}
@@ -91,7 +91,7 @@ class Pinner:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.soak)])
-async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin(
+async def test_every_acknowledged_snapshot_survives_kills_at_any_moment_of_a_pin(
     server: ServerProcess, kills: int
 ) -> None:
     seed = random.randrange(2**32)
@@ -105,7 +105,7 @@ async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin
             wire.writes.Upsert(write_pb2.UpsertRequest(table=NAME, rows=ipc_stream(SCHEMA, rows)), timeout=60)
         for round_ in itertools.count():
             if round_ >= kills and doubts > 0:
-                break  # on a slow machine, kills can all miss the pins at first
+                break  # on a slow machine, the first kills may all miss the pins
             async with asyncio.TaskGroup() as group:
                 group.create_task(asyncio.to_thread(pinner.work_until_broken, server.url, round_))
                 await asyncio.sleep(rng.uniform(0.05, 0.5))

@@ -1,4 +1,4 @@
-"""What goes wrong with one committed transaction, and what is served all the same: all other buckets, every start."""
+"""A problem with one committed transaction affects only its buckets; all other buckets and every start work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAYERS = [f"p{number}" for number in range(12)]
 
 @asynccontextmanager
 async def started(data: Path) -> AsyncIterator[Tables]:
-    """The tables as a server has them once it has started."""
+    """Opens the tables as a server does when it starts."""
     tables = Tables(ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2))
     try:
         await tables.recover()
@@ -51,7 +51,7 @@ async def started(data: Path) -> AsyncIterator[Tables]:
 
 
 async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> CommittedTransaction:
-    """One transaction that sets the scores of all players, in some tables."""
+    """Commits a transaction that sets the scores of all players in some tables."""
     begun = await tables.transactions.begin(
         TransactionOptions(id=id_, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
@@ -64,7 +64,7 @@ async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Comm
 
 
 async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | None]:
-    """The different scores of a table, or of the players in one of its buckets."""
+    """Returns the distinct scores of a table, or of the players in one of its buckets."""
     keys = scores(PLAYERS, [0] * len(PLAYERS)).select(["player"])
     _, buckets = table.state.codec.keys.encode(keys)
     chosen = keys.filter([bucket in (None, each) for each in buckets.tolist()])
@@ -73,14 +73,14 @@ async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | No
 
 
 def crash(data: Path, copy: Path) -> Path:
-    """What the disk has when the process is killed now."""
+    """Copies the state of the disk as if the process was killed now."""
     return shutil.copytree(data, copy)
 
 
 def failing(
     error: Callable[[], Exception], *, when: Callable[..., bool], then: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Fails when something holds of its arguments."""
+    """Makes a function fail if a condition on its arguments holds."""
 
     def call(*args: Any, **options: Any) -> Any:
         if when(*args, **options):
@@ -94,7 +94,7 @@ def no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_and_no_start_fails(
+async def test_a_commit_that_cannot_be_recorded_as_done_is_recorded_before_the_next_and_no_start_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = TransactionLog.append
@@ -103,7 +103,7 @@ async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_an
         await new_table(tables, ONE)
         monkeypatch.setattr(TransactionLog, "append", fails)
         await commit(tables, 1, ONE)
-        # The decision would fit, but the bucket would forget that the first one is applied.
+        # The decision would fit on the disk, but the bucket would forget that the first transaction is applied.
         with pytest.raises(OSError, match="No space left"):
             await commit(tables, 2, ONE)
         assert await scores_of(tables.table(ONE)) == {1}
@@ -118,7 +118,7 @@ async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_an
             assert await scores_of(tables.table(ONE)) == {4}
 
 
-async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_starts_and_commits(
+async def test_a_damaged_bucket_blocks_a_transaction_only_for_itself_over_many_starts_and_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path / "data") as tables:
@@ -145,7 +145,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
                 )
             if start == 0:
                 assert await scores_of(one, 0) == await scores_of(one, 2) == await scores_of(two) == {2}
-                # More than the bucket keeps the answers of.
+                # More transactions than the bucket remembers.
                 for value in range(3, 30):
                     await commit(tables, value, TWO)
             assert await scores_of(two) == {29}
@@ -161,14 +161,14 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
 
 
-async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_alone(
+async def test_damaged_staged_rows_of_a_decided_transaction_block_only_its_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path / "data") as tables:
         for name in (ONE, TWO, OTHER):
             await new_table(tables, name)
             await commit(tables, 1, name)
-        # One bucket has all of it, one nothing.
+        # One bucket has the complete transaction, the other none of it.
         whole = tables.table(ONE).buckets[0]
         monkeypatch.setattr(
             "streaming_server.engine.transactions.roll_forward.apply_rows",
@@ -200,7 +200,7 @@ async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_al
     async with started(tmp_path / "dropped") as tables:
         await tables.drop(TWO)
         await tables.drop(ONE)
-        assert not list((tmp_path / "dropped").glob("transactions/*/")), "nothing lacks it any more"
+        assert not list((tmp_path / "dropped").glob("transactions/*/")), "no bucket lacks it any more"
         await new_table(tables, ONE)
         await commit(tables, 7, ONE)
     async with started(tmp_path / "dropped") as tables:
@@ -247,7 +247,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         assert isinstance(again, CommittedTransaction)
 
 
-async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_damaged_transaction_log_blocks_only_buckets_that_may_lack_a_commit(tmp_path: Path) -> None:
     async with started(tmp_path / "data") as tables:
         for name in (ONE, OTHER):
             await new_table(tables, name)
@@ -278,7 +278,7 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
 async def stuck_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., bool], *, expected: bool = True
 ) -> Path:
-    """What a crash leaves of two tables with a transaction, `job:2`, that is not applied where something holds."""
+    """Creates what a crash leaves of two tables when transaction `job:2` is not applied where a condition holds."""
     async with started(tmp_path / "data") as tables:
         for name in (ONE, TWO):
             await new_table(tables, name)
@@ -289,7 +289,7 @@ async def stuck_in(
             await commit(tables, 2, ONE, TWO, id_="job:2")
         monkeypatch.undo()
         if not expected:
-            # Until its rows are removed, the next start applies it again.
+            # The next start applies the transaction again, until its staged rows are removed.
             await await_until(partial(_nothing_is_staged, tmp_path / "data"), "nothing of the transaction is left")
         return crash(tmp_path / "data", tmp_path / "crashed")
 
@@ -298,14 +298,14 @@ async def _nothing_is_staged(data: Path) -> bool:
     return not list_tokens(data / "transactions")
 
 
-async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_are_served_then(
+async def test_a_transaction_whose_rows_are_lost_can_be_given_up_which_unblocks_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = iter(range(100))
     monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.step_rows", lambda *_: 1)
 
     def fails(live: Any, *_: Any) -> bool:
-        # One bucket has all of it, one the first key alone, the others nothing.
+        # One bucket has the complete transaction, one only its first key, the others nothing.
         return live.table == TWO or live.number == 2 or (live.number == 1 and next(steps) > 0)
 
     data = await stuck_in(tmp_path, monkeypatch, fails)
@@ -344,7 +344,7 @@ async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {3}
 
 
-async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bucket_and_a_table(
+async def test_giving_up_applies_what_it_can_and_counts_the_lost_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
@@ -362,7 +362,7 @@ async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bu
             await scores_of(tables.table(ONE), 1)
 
 
-async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
+async def test_a_transaction_that_can_still_be_applied_cannot_be_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
@@ -375,14 +375,12 @@ async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
         with pytest.raises(Unavailable):
             await scores_of(tables.table(TWO))
         monkeypatch.undo()
-        # All can be applied now.
+        # Everything can be applied now.
         assert (await tables.transactions.give_up(decision.token))[1] == []
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
 
 
-async def test_giving_up_changes_nothing_unless_it_is_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_giving_up_changes_nothing_unless_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
     (part,) = data.glob("transactions/*/0.part")
     content = part.read_bytes()
@@ -407,7 +405,7 @@ async def test_giving_up_changes_nothing_unless_it_is_written_down(
 
 
 @pytest.mark.parametrize("fails_again", [False, True])
-async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_restart(
+async def test_transactions_continue_without_a_restart_after_a_failed_sync_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_again: bool
 ) -> None:
     module = "streaming_server.storage.transactions.transaction_log"
@@ -426,7 +424,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         monkeypatch.setattr(f"{module}.write_at", full)
         with pytest.raises(DiskFull, match="is not known yet"):
             await tables.transactions.commit(begun.token, "job:2", ())
-        # It may be committed: nobody sees its bucket, and nothing else is decided.
+        # The transaction may not committed. Its bucket is not readable, and no other transaction is decided.
         with pytest.raises(Unavailable, match=r"bucket . of game\.one: .* is not known yet"):
             await scores_of(tables.table(ONE))
         with pytest.raises(DiskFull):
@@ -437,7 +435,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
             await tables.transactions.abort(begun.token)
         monkeypatch.undo()
         if fails_again:
-            # The new log has its name, or not.
+            # The new log has its final name, or not.
             monkeypatch.setattr(f"{module}.sync_directory", failing(no_space, when=lambda *_: True, then=print))
             with pytest.raises(OSError, match="No space left"):
                 await tables.transactions.retry()

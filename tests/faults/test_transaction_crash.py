@@ -1,4 +1,4 @@
-"""A server that dies at every step of a transaction, or of an undo: all of it is there afterwards, once, or nothing."""
+"""After a kill at any step of a transaction or undo, all of it is applied exactly once, or nothing."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ ROOT = Path(__file__).parents[2]
 
 
 def deaths_of(module: str, directory: Path) -> int:
-    """Has a module of the tests die in all places; in how many."""
+    """Runs a module of the tests that is killed at every step. Returns the number of kills."""
     command = [sys.executable, "-m", f"tests.support.{module}", str(directory)]
     done = subprocess.run(command, check=False, timeout=900, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 
-@pytest.mark.timeout(300)  # 40 deaths, each with a recovery
-def test_a_transaction_is_whole_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
-    # It has seven requests, one of several pieces, and a dozen write batches in three buckets of two tables.
+@pytest.mark.timeout(300)  # 40 kills, each with a recovery
+def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
+    # The transaction has seven requests, one of several parts, and a dozen batches in three buckets of two tables.
     assert deaths_of("dying_transaction", tmp_path) > 40
 
 
-@pytest.mark.timeout(180)  # several deaths, each with a recovery
-def test_an_undo_is_finished_by_its_repetition_wherever_the_server_dies(tmp_path: Path) -> None:
+@pytest.mark.timeout(180)  # several kills, each with a recovery
+def test_repeating_an_undo_finishes_it_wherever_the_server_died(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
 
 
-def test_a_transaction_whose_staged_rows_a_crash_has_left_behind_its_commit_is_not_open_again(
+def test_a_committed_transaction_whose_staged_rows_survive_a_crash_is_not_open_again(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     staged = server.data_dir / "transactions"

@@ -1,4 +1,4 @@
-"""Writes are applied once: whatever step of one the server dies at, the answer is lost at, or the writer dies at."""
+"""A write is applied once, at whatever step the server dies, the response is lost, or the writer dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 ROWS = 24_000
 
-# 24,000 rows are two WriteBatches for each of two buckets; the syncs of the two may be one before the other or not.
+# 24,000 rows are two WriteBatches for each of two buckets. The buckets may sync in any order.
 FEW = ["write 1 after", "write 3 before", "sync 1 before", "sync 2 after"]
 ALL = [f"write {n} {when}" for n in range(1, 5) for when in ("before", "after")] + [
     *(f"sync {n} {when}" for n in (1, 2) for when in ("before", "after")),
@@ -39,7 +39,7 @@ ALL = [f"write {n} {when}" for n in range(1, 5) for when in ("before", "after")]
 
 
 async def made(client: Client, name: str) -> Table:
-    """A table in whose changelog each application of a write is a change."""
+    """Creates a table whose changelog shows each application of a write."""
     return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2, row_deduplicate=False)
 
 
@@ -48,17 +48,17 @@ def rows(value: int, count: int = ROWS) -> pa.Table:
 
 
 async def death_of(server: ServerProcess, writing: asyncio.Task[WriteResult], point: str) -> None:
-    """Returns when the server has died at a point of a write."""
+    """Waits until the server has died at a point of a write."""
 
     async def is_dead() -> bool:
-        assert not writing.done(), f"the write was done before the server came to: {point}; {writing}"
+        assert not writing.done(), f"the write was done before the server reached {point}; {writing}"
         return server.process.poll() is not None
 
     await await_until(is_dead, f"dead at: {point}", timeout=60)
 
 
 async def applied(table: Table) -> Counter[tuple[str, int]]:
-    """How often each value was written over, by the kind of change."""
+    """Returns how often each value was overwritten, by the kind of change."""
     changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST)
     found: Counter[tuple[str, int]] = Counter()
     async with changes.stream() as stream:
@@ -96,17 +96,17 @@ async def test_a_write_is_applied_once_whatever_step_of_it_the_server_dies_at(
             for number in range(1, len(points) + 1):
                 expected += Counter({("-U", number - 1): ROWS, ("+U", number): ROWS})
             assert await applied(table) == expected
-            # The answer is the first one, which the server of before did not come to give.
+            # The response is the first one, which the killed server did not send.
             assert sum(map(count_of, result.log_offsets.values())) == expected.total()
             assert await table.count() == ROWS // 2
 
 
-async def test_a_write_whose_answer_is_cut_off_is_applied_once(shared_server: ServerProcess) -> None:
+async def test_a_write_whose_response_is_cut_is_applied_once(shared_server: ServerProcess) -> None:
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address, operation_timeout=300) as client:
         table = await made(client, "test.cut")
         values = list(range(1, 250, 10))
         for value in values:
-            # Somewhere in what comes back, the answer above all: by then the write is applied.
+            # Cuts the response, so that the write is already applied.
             proxy.apply(Fault("reset", after_bytes=value))
             assert (await table.upsert(rows(value, 100))).rows == 100
         async with connect(shared_server.url) as direct:
@@ -117,7 +117,7 @@ async def test_a_write_whose_answer_is_cut_off_is_applied_once(shared_server: Se
 
 
 def write_and_kill(command: list[str], lines: int) -> list[int]:
-    """Runs a writer, kills it when it has said so much; what it said."""
+    """Runs a writer, kills it after some lines of output, and returns the output."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -128,7 +128,7 @@ def write_and_kill(command: list[str], lines: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
-async def test_a_named_writer_goes_on_where_it_stood_when_its_process_is_killed(
+async def test_a_named_writer_continues_where_its_killed_process_stopped(
     shared_server: ServerProcess, kills: int
 ) -> None:
     name = "test.killed_writer"
@@ -140,7 +140,7 @@ async def test_a_named_writer_goes_on_where_it_stood_when_its_process_is_killed(
         for _ in range(kills):
             command = [sys.executable, "-m", writing_process.__name__, shared_server.url, name]
             acknowledged += await asyncio.to_thread(write_and_kill, command, random.randrange(1, 20))
-        # What the last one had under way is applied now or never.
+        # The last request of the killed writer is applied by now or never will be.
         async with table.writer(id="job-1") as last:
             end = last.next_sequence
         changes = await table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()

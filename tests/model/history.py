@@ -1,4 +1,4 @@
-"""A random history: operations on a table through the client, and on its model, which must agree after each."""
+"""A random history: applies operations to a table through the client and to its model, which must always agree."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _BATCH_ROWS = [0, 1, 1, 2, 5, 20, 100]
 
 
 class History:
-    """One table and its model. Everything random comes from `random`, so that a seed tells the whole history.
+    """One table and its model. All random choices come from `random`, so that a seed determines the complete history.
 
     Attributes:
-        table: The table, asked for after the last change of its columns.
-        earlier: The table as it was asked for at each moment that it had other columns.
+        table: The table, opened after the last change of its columns.
+        earlier: The table objects that were opened before each change of the columns.
         model: What the table must be.
     """
 
@@ -70,7 +70,7 @@ class History:
         return cls(server, client, table, random)
 
     async def run(self, operations: int) -> None:
-        """So many random operations. Somewhere in them come one drain of the server, two kills, and two alterations."""
+        """Runs random operations, among them one drain of the server, two kills, and two alterations."""
         moments = self._random.sample(range(1, operations), 5)
         rare = dict(zip(moments, [self.drain, self.kill, self.kill, self.alter, self.alter], strict=True))
         frequent = {
@@ -90,16 +90,16 @@ class History:
                 await operation()
 
     async def upsert(self) -> None:
-        """Puts rows, as dictionaries or as Arrow data."""
+        """Upserts rows, as dictionaries or as Arrow data."""
         await self._upsert(self.table, self._random_rows(self.table.schema))
 
     async def upsert_as_before_the_last_column(self) -> None:
-        """Puts rows through a table that does not know of the columns added since."""
+        """Upserts rows through a table object that does not know the columns added since."""
         table = self._random.choice([self.table, *self.earlier])
         await self._upsert(table, self._random_rows(table.schema))
 
     async def upsert_together(self) -> None:
-        """Puts several batches at once that have no key in common."""
+        """Upserts several batches concurrently, which have no key in common."""
         rows = self._random_rows(self.table.schema)
         shares = [[row for row in rows if row["number"] % 3 == share] for share in range(3)]
         async with asyncio.TaskGroup() as group:
@@ -107,7 +107,7 @@ class History:
                 group.create_task(self._upsert(self.table, share))
 
     async def delete(self) -> None:
-        """Deletes keys, absent ones and some twice."""
+        """Deletes keys, among them absent and repeated ones."""
         keys = self._random_keys()
         given = self._random.choice([keys, [self._named(key) for key in keys], self._key_batch(keys)])
         result = await self.table.delete(given)
@@ -115,7 +115,7 @@ class History:
         self.model.delete(keys)
 
     async def lookup(self) -> None:
-        """Reads rows by key in the order asked, absent ones left out or null."""
+        """Reads rows by key in the requested order. Absent rows are left out or null."""
         keys = self._random_keys()
         found = exact_rows(await self.table.lookup(keys))
         assert found == [self.model.rows[key] for key in keys if key in self.model.rows]
@@ -129,11 +129,11 @@ class History:
         assert (None if row is None else self._exact(row)) == self.model.rows.get(key)
 
     async def count(self) -> None:
-        """Counts, all together and by bucket."""
+        """Counts all rows and the rows of each bucket."""
         assert await self.table.count() == len(self.model.rows)
         statistics = await self.table.statistics()
         for bucket in statistics:
-            # Where old rows are not read, they are counted only as long as there are none.
+            # A table that does not read old rows knows its count only until a row is overwritten.
             known = self.model.changelog == "full" or not count_of(bucket.log_offset)
             assert bucket.rows == (len(self.model.rows_in(bucket.bucket)) if known else None)
 
@@ -166,12 +166,12 @@ class History:
             scan = scan.ordered()
         async with AsyncExitStack() as stack:
             if self._random.random() < 0.3:
-                # Of the live table, or of a snapshot with the bases of the moment.
+                # Scans the live table, or a snapshot with the current bases.
                 scan = scan.at(await stack.enter_async_context(self.table.snapshot()))
             try:
                 return [batch async for batch in scan.read_path(read_path).stream()]
             except InvalidRequest:
-                # Whether each bucket has a base by now is a matter of time.
+                # A bucket may not have a base yet.
                 return [batch async for batch in scan.stream()]
 
     async def check(self) -> None:
@@ -182,7 +182,7 @@ class History:
         await self.count()
 
     async def check_bases(self) -> None:
-        """Reads everything out of columnar bases, once each bucket with rows has one."""
+        """Waits until each bucket with rows has a base, and reads everything from the bases."""
 
         async def read() -> list[pa.Table]:
             try:
@@ -195,7 +195,7 @@ class History:
         assert self.model.by_key(rows) == self.model.rows
 
     async def alter(self) -> None:
-        """Adds columns; all rows are null there."""
+        """Adds columns, which are null in all rows."""
         columns = ADDED[len(self.earlier)]
         self.earlier.append(self.table)
         self.table = await self._client.alter_table(self.table.name, add_columns=columns)
@@ -219,7 +219,7 @@ class History:
 
     async def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         batch = pa.RecordBatch.from_pylist(rows, table.schema)
-        # Before the first await, so that tasks side by side leave the order of random choices as it is.
+        # Before the first await, so that concurrent tasks do not change the order of random choices.
         given = self._random.choice([rows, batch, pa.Table.from_batches([batch])])
         self._written = (self._written + rows)[-100:]
         result = await table.upsert(given)
@@ -227,7 +227,7 @@ class History:
         self.model.upsert(batch)
 
     def _random_rows(self, schema: pa.Schema) -> list[dict[str, Any]]:
-        """New rows, and some that were written lately, so that they may change nothing."""
+        """Returns new rows, and some that were written recently, which may change nothing."""
         rows = []
         for _ in range(self._random.choice(_BATCH_ROWS)):
             again = self._written and self._random.random() < 0.2
@@ -260,7 +260,7 @@ class History:
 
 @contextmanager
 def noted(what: str) -> Iterator[None]:
-    """Says with every error of the block where it was."""
+    """Adds a note to every error of the block that says where it happened."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A random history of a table whose indexes come and go, asked after each step what indexes and versions it has."""
+"""A random history of a table with changing indexes. After each step, queries check indexes and versions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _MAX_INDEXES = 5
 
 
 class IndexHistory(History):
-    """A history in which indexes are added and dropped, too. See `History`.
+    """A history that also adds and drops indexes. See `History`.
 
     Attributes:
-        seen: How many questions an index answered, and how many not; and what the versions were.
+        seen: How many queries used an index and how many did not, and how versions changed.
     """
 
     def __init__(self, server: ServerProcess, client: Client, table: Table, random: Random) -> None:
         super().__init__(server, client, table, random)
         self.seen: Counter[str] = Counter()
-        # What was pinned last: it stays as it was, whatever becomes of the table and its indexes.
+        # The last pinned snapshot. Later changes of the table and its indexes do not affect it.
         self._pinned: tuple[str, Answers, bytes] | None = None
         self._versions = VersionModel(self.model, random, self.seen)
 
@@ -48,7 +48,7 @@ class IndexHistory(History):
         changelog: str = "full",
         columnar_base: str = "off",
     ) -> IndexHistory:
-        """Creates a random table without rows, which may have indexes already."""
+        """Creates a random table without rows, with or without indexes."""
         layout = Layout.random(random)
         indexes: list[tuple[str, ...]] = []
         for _ in range(random.randrange(3)):
@@ -67,7 +67,7 @@ class IndexHistory(History):
         return cls(server, client, table, random)
 
     async def run(self, operations: int) -> None:
-        """So many random operations, among them drains, kills and alterations; all is checked after each."""
+        """Runs random operations, among them drains, kills and alterations, and checks everything after each."""
         moments = self._random.sample(range(1, operations), 5)
         rare = dict(zip(moments, [self.drain, self.kill, self.kill, self.alter, self.alter], strict=True))
         frequent = {
@@ -86,11 +86,11 @@ class IndexHistory(History):
             operation = rare.get(number, chosen)
             with noted(f"operation {number}: {operation.__name__}"):
                 await operation()
-                if number not in rare:  # those look by themselves
+                if number not in rare:  # these operations check by themselves
                     await self.look()
 
     async def upsert_the_same(self) -> None:
-        """Puts rows as they are already, which changes nothing; and deletes what is not there."""
+        """Upserts unchanged rows and deletes absent keys, which changes nothing."""
         rows = self._random.sample(self._written, min(len(self._written), 5))
         present = [self._random.choice(list(self.model.rows))] if self.model.rows else []
         again = await self.table.lookup(present)
@@ -110,7 +110,7 @@ class IndexHistory(History):
             assert new in self.table.indexes
 
     async def add_index_while_writing(self) -> None:
-        """Adds an index, and writes at least once before it is looked at."""
+        """Adds an index, and writes at least once before checking it."""
         if len(self.table.indexes) < _MAX_INDEXES:
             new = _new_index(self._random, self.table.schema, self.table.indexes)
             adding = asyncio.create_task(self._client.alter_table(self.table.name, add_indexes=[new]))
@@ -121,7 +121,7 @@ class IndexHistory(History):
             self.table = await adding
 
     async def drop_index(self) -> None:
-        """Drops an index; sometimes adds it again in the same moment or right after."""
+        """Drops an index. Sometimes adds it again at the same time or right after."""
         if self.table.indexes:
             dropped = self._random.choice(self.table.indexes)
             self.table = await self._client.alter_table(self.table.name, drop_indexes=[dropped])
@@ -130,7 +130,7 @@ class IndexHistory(History):
                 self.table = await self._client.alter_table(self.table.name, add_indexes=[dropped])
 
     async def pin(self) -> None:
-        """Pins the table in place of what was pinned before; also while an index is built."""
+        """Pins the table instead of the previous snapshot, also while an index is being built."""
         if self._pinned is not None:
             await next(each for each in await self._client.snapshots() if each.id == self._pinned[0]).release()
         if len(self.table.indexes) < _MAX_INDEXES and self._random.random() < 0.5:
@@ -142,12 +142,12 @@ class IndexHistory(History):
         self._pinned = (snapshot.id, self._answers(), counted.version)
 
     async def check(self) -> None:
-        """Reads everything, and asks everything."""
+        """Reads everything, and runs all queries."""
         await super().check()
         await self.look()
 
     async def look(self) -> None:
-        """Compares what is stored, what indexes answer, and the versions with the model."""
+        """Compares the stored data, queries by index, and versions with the model."""
         checks = await self._client.check_table(self.table.name)
         for check in checks:
             rows = len(self.model.rows_in(check.bucket))
@@ -173,7 +173,7 @@ class IndexHistory(History):
         return Answers(self.model.schema, self.model.key, self.model.rows.values())
 
     async def ask(self, answers: Answers, at: str | None = None) -> None:
-        """Asks a question that an index, if there is one, is good for; of a pinned snapshot, if one is given."""
+        """Runs a query that suits an index, if one exists; on a pinned snapshot, if one is given."""
         schema = answers.schema
         samples = pa.RecordBatch.from_pylist([random_row(self._random, schema) for _ in range(6)], schema)
         values = {name: [value for value in samples.column(name) if value.is_valid] for name in _orderable(schema)}
@@ -187,7 +187,7 @@ class IndexHistory(History):
             scan = scan if at is None else scan.at(at)
             used = (await scan.explain()).index
             if at is None:
-                assert not used or used in self.table.indexes, "an index is used that is not there"
+                assert not used or used in self.table.indexes, "a query used an index that does not exist"
             self.seen["scans with an index" if used else "scans without one"] += 1
             assert exact_rows(await scan.to_arrow()) == answers.where(question.truth)
             await self._ask_first(answers, index, asked, at)

@@ -1,4 +1,4 @@
-"""What a table answers, in plain Python: the rows for which a predicate is true, and the first ones by a column."""
+"""Queries in plain Python: the rows that match a predicate, and the first rows in the order of a column."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tests.model.model_table import Row
 
 Truth: TypeAlias = "Callable[[Mapping[str, Any]], bool | None]"
-"""What a predicate is of the values of one row, by name, as `plain` gives them."""
+"""Evaluates a predicate on the values of one row, by column name, as `plain` returns them."""
 
 
 class Answers:
-    """The rows of a table at one moment, and what must be answered about them.
+    """The rows of a table at one instant, and the expected results of queries.
 
     Attributes:
         schema: The columns.
         key: The key columns in key order.
-        rows: All rows by ascending key, as `exact_rows` gives them.
+        rows: All rows by ascending key, as `exact_rows` returns them.
     """
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], rows: Iterable[Row]) -> None:
@@ -38,17 +38,17 @@ class Answers:
         self._plain = [dict(zip(schema.names, map(plain, types, row), strict=True)) for row in self.rows]
 
     def order_of_key(self, row: Row) -> tuple[Any, ...]:
-        """What compares, for rows of this table, as their keys do; equal for equal keys."""
+        """Returns a sort key by which rows compare as their keys do."""
         return tuple(order_of(plain(type_, row[place])) for place, type_ in self._key_columns)
 
     def where(self, truth: Truth | None) -> list[Row]:
-        """The rows for which a predicate is true, by ascending key."""
+        """Returns the rows that match a predicate, by ascending key."""
         if truth is None:
             return list(self.rows)
         return [row for row, values in zip(self.rows, self._plain, strict=True) if truth(values) is True]
 
     def first(self, n: int, by: str, truth: Truth | None, *, descending: bool, with_ties: bool = False) -> list[Row]:
-        """The first rows in the order of a column: nulls last, equal ones by ascending key; with ties, also those."""
+        """Returns the first rows in the order of a column, optionally with ties: nulls last, equal values by key."""
         place, type_ = self._places[by], self.schema.field(by).type
         found = self.where(truth)
         valued = [row for row in found if row[place] is not None]
@@ -62,14 +62,14 @@ class Answers:
         return ordered[:end]
 
     def projected(self, rows: Iterable[Row], columns: Sequence[str] | None) -> list[Row]:
-        """Rows with some of their columns only, in the order given; None: all."""
+        """Returns rows with only some columns, in the given order. None: all columns."""
         if columns is None:
             return list(rows)
         return [tuple(row[self._places[name]] for name in columns) for row in rows]
 
 
 def plain(type_: pa.DataType, exact: Any) -> Any:
-    """A value of `exact_rows` as Python compares it by the rules of SQL and IEEE 754: text by its bytes."""
+    """Converts a value of `exact_rows` such that Python compares it by SQL and IEEE 754 rules, and text by bytes."""
     if exact is None:
         return None
     if pat.is_floating(type_):
@@ -80,7 +80,7 @@ def plain(type_: pa.DataType, exact: Any) -> Any:
 
 
 def plain_scalar(scalar: pa.Scalar) -> Any:
-    """The same of an Arrow scalar."""
+    """As `plain`, for an Arrow scalar."""
     if not scalar.is_valid:
         return None
     if pat.is_string(scalar.type):
@@ -89,7 +89,7 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
 
 
 def order_of(value: Any) -> Any:
-    """What compares as `plain` values of a column are ordered: NaN equals NaN and is above infinity. Not for null."""
+    """Returns a sort key for `plain` values other than null: NaN equals NaN and is above infinity."""
     if isinstance(value, float):
         return (1, 0.0) if math.isnan(value) else (0, value)
     return value

@@ -1,4 +1,4 @@
-"""Faults of a server under a `World`, at random moments: kills, drains, full disks, and clocks that jump."""
+"""Faults of the server of a `World` at random moments: kills, drains, full disks, and clock jumps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Makes faults until a time is over, each of which has passed before the next one begins.
+    """Causes faults for a given time. Each fault has passed before the next one begins.
 
     Attributes:
-        made: How many there were of each kind.
+        made: The number of faults of each kind.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Faults:
         self._kinds = (self._kill, self._drain, self._fill_disk, self._set_clock)
 
     async def run(self, seconds: float, pause: float) -> None:
-        """Makes each kind of fault once, in random order, then any, with up to twice `pause` seconds between them."""
+        """Causes each kind of fault once in random order, then any kind, up to twice `pause` seconds apart."""
         end = asyncio.get_running_loop().time() + seconds
         kinds = self._random.sample(self._kinds, len(self._kinds))
         while kinds or asyncio.get_running_loop().time() < end:
@@ -62,7 +62,7 @@ class Faults:
         await asyncio.to_thread(self._server.restart)
 
     async def _fill_disk(self) -> None:
-        """Leaves little space until a request fails, or for two seconds, and kills the server in it or after it."""
+        """Fills the disk until a request fails, or for two seconds, and kills the server during or after that."""
         failures = sum(self._world.failures.values())
         with self._disk.full(spare_bytes=self._random.choice([0, 4096, 1 << 16, 1 << 20])):
             for _ in range(200):
@@ -75,7 +75,7 @@ class Faults:
         await self._kill()
 
     async def _set_clock(self) -> None:
-        """Sets the server's wall clock to a time up to 300 days from the right one, and kills it or not."""
+        """Sets the server's wall clock to a time up to 300 days off, and may kill the server."""
         days = self._random.choice([0, 0, 1 / 24, 2 / 24, 1, 300])
         self._clock_offset.write_text(str(round(days * 86400 * self._random.choice([-1, 1]))))
         if self._random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Readers of a `World`, which check what they see; those that follow a table keep a copy to compare at the end."""
+"""Readers of a `World`, which check what they read. Followers of a table keep a copy to compare at the end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Readers:
     """Scans, pinned snapshots, resumed scans and conditional polls.
 
     Attributes:
-        views: How many views were checked.
-        pins: How many pinned views were read twice.
+        views: The number of views that were checked.
+        pins: The number of pinned views that were read twice.
     """
 
     def __init__(self, world: World, table: Table, random: Random) -> None:
@@ -40,7 +40,7 @@ class Readers:
         self._seen = dict.fromkeys(range(WRITERS), 0)
 
     async def scan(self) -> None:
-        """Reads the live table again and again."""
+        """Reads the live table repeatedly."""
         while not self._world.stopping.is_set():
             async with self._world.forgiving():
                 scan = self._table.scan().with_chunk(rows=self._random.choice([7, 50, 1000]))
@@ -49,7 +49,7 @@ class Readers:
                 self._check(*await self._read(scan))
 
     async def pin(self) -> None:
-        """Pins the table, reads it once, and once more with a cut and a resume; both must be the same rows."""
+        """Pins the table and reads it twice, once with a cut and a resume. Both reads must return the same rows."""
         while not self._world.stopping.is_set():
             async with self._world.forgiving():
                 with self._world.accounts.window() as window:
@@ -62,7 +62,7 @@ class Readers:
                     assert count == len(first)
                     self.pins += 1
                 finally:
-                    # An error of the release would hide that the task was cancelled. The lease ends by itself.
+                    # Not released, since an error of the release would hide the cancellation. The lease ends by itself.
                     with suppress(ConnectionFailed):
                         await snapshot.release()
 
@@ -71,7 +71,7 @@ class Readers:
             return window, await scan.to_arrow()
 
     async def _read_in_two(self, scan: Scan) -> dict[int, Account]:
-        """The rows of a scan that is dropped after its first batch, and resumed by another one."""
+        """Returns the rows of a scan that is dropped after its first batch and resumed by another scan."""
         scan = scan.with_chunk(rows=30)
         found: dict[int, Account] = {}
         async with scan.stream() as stream:
@@ -80,7 +80,7 @@ class Readers:
                 break
             token = stream.resume_token
         if token is None:
-            return found  # The table had no rows yet.
+            return found  # The table has no rows yet.
         rest = accounts_of(await scan.resume_from(token).to_arrow())
         assert not found.keys() & rest.keys(), "a row came twice"
         return found | rest
@@ -90,17 +90,17 @@ class Readers:
         check_view(window, found)
         for owner in range(WRITERS):
             (stamp,) = group_stamps(found, owner)
-            assert (stamp or 0) >= self._seen[owner], "a view older than one before"
+            assert (stamp or 0) >= self._seen[owner], "a view is older than a previous one"
             self._seen[owner] = stamp or 0
         self.views += 1
 
 
 class ChangeFollower:
-    """A consumer of all changes of `accounts`, which stops at random and starts again where it has committed.
+    """A consumer of all changes of `accounts`, which stops at random and restarts at its last commit.
 
     Attributes:
-        replay: The rows as of the last change that it was handed.
-        runs: How often it started.
+        replay: The rows as of the last received change.
+        runs: The number of starts.
     """
 
     def __init__(self, world: World, table: Table, random: Random, consumer_id: str) -> None:
@@ -111,11 +111,11 @@ class ChangeFollower:
         self._random = random
         self._id = consumer_id
         self._commit_times: dict[tuple[int, int], set[object]] = {}
-        # Two of them while it is not known whether a commit got through.
+        # Has two entries while it is unknown whether a commit was applied.
         self._saved = [deepcopy(self.replay)]
 
     async def run(self) -> None:
-        """Follows until it is cancelled."""
+        """Follows the table until cancelled."""
         changes = self._table.changes(StartFrom.EARLIEST, consumer_id=self._id)
         while True:
             self.runs += 1
@@ -136,32 +136,32 @@ class ChangeFollower:
                     return
 
     def _saved_at(self, offsets: Mapping[int, int]) -> ReplayedTable:
-        """The saved state that a stream from these offsets continues."""
+        """Returns the saved state that a stream from these offsets continues."""
         starts = {bucket: count_of(offset) for bucket, offset in offsets.items()}
         found = [each for each in self._saved if all(each.places.get(b, 0) == start for b, start in starts.items())]
         assert found, f"the stream starts at {starts}, committed was one of {[each.places for each in self._saved]}"
         return deepcopy(found[-1])
 
     def _check_commit_times(self, batch: pa.RecordBatch) -> None:
-        """All changes of one transaction carry one commit time, in whichever bucket they are."""
+        """Checks that all changes of one transaction have the same commit time in all buckets."""
         columns = (
             batch.column(name).to_pylist() for name in ("_change_type", "k", "owner", "stamp", "_commit_timestamp")
         )
         for kind, key, owner, stamp, time in zip(*columns, strict=True):
             if is_group_key(key) and kind in ("+I", "+U"):
-                assert stamp > 0, "a change that the same transaction has overwritten"
+                assert stamp > 0, "a change that the same transaction overwrote"
                 times = self._commit_times.setdefault((owner, stamp), set())
                 times.add(time)
                 assert len(times) == 1, f"transaction {stamp} of writer {owner} was committed at {times}"
 
 
 class Copies:
-    """A mirror of `totals`, and a watch of the best of `accounts`.
+    """A mirror of `totals`, and a watch of the best scores in `accounts`.
 
     Attributes:
         totals: The mirror's rows, by key.
-        best: What the watch gave last.
-        mirrors: How often the mirror was made.
+        best: The last result of the watch.
+        mirrors: The number of times that the mirror was created.
     """
 
     def __init__(self, world: World, tables: WorldTables, random: Random) -> None:
@@ -173,7 +173,7 @@ class Copies:
         self._random = random
 
     async def mirror(self) -> None:
-        """Keeps a copy of `totals` until it is cancelled; ends and continues it at random."""
+        """Maintains a copy of `totals` until cancelled. Ends and continues the mirror at random."""
         state: MirrorState | None = None
         while True:
             self.mirrors += 1
@@ -185,6 +185,6 @@ class Copies:
                     state = local.state()
 
     async def watch(self) -> None:
-        """Watches the ten best scores until it is cancelled."""
+        """Watches the ten best scores until cancelled."""
         async for top in self._tables.accounts.watch_top_n(10, by="score", every=0.1):
             self.best = top.rows.to_pylist()

@@ -51,12 +51,12 @@ Account: TypeAlias = tuple[int, int, str]
 """Stamp, score and text of a row of `accounts`."""
 
 Window: TypeAlias = dict[int, set[Account | None]]
-"""By key, the values that a reader may see; None for no row."""
+"""By key, the values that a reader may see. None stands for no row."""
 
 
 @dataclass
 class Register:
-    """Which values each key may have: one when its last write is acknowledged, several while that is in doubt.
+    """The possible values of each key: one after an acknowledged write, several while a write is in doubt.
 
     One writer at a time changes a key. A window collects all values that a reader may see while it reads.
     """
@@ -76,7 +76,7 @@ class Register:
         self.possible |= {key: {value} for key, value in changes.items()}
 
     def learn(self, found: Mapping[int, Account], keys: Iterable[int]) -> None:
-        """Records what these keys were found to have while no request was under way."""
+        """Records the values of these keys, which were read while no request was running."""
         for key in keys:
             value = found.get(key)
             assert value in self.possible.get(key, {None}), f"key {key} is {value}, not one of {self.possible.get(key)}"
@@ -84,7 +84,7 @@ class Register:
 
     @contextmanager
     def window(self) -> Iterator[Window]:
-        """Collects, for the block, every value that a key may show to a reader that begins within it."""
+        """Collects all values that a reader which begins during the block may see, by key."""
         window = {key: set(values) for key, values in self.possible.items()}
         self._windows[id(window)] = window
         try:
@@ -95,17 +95,17 @@ class Register:
 
 @dataclass
 class World:
-    """The tables of one server, and what they may hold.
+    """The tables of one server, and their possible contents.
 
     Attributes:
-        accounts: What each free key of `accounts` may hold.
-        transactions: For each writer, the number of its last transaction that was committed, and of the last begun.
-        amounts: For each writer, the sum that its committed transactions have added, and with the last begun.
-        plain_sums: For each writer, the sums that its plain upserts may have left.
-        healthy: Set while no fault is under way.
-        stopping: Set when writers are to stop.
-        failures: How many requests failed, by the reason of the error.
-        faults: How many faults have begun.
+        accounts: The possible values of each free key of `accounts`.
+        transactions: For each writer, the numbers of the last committed and of the last begun transaction.
+        amounts: For each writer, the sum of its committed transactions, without and with the last begun one.
+        plain_sums: For each writer, the possible sums of its plain upserts.
+        healthy: Set while no fault is happening.
+        stopping: Set when writers should stop.
+        failures: The number of failed requests, by the reason of the error.
+        faults: The number of faults that have begun.
     """
 
     healthy: asyncio.Event
@@ -123,15 +123,15 @@ class World:
 
     @asynccontextmanager
     async def forgiving(self) -> AsyncIterator[None]:
-        """Swallows what a fault has caused in the block, and waits until the fault has passed.
+        """Suppresses errors that a fault causes in the block, and waits until the fault has passed.
 
-        What the server refuses although there was no fault since the block began is raised.
+        Raises errors of the server if no fault has happened since the block began.
         """
         faults, began_healthy = self.faults, self.healthy.is_set()
         try:
             yield
         except (ConnectionFailed, ServerRefused) as error:
-            # An error of a fault may come late, when the fault has passed: an abort may have waited for the server.
+            # The error may come after the fault has passed, for instance if an abort waited for the server.
             if isinstance(error, ServerRefused) and began_healthy and self.healthy.is_set() and self.faults == faults:
                 raise
             self.count_failure(error)
@@ -140,7 +140,7 @@ class World:
 
 @dataclass(frozen=True)
 class WorldTables:
-    """The three tables, as one client has them."""
+    """The three tables, opened by one client."""
 
     accounts: Table
     totals: Table
@@ -148,7 +148,7 @@ class WorldTables:
 
 
 async def open_tables(client: Client) -> WorldTables:
-    """Opens the three tables; not repeated by a client, so there must be no fault."""
+    """Opens the three tables. Must not run during a fault, since the client does not retry these calls."""
     return WorldTables(*[await client.table(f"mixed.{name}") for name in ("accounts", "totals", "journal")])
 
 
@@ -171,23 +171,23 @@ async def create_tables(client: Client) -> None:
 
 
 def free_keys(owner: int) -> range:
-    """The keys that a writer upserts and deletes."""
+    """Returns the keys that a writer upserts and deletes."""
     return range(owner * _OWNER_STRIDE, owner * _OWNER_STRIDE + FREE)
 
 
 def group_keys(owner: int) -> range:
-    """The keys that only a writer's transactions write."""
+    """Returns the keys that only a writer's transactions write."""
     start = owner * _OWNER_STRIDE + _FIRST_GROUP_KEY
     return range(start, start + GROUP)
 
 
 def is_group_key(key: int) -> bool:
-    """Whether transactions alone write a key."""
+    """Returns whether only transactions write a key."""
     return key % _OWNER_STRIDE >= _FIRST_GROUP_KEY
 
 
 def accounts_of(rows: pa.Table | pa.RecordBatch) -> dict[int, Account]:
-    """Rows of `accounts` by key; each key may occur once."""
+    """Returns rows of `accounts` by key, after checking that no key occurs twice."""
     columns = [rows.column(name).to_pylist() for name in ("k", "stamp", "score", "text")]
     found = {key: (stamp, score, text) for key, stamp, score, text in zip(*columns, strict=True)}
     assert len(found) == rows.num_rows, "a key occurs twice"
@@ -195,12 +195,12 @@ def accounts_of(rows: pa.Table | pa.RecordBatch) -> dict[int, Account]:
 
 
 def group_stamps(found: Mapping[int, Account], owner: int) -> set[int | None]:
-    """The transaction numbers that a writer's group shows in a view."""
+    """Returns the transaction numbers in a writer's group in a view."""
     return {found[key][0] if key in found else None for key in group_keys(owner)}
 
 
 class WorldWriter:
-    """One writer with a connection, keys and sums of its own."""
+    """A writer with its own connection, keys and sums."""
 
     def __init__(self, owner: int, world: World, client: Client, tables: WorldTables, random: Random) -> None:
         self.owner = owner
@@ -213,7 +213,7 @@ class WorldWriter:
         world.plain_sums[owner] = {0}
 
     async def run(self) -> None:
-        """Writes until the world stops. Every request that fails is in doubt until the next one to its keys."""
+        """Writes until the world stops. A failed request is in doubt until the next request for its keys."""
         actions = [self._upsert, self._delete, self._transact, self._add]
         while not self._world.stopping.is_set():
             action = self._random.choices(actions, [6, 3, 3, 3])[0]
@@ -221,7 +221,7 @@ class WorldWriter:
                 await action()
 
     async def settle(self) -> None:
-        """Ends what is in doubt: repeats an unfinished transaction, and reads what failed requests have left."""
+        """Resolves all doubts: repeats an unfinished transaction, and reads what failed requests have written."""
         while len(set(self._world.transactions[self.owner])) > 1:
             await self._transact()
         keys = free_keys(self.owner)
@@ -260,25 +260,25 @@ class WorldWriter:
         self._world.plain_sums[self.owner] = {total}
 
     async def _transact(self) -> None:
-        """Begins the next transaction, or the last one again when its commit was not acknowledged."""
+        """Begins the next transaction, or the last one again if its commit was not acknowledged."""
         begun, committed = self._world.transactions[self.owner]
         total, _ = self._world.amounts[self.owner]
         if begun == committed:
             begun += 1
-        # The amount follows from the number, so that a repetition stages the same.
+        # The amount depends on the number, so that a repetition stages the same.
         amount = begun % 17 + 1
         self._world.transactions[self.owner] = (begun, committed)
         self._world.amounts[self.owner] = (total, total + amount)
         async with self._client.transaction(id=f"mixed-{self.owner}:{begun}") as tx:
             await self._stage(tx, begun, amount)
             if self._random.random() < 0.1:
-                return  # As a process that was killed; the next turn begins the same transaction again.
+                return  # Ends as a killed process would. The next turn begins the same transaction again.
         self._world.transactions[self.owner] = (begun, begun)
         self._world.amounts[self.owner] = (total + amount, total + amount)
 
     async def _stage(self, tx: Transaction, number: int, amount: int) -> None:
         keys = list(group_keys(self.owner))
-        # Rows that are written again in the same transaction: its changes must be net.
+        # Writes some rows again in the same transaction, whose changes must be net changes.
         await tx.upsert(self._tables.accounts, [self._row(key, (-1, -1, "discarded")) for key in keys[: GROUP // 2]])
         if number % 3 == 0:
             await tx.delete(self._tables.accounts, keys[::2])
@@ -292,7 +292,7 @@ class WorldWriter:
 
 
 async def check_final(world: World, tables: WorldTables) -> None:
-    """Compares all three tables with the model, when no request is under way."""
+    """Compares all three tables with the model. No request may be running."""
     accounts, totals, journal = tables.accounts, tables.totals, tables.journal
     found = accounts_of(await accounts.scan().to_arrow())
     assert found == accounts_of(await accounts.scan().read_path("rocksdb").to_arrow())
@@ -311,7 +311,7 @@ async def check_final(world: World, tables: WorldTables) -> None:
 
 
 def check_view(possible: Window, found: Mapping[int, Account]) -> None:
-    """Checks one consistent view of `accounts`: every free key has a value that it may have, every group one number."""
+    """Checks a consistent view of `accounts`: free keys have possible values, and each group has one number."""
     for key in (key for key in possible.keys() | found.keys() if not is_group_key(key)):
         value, allowed = found.get(key), possible.get(key, {None})
         assert value in allowed, f"key {key} is {value}, not one of {allowed}"

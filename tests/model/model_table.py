@@ -1,4 +1,4 @@
-"""What a table must be: a plain dictionary from key to row, and the changes that each key has had."""
+"""The model of a table: a dictionary from key to row, and the changes of each key."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from aio_client import Table
 
 Row: TypeAlias = tuple[Any, ...]
-"""The values of a row in column order, as `exact_rows` gives them."""
+"""The values of a row in column order, as `exact_rows` returns them."""
 
 
 class ModelTable:
-    """A table as a dictionary. Keys are tuples in key order; they sort as the stored keys do.
+    """A table as a dictionary. Keys are tuples in key order, which sort as the stored keys do.
 
     Attributes:
         schema: The columns as of now.
         rows: The rows by key.
         changes: All changes of each key in their order, as the symbol of their kind and their row.
-        changelog: The option of the table. Without "full" it is one that has no index.
+        changelog: The table option. A table with another value than "full" has no index.
     """
 
     def __init__(self, table: Table) -> None:
@@ -48,7 +48,7 @@ class ModelTable:
         return pa.schema([self.schema.field(name) for name in self.key])
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        """Puts rows; columns that they do not have are null."""
+        """Upserts rows. Columns that they lack are null."""
         whole = pa.RecordBatch.from_pylist([], self.schema) if rows.num_rows == 0 else self.widened(rows)
         for key, row in {self.key_of(row, self.schema.names): row for row in exact_rows(whole)}.items():
             old = self.rows.get(key)
@@ -61,7 +61,7 @@ class ModelTable:
             self.rows[key] = row
 
     def delete(self, keys: Sequence[Row]) -> None:
-        """Deletes the rows that are there."""
+        """Deletes the existing rows among these keys."""
         for key in dict.fromkeys(keys):
             old = self.rows.pop(key, None)
             if self.changelog != "full":
@@ -71,7 +71,7 @@ class ModelTable:
                 self.changes[key].append(("-D", old))
 
     def add_columns(self, columns: pa.Schema) -> None:
-        """Adds columns, null in all rows so far, also in those of the changes."""
+        """Adds columns, which are null in all rows and changes so far."""
         self.schema = pa.schema([*self.schema, *columns])
         nulls = (None,) * len(columns)
         self.rows = {key: row + nulls for key, row in self.rows.items()}
@@ -79,36 +79,36 @@ class ModelTable:
             self.changes[key] = [(kind, row + nulls) for kind, row in changes]
 
     def widened(self, rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
-        """Rows of an earlier schema in the columns of this one."""
+        """Returns rows of an earlier schema with the current columns."""
         for field in list(self.schema)[rows.num_columns :]:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
         return rows
 
     def key_of(self, row: Row, columns: Sequence[str]) -> Row:
-        """The key of a row of these columns."""
+        """Returns the key of a row with these columns."""
         return tuple(row[columns.index(name)] for name in self.key)
 
     def bucket_of(self, key: Row) -> int:
-        """The bucket that a key belongs to."""
+        """Returns the bucket that a key belongs to."""
         if key not in self._bucket_of:
             encoded = self._bucket_codec.encode_one([key[place] for place in self._bucket_places])
             self._bucket_of[key] = bucket_of_one(encoded, self.buckets)
         return self._bucket_of[key]
 
     def rows_in(self, bucket: int) -> dict[Row, Row]:
-        """The rows of a bucket in key order."""
+        """Returns the rows of a bucket in key order."""
         return {key: self.rows[key] for key in self.keys() if self.bucket_of(key) == bucket}
 
     def keys(self) -> list[Row]:
-        """The keys of all rows, ascending."""
+        """Returns the keys of all rows, ascending."""
         return sorted(self.rows)
 
     def by_key(self, rows: pa.RecordBatch | pa.Table) -> dict[Row, Row]:
-        """Rows that were read, by key and in their order; no key may be there twice."""
+        """Returns rows by key in their order, after checking that no key occurs twice."""
         found = [(self.key_of(row, rows.schema.names), row) for row in exact_rows(rows)]
         assert len(dict(found)) == len(found), "a key is there twice"
         return dict(found)
 
     def changes_in(self, bucket: int) -> Iterator[tuple[Row, list[tuple[str, Row]]]]:
-        """The keys of a bucket that ever had a row, and the changes of each."""
+        """Returns the changes of each key of a bucket that ever had a row."""
         return ((key, changes) for key, changes in self.changes.items() if self.bucket_of(key) == bucket)

@@ -1,4 +1,4 @@
-"""The stored table of a stopped server against the model: rows, changelog, and where each row lies."""
+"""Compares the stored table of a stopped server with the model: rows, changelog, and the bucket of each row."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def check_stored_table(data_dir: Path, name: str, model: ModelTable) -> None:
-    """Every bucket holds its share of the model's rows, and its changelog the changes that each key has had.
+    """Checks that every bucket has its rows of the model, and its changelog all changes of each key.
 
-    `check_bucket` looks at offsets, commit times and the count of live rows, and replays the changelog.
+    `check_bucket` checks offsets, commit times and the count of live rows, and replays the changelog.
     """
     with offline_table(data_dir, name) as buckets:
         for number, offline in enumerate(buckets):
@@ -33,7 +33,7 @@ def check_stored_table(data_dir: Path, name: str, model: ModelTable) -> None:
 
 
 def stored_changes(offline: OfflineBucket) -> Iterator[tuple[int, str, Row]]:
-    """The changes of a bucket: the offset of each, the symbol of its kind, and its row in the current columns."""
+    """Returns the changes of a bucket: the offset, the symbol of the kind, and the row in the current columns."""
     for record in offline.log():
         rows = exact_rows(widened(record.changes.rows, offline.codec.schema))
         for place, (kind, row) in enumerate(zip(record.changes.kinds, rows, strict=True)):

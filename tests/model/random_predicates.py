@@ -1,4 +1,4 @@
-"""Random predicates, each with what it is of a row in plain Python: mostly about the columns of an index."""
+"""Random predicates, mostly on the columns of an index, each with an evaluation in plain Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMPARISONS: list[Callable[[Any, Any], Any]] = [
 
 @dataclass(frozen=True)
 class PredicateCase:
-    """A predicate, and what it is of a row."""
+    """A predicate, and its evaluation in plain Python."""
 
     predicate: Predicate
     truth: Truth
@@ -48,12 +48,12 @@ class PredicateCase:
 
 
 class RandomPredicates:
-    """Makes predicates about a table.
+    """Generates predicates on a table.
 
     Args:
-        random: Where they come from.
-        schema: The columns; those that have no values are not asked about.
-        values: Values to compare each column with, of its type: those that it has, and others.
+        random: The source of randomness.
+        schema: The columns. Columns without values are not used.
+        values: Values to compare each column with, of its type: existing and other values.
     """
 
     def __init__(self, random: Random, schema: pa.Schema, values: Mapping[str, Sequence[pa.Scalar]]) -> None:
@@ -62,7 +62,7 @@ class RandomPredicates:
         self._values = values
 
     def any(self, depth: int = 2) -> PredicateCase:
-        """About any columns, with AND, OR and NOT."""
+        """Returns a predicate on any columns, with AND, OR and NOT."""
         how = self._random.random()
         if depth == 0 or how < 0.4:
             return self.about(self._random.choice(list(self._values)))
@@ -72,7 +72,7 @@ class RandomPredicates:
         return one & other if how < 0.8 else one | other
 
     def for_index(self, columns: Sequence[str]) -> PredicateCase:
-        """As an index is good for: equal in leading columns, mostly something about the next one, and maybe more."""
+        """Returns a predicate that suits an index: equality in leading columns, maybe other conditions."""
         equal = self._random.randint(0, len(columns))
         parts = [self.equal(name) for name in columns[:equal]]
         if equal < len(columns) and (not parts or self._random.random() < 0.7):
@@ -84,7 +84,7 @@ class RandomPredicates:
         return question | self.any(1) if self._random.random() < 0.05 else question
 
     def for_order(self, columns: Sequence[str]) -> PredicateCase | None:
-        """As the order of the last column is good for: equal in all before it, maybe something about it, maybe more."""
+        """Returns a predicate that suits an order by the last column: equality in all others, maybe more conditions."""
         parts = [self._compared(name, operator.eq) for name in columns[:-1]]
         if self._random.random() < 0.4:
             parts += [self.about(columns[-1]) for _ in range(self._random.choice([1, 2]))]
@@ -93,12 +93,12 @@ class RandomPredicates:
         return reduce(operator.and_, parts) if parts else None
 
     def equal(self, name: str) -> PredicateCase:
-        """Equal to a value, or to one of some, or null."""
+        """Returns equality with a value, with one of several values, or with null."""
         how = self._random.random()
         return self._compared(name, operator.eq) if how < 0.7 else self._in(name) if how < 0.85 else self._null(name)
 
     def about(self, name: str) -> PredicateCase:
-        """One thing about one column."""
+        """Returns one condition on one column."""
         kinds: list[Callable[[str], PredicateCase]] = [
             lambda name: self._compared(name, self._random.choice(_COMPARISONS)),
             lambda name: self._compared(name, self._random.choice(_COMPARISONS)),
@@ -165,7 +165,7 @@ class RandomPredicates:
         return PredicateCase(col(name).contains(text), lambda row: None if row[name] is None else part in row[name])
 
     def _part(self, name: str, *, from_start: bool) -> tuple[str | bytes, bytes]:
-        """A part of a value, as it is given to the predicate and as bytes."""
+        """Returns a part of a value, as argument of the predicate and as bytes."""
         value: str | bytes = self._value(name).as_py()
         start = 0 if from_start else self._random.randint(0, 1)
         part = value[start : start + self._random.randint(0, 3)]

@@ -1,4 +1,4 @@
-"""Random tables, rows and keys: few enough keys and values that they meet again, odd ones among them."""
+"""Random tables, rows and keys, from few enough keys and values that they repeat, with unusual ones among them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADDED = (
     pa.schema([("day", pa.date32()), ("first", _STEP)]),
     pa.schema([("ratio", pa.float32()), ("words", pa.list_(pa.string()))]),
 )
-"""Columns that are added in the course of a history."""
+"""Columns that a history adds."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _VALUES: dict[pa.DataType, list[Any]] = {
@@ -57,7 +57,7 @@ _VALUES: dict[pa.DataType, list[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What `create_table` is told of a random table besides its columns."""
+    """The arguments of `create_table` for a random table, besides its columns."""
 
     primary_key: list[str]
     bucket_key: list[str]
@@ -66,7 +66,7 @@ class Layout:
 
     @classmethod
     def random(cls, random: Random) -> Layout:
-        """A layout with a key of two columns."""
+        """Returns a layout with a key of two columns."""
         key = random.choice([["region", "number"], ["number", "region"]])
         return cls(
             primary_key=key,
@@ -80,12 +80,12 @@ class Layout:
 
 
 def random_key(random: Random, key: list[str]) -> tuple[Any, ...]:
-    """A key in key order."""
+    """Returns a key in key order."""
     return tuple(random.choice(REGIONS if name == "region" else NUMBERS) for name in key)
 
 
 def random_row(random: Random, schema: pa.Schema) -> dict[str, Any]:
-    """A row; some of its nullable columns are null."""
+    """Returns a row with nulls in some of its nullable columns."""
     keys: dict[str, Any] = {"region": random.choice(REGIONS), "number": random.choice(NUMBERS)}
     return {field.name: _value(random, field) for field in schema} | keys
 

@@ -1,4 +1,4 @@
-"""Random tables of all types that have an order: columns, key, indexes, and rows with the oddest values."""
+"""Random tables of all types that have an order: columns, key, indexes, and rows with unusual values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDERABLE = [
     *(pa.decimal128(5, 2), pa.decimal128(38, 10), pa.decimal128(4, -2), pa.decimal128(18, 0)),
     *(pa.date32(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
     *(pa.timestamp("s"), pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns")),
-    # Often, since they have no fixed width.
+    # Frequent, since these types have no fixed width.
     *(pa.string(), pa.string(), pa.string(), pa.string(), pa.binary(), pa.binary(), pa.binary()),
 ]
 _NAMES = ["score", "league", "Größe", "select", "a b", "x"]
@@ -51,16 +51,16 @@ _PAYLOAD = pa.list_(pa.int32())
 
 @dataclass
 class RandomTable:
-    """What a random table is made of. Its rows are put and deleted in its `steps`.
+    """The definition of a random table, and the `steps` that write and delete its rows.
 
     Attributes:
         schema: The columns; the last one, `payload`, has no order.
         key: The key columns.
-        bucket_key: Some of them, or none for all.
+        bucket_key: Some of the key columns, or empty for all.
         buckets: 1 to 4.
-        indexes: The columns of each index, none twice.
-        values: Of each column but the payload, the values that it has, and some others.
-        steps: What is written, in order: rows to put, or keys to delete.
+        indexes: The columns of each index, without duplicates.
+        values: For each column but the payload, its values and some others.
+        steps: The writes in order: rows to upsert, or keys to delete.
     """
 
     schema: pa.Schema
@@ -73,11 +73,11 @@ class RandomTable:
 
     @classmethod
     def random(cls, random: Random, rows: int) -> RandomTable:
-        """A table that is put so many rows, some of them with equal keys, and of which some are deleted again."""
+        """Returns a table with so many upserted rows, some with equal keys, and some deletions."""
         keys = [f"k{number}" for number in range(random.choice([0, 1, 1, 2]))]
         names = random.sample(_NAMES, random.randint(2, 4))
         types = {name: random.choice(ORDERABLE) for name in [*keys, *names]}
-        if len(names) > 2:  # so that columns can be compared with each other
+        if len(names) > 2:  # so that predicates can compare columns with each other
             types[names[0]] = types[names[1]]
         key = [*keys, "id"]
         random.shuffle(key)
@@ -85,7 +85,7 @@ class RandomTable:
         fields.append(pa.field("id", pa.int32(), nullable=False))
         random.shuffle(fields)
         schema = pa.schema([*fields, ("payload", _PAYLOAD)])
-        # Few, so that many rows are equal in a column or two.
+        # Few values, so that many rows are equal in some columns.
         values = {each.name: random.sample(every := odd_values(each.type), min(len(every), 4)) for each in fields}
         values["id"] = [pa.scalar(number, pa.int32()) for number in range(max(1, rows // 2))]
         indexes = {tuple(random.sample(names, size)) for size in (1, 1, 2, 2)}
@@ -98,7 +98,7 @@ class RandomTable:
         return table
 
     def answers(self) -> Answers:
-        """What the table has once all steps are done: of rows of one key the last one."""
+        """Returns the contents of the table after all steps: the last row of each key."""
         empty = Answers(self.schema, self.key, [])
         kept: dict[Any, Row] = {}
         for what, batch in self.steps:
@@ -111,11 +111,11 @@ class RandomTable:
         return Answers(self.schema, self.key, map(self._as_stored, kept.values()))
 
     def keys_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The key columns of rows, in key order."""
+        """Returns the key columns of rows, in key order."""
         return batch.select(self.key)
 
     def _as_stored(self, row: Row) -> Row:
-        """In key columns, floats have one zero and one NaN."""
+        """Normalizes zeros and NaNs in key columns, where floats have one zero and one NaN."""
         stored = list(row)
         for place, column in enumerate(self.schema):
             if column.name in self.key and pat.is_floating(column.type):
@@ -130,7 +130,7 @@ class RandomTable:
         self.steps.append(("upsert", self._rows(random, rows // 3)))
         self.steps.append(("delete", self._rows(random, rows // 8)))
         self.steps.append(("upsert", self._rows(random, rows // 8)))
-        # Once more, so that it changes nothing.
+        # Writes the rows once more, which changes nothing.
         self.steps.append(self.steps[-1])
 
     def _rows(self, random: Random, rows: int) -> pa.RecordBatch:
@@ -147,7 +147,7 @@ class RandomTable:
 
 
 def odd_values(type_: pa.DataType) -> list[pa.Scalar]:
-    """The ends and oddities of a type, and values between; each once but for the zeros and NaNs of floats."""
+    """Returns limits, special values and ordinary values of a type, each once except for zeros and NaNs of floats."""
     if pat.is_string(type_) or pat.is_binary(type_):
         return [pa.scalar(value, type_) for value in (_TEXTS if pat.is_string(type_) else _BYTES)]
     if pat.is_boolean(type_):

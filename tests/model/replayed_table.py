@@ -1,4 +1,4 @@
-"""A stream of changes played into a dictionary, which refuses every change that cannot follow those before."""
+"""Replays a stream of changes into a dictionary, and fails for a change that does not fit the previous ones."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Row: TypeAlias = dict[str, Any]
-"""The values of a row that are not null, so that columns which were added later make no difference."""
+"""The values of a row that are not null, so that columns that were added later make no difference."""
 
 _META = ("_change_type", "_log_offset", "_bucket", "_commit_timestamp")
 
 
 class ReplayedTable:
-    """What a reader of changes knows of a table.
+    """The state of a table as known to a reader of its changes.
 
     Attributes:
         rows: The rows of each bucket by their key.
-        places: How many changes each bucket had before the next one, as the offsets of the changes said.
-        whole: Whether all rows are known that there were at the start, so that no change may come out of the blue.
-        selective: Whether changes may be left out: by a predicate, or because rows came that show them.
-        before_images: Whether changes tell the row before. Otherwise a row is `+U`, and a deleted one its key.
-        rows_seen: How many changes and rows there were.
+        places: The number of changes of each bucket before the next one, from the offsets of the changes.
+        whole: Whether all rows at the start are known, so that every change must fit a known row.
+        selective: Whether changes may be missing, because of a predicate or because initial rows contain them.
+        before_images: Whether changes contain the old row. Otherwise a written row is `+U`, and a deleted one its key.
+        rows_seen: The number of changes and rows.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class ReplayedTable:
         return {key: row for rows in self.rows.values() for key, row in rows.items()}
 
     def play(self, batch: pa.RecordBatch) -> None:
-        """Takes the next changes, which are of one bucket."""
+        """Applies the next changes, which belong to one bucket."""
         updating: Any = None
         for given in batch.to_pylist():
             kind, offset, bucket, time = (given[name] for name in _META)
             row = {name: value for name, value in given.items() if name not in _META and value is not None}
             rows, key = self.rows.setdefault(bucket, {}), row[self._key]
             if offset is None:
-                assert (kind, time) == ("+I", None), "a row of the table that is no +I"
+                assert (kind, time) == ("+I", None), "an initial row that is not +I"
             else:
                 self._check_place(bucket, offset, time)
                 if not self.before_images:
@@ -72,7 +72,7 @@ class ReplayedTable:
                         rows.pop(key, None)
                     self.rows_seen += 1
                     continue
-            # Whoever starts somewhere in the middle may start between the two halves of an update.
+            # A stream that starts in the middle may start between the two halves of an update.
             is_half = kind == "+U" and updating is None and not self.whole and bucket not in self._begun
             self._begun.add(bucket)
             assert (kind == "+U") == (updating is not None) or is_half, f"{kind} of {key} behind {updating}"
@@ -95,5 +95,5 @@ class ReplayedTable:
             gap = count_of(offset) - place
             assert gap == 0 or (self.selective and gap > 0), f"bucket {bucket}: change {count_of(offset)}, not {place}"
         self.places[bucket] = count_of(offset) + 1
-        assert time >= self._micros.get(bucket, time), "a commit before the one before"
+        assert time >= self._micros.get(bucket, time), "a commit time before the previous one"
         self._micros[bucket] = time

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Restarts:
-    """Restarts a server at random moments between the first and the last step of all histories together.
+    """Restarts a server at random steps of several concurrent histories.
 
     Attributes:
-        done: Restarts so far.
-        ready_at: When the server became ready the last time, on the monotonic clock.
-        underway: Whether the server is away.
+        done: The number of restarts so far.
+        ready_at: When the server last became ready, on the monotonic clock.
+        underway: Whether the server is restarting.
     """
 
     def __init__(self, server: ServerProcess, random: Random, *, steps: int, restarts: int) -> None:
@@ -32,12 +32,12 @@ class Restarts:
         self._next = asyncio.Event()
 
     def count_step(self) -> None:
-        """Called by a history with every step."""
+        """Counts a step. Histories call this at every step."""
         self._steps += 1
         self._next.set()
 
     async def run(self) -> None:
-        """Kills the server or lets it drain, and starts it again, time after time."""
+        """Kills or drains the server and starts it again, repeatedly."""
         for at_step in self._at_steps:
             while self._steps < at_step:
                 self._next.clear()

@@ -1,4 +1,4 @@
-"""A random history of writes, scans, pins and resumes over connections that fail, while the server is restarted."""
+"""A random history of writes, scans, pins and resumes over failing connections, during restarts of the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG_LINES = 60
 _MOST_READINGS = 4
 _MOST_LEASES = 4
 _FAULT_SECONDS = 0.5
-"""How long a connection stays stalled or slow. Longer than the client waits for the next chunk."""
+"""How long a connection stays stalled or slow: longer than the client waits for the next chunk."""
 
 
 @dataclass(eq=False)
@@ -40,9 +40,9 @@ class PinnedSnapshot:
     Attributes:
         snapshot: The snapshot.
         view: The rows at the pin.
-        asked_at: Before it was taken, on the monotonic clock; it cannot expire before its time to live from then on.
-        taken_at: After it was taken.
-        released: Whether it was given back.
+        asked_at: The monotonic clock before the pin. The snapshot cannot expire before its time to live from then.
+        taken_at: The monotonic clock after the pin.
+        released: Whether it was released.
     """
 
     snapshot: Snapshot
@@ -53,20 +53,20 @@ class PinnedSnapshot:
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether it may have ended by now."""
+        """Returns whether the snapshot may have ended."""
         return self.released or time.monotonic() >= self.asked_at + self.snapshot.ttl
 
     def is_over(self, restarts: Restarts) -> bool:
-        """Whether it must have ended by now. A restart begins the time to live anew."""
+        """Returns whether the snapshot must have ended. A restart starts the time to live again."""
         since = max(self.taken_at, restarts.ready_at)
         expired = not restarts.underway and time.monotonic() > since + self.snapshot.ttl + 0.1
         return self.released or expired
 
 
 class ResumeHistory:
-    """One table, its model, and all that is read of it. It is the only one to write the table.
+    """One table, its model, and all of its readers. Nothing else writes the table.
 
-    So the table is known exactly whenever something is asked of it, also after a write that had to be repeated.
+    So the state of the table is known exactly at every read, even after a repeated write.
 
     Attributes:
         model: What the table must be.
@@ -92,7 +92,7 @@ class ResumeHistory:
         self._lease_of: dict[ResumedScan, PinnedSnapshot] = {}
 
     async def run(self, steps: int, restarts: Restarts) -> None:
-        """So many random steps, then everything is read to its end and given back."""
+        """Runs random steps, then reads all scans to their ends and releases all snapshots."""
         self._restarts = restarts
         actions: dict[Callable[[], Awaitable[None]], int] = {
             self._upsert: 3,
@@ -122,7 +122,7 @@ class ResumeHistory:
             raise
 
     async def check(self) -> None:
-        """Reads everything past the proxy."""
+        """Reads everything, bypassing the proxy."""
         rows = await self._direct.scan(self._table.scan().spec).to_arrow()
         assert self.model.by_key(rows) == self.model.rows
 
@@ -139,7 +139,7 @@ class ResumeHistory:
         return {key[0]: row for key, row in self.model.rows.items()}
 
     async def _until_done(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Makes a call until it is answered; an answer that was lost leaves open whether it was carried out."""
+        """Repeats a call until it succeeds. A call whose response was lost may have been applied."""
         while True:
             try:
                 return await call()
@@ -188,7 +188,7 @@ class ResumeHistory:
         self._over.append(lease)
 
     async def _ask_for_what_is_over(self) -> None:
-        """A view that is gone is an error, never rows of another view."""
+        """Checks that reading a view that is gone is an error and never returns rows of another view."""
         over = [lease for lease in self._over + self._leases if lease.is_over(self._restarts)]
         if not over:
             return
@@ -224,7 +224,7 @@ class ResumeHistory:
         await self._start(reading, self._client)
 
     async def _start(self, reading: ResumedScan, client: Client) -> None:
-        """Starts a scan or goes on with it."""
+        """Starts or resumes a scan."""
         try:
             await self._until_done(lambda: reading.open(client, self._table, self._now()))
         except SnapshotLost:
@@ -256,7 +256,7 @@ class ResumeHistory:
             await self._read(self._random.choice(self._readings), None)
 
     async def _read(self, reading: ResumedScan, chunks: int | None) -> None:
-        """Reads so many chunks, or all, and goes on by the token after a cut that the scan does not bridge itself."""
+        """Reads some or all chunks. Resumes by the token after a cut that the scan does not survive itself."""
         self._note(reading.name)
         now = self._now()
         while chunks is None or chunks > 0:
@@ -276,8 +276,8 @@ class ResumeHistory:
             chunks = None if chunks is None else chunks - 1
 
     async def _after_a_cut(self, reading: ResumedScan, error: ScanKvError) -> None:
-        assert reading.snapshot is None, "a pinned scan did not go on by itself"
-        assert reading.resume is not Resume.LATEST, "a scan did not go on although it was to"
+        assert reading.snapshot is None, "a pinned scan did not resume by itself"
+        assert reading.resume is not Resume.LATEST, "a scan did not resume although it should"
         reading.check()
         assert error.resume_token == reading.resume_token
         if self._random.random() < 0.3:
@@ -286,7 +286,7 @@ class ResumeHistory:
             await self._start(reading, self._random.choice([self._client, self._direct]))
 
     async def _hand_over(self) -> None:
-        """Another client goes on with a scan that its reader left."""
+        """Resumes a scan in another client."""
         if self._readings:
             reading = self._random.choice(self._readings)
             self._note(reading.name)
@@ -315,8 +315,8 @@ class ResumeHistory:
 async def check_resume_histories(
     server: ServerProcess, randoms: list[Random], steps: int, restarts: Restarts, columnar_base: str
 ) -> list[ResumeHistory]:
-    """Runs a history for each `random`, side by side, each through a proxy of its own; what they were."""
-    # With it, most of the time would go into the tracebacks that asyncio keeps for each of its callbacks.
+    """Runs a history for each `random` concurrently, each through its own proxy, and returns the histories."""
+    # With asyncio's debug mode, most of the time would go into the tracebacks that it keeps for each callback.
     asyncio.get_running_loop().set_debug(False)
     async with asyncio.TaskGroup() as group:
         restarting = group.create_task(restarts.run())
@@ -350,7 +350,7 @@ async def _history(
 
 
 async def _healed(proxy: FaultProxy) -> None:
-    """Ends stalls and slowness, each after at most `_FAULT_SECONDS`."""
+    """Ends stalls and slow connections after at most `_FAULT_SECONDS`."""
     while True:
         await asyncio.sleep(_FAULT_SECONDS)
         proxy.resume()

@@ -1,4 +1,4 @@
-"""One scan of a random history, read bit by bit: what it must return, over however many cuts it goes on."""
+"""One scan of a random history, read in parts: what it must return, with any number of cuts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ View: TypeAlias = dict[int, Row]
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a batch."""
+    """Returns the rows of a batch."""
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCase:
-    """What a scan asks for, and what must come back."""
+    """The arguments of a scan, and its expected rows."""
 
     buckets: tuple[int, ...] | None
     keys: range
@@ -47,7 +47,7 @@ class ScanCase:
 
     @classmethod
     def random(cls, random: Random) -> ScanCase:
-        """Most ask for all rows."""
+        """Returns a random query; most are for all rows."""
         start, end = sorted(random.choices(range(KEYS), k=2))
         return cls(
             buckets=random.choice([None, None, (1,), (2, 0)]),
@@ -58,7 +58,7 @@ class ScanCase:
         )
 
     def scan(self, table: Table, snapshot: Snapshot | None, resume: Resume | None) -> Scan:
-        """The scan that asks it."""
+        """Returns the scan for the query."""
         scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows).read_path(self.read_path)
         scan = scan if self.buckets is None else scan.with_buckets(self.buckets)
         scan = scan.reverse() if self.reverse else scan
@@ -70,11 +70,11 @@ class ScanCase:
         return type(scan)(scan._transport, replace(scan.spec, key_range=KeyRange(start, end)))
 
     def place(self, row: Row) -> tuple[int, int]:
-        """Grows in the order in which rows come."""
+        """Returns a sort key for the order of the scan."""
         return _BUCKET_OF[row[0]], -row[0] if self.reverse else row[0]
 
     def answer(self, view: View, behind: Row | None) -> list[Row]:
-        """The rows of a view behind another, in the order in which they come, without regard to the limit."""
+        """Returns the rows of a view after a given row, in the order of the scan, regardless of the limit."""
         wanted = range(BUCKETS) if self.buckets is None else self.buckets
         rows = [row for key, row in view.items() if key in self.keys and _BUCKET_OF[key] in wanted]
         rows = rows if behind is None else [row for row in rows if self.place(row) > self.place(behind)]
@@ -85,11 +85,11 @@ class ResumedScan:
     """A scan that is being read.
 
     Attributes:
-        name: Tells it from others in a log.
-        question: What it asks for.
-        snapshot: The snapshot it reads, None for the live table.
-        resume: What it was told to do about cuts.
-        complete: Whether it has come to its end.
+        name: Its name in the log.
+        question: The query.
+        snapshot: The snapshot to read; None for the live table.
+        resume: The resume option of the scan.
+        complete: Whether it has been read to its end.
     """
 
     def __init__(
@@ -111,40 +111,40 @@ class ResumedScan:
 
     @property
     def rows(self) -> int:
-        """Rows it has returned."""
+        """The number of rows that were returned."""
         return len(self._rows)
 
     @property
     def resumptions(self) -> int:
-        """How often it went on after a cut or in another client."""
+        """How often the scan resumed after a cut or in another client."""
         return max(0, len(self._parts) - 1)
 
     @property
     def resume_token(self) -> bytes | None:
-        """Where it can go on."""
+        """The token with which the scan can be resumed."""
         return None if self._stream is None else self._stream.resume_token
 
     async def open(self, client: Client, table: Table, now: View) -> None:
-        """Starts it, or goes on where it was, in any client.
+        """Starts the scan, or resumes it, in any client.
 
         Args:
-            client: Where it is read.
-            table: What is read.
-            now: The table as it is, and stays until this returns.
+            client: The client that reads.
+            table: The table to read.
+            now: The current state of the table, which must not change before this returns.
 
         Raises:
-            ScanKvError: It did not start.
+            ScanKvError: The scan did not start.
         """
         scan = self.question.scan(table, self.snapshot, self.resume)
         token = self.resume_token
         scan = scan if token is None else scan.resume_from(token)
         if token is None:
-            assert not self._rows, "rows came without a token"
+            assert not self._rows, "rows were returned without a token"
             self._log_offsets = None
         stream = client.scan(scan.spec).stream()
         await stream.__aenter__()
         self._stream, self._began_at_row, self._known = stream, len(self._rows), 0
-        assert (self._log_offsets is not None) == bool(stream.resumptions), "a scan that goes on must say so"
+        assert (self._log_offsets is not None) == bool(stream.resumptions), "a resumed scan must say so"
         assert all(resumption.cause is None for resumption in stream.resumptions)
         if token is None:
             self._parts = [(0, now if self._pinned is None else self._pinned)]
@@ -152,10 +152,10 @@ class ResumedScan:
         self._note_resumptions(now)
 
     async def read(self, now: View) -> bool:
-        """Reads the next rows; False at the end, which is checked.
+        """Reads the next rows. Checks all rows and returns False at the end.
 
         Raises:
-            ScanKvError: It was cut; the rows so far are right.
+            ScanKvError: The scan was cut. The rows so far are right.
         """
         assert self._stream is not None
         batch = await anext(self._stream, None)
@@ -170,12 +170,12 @@ class ResumedScan:
         return True
 
     async def close(self) -> None:
-        """Breaks it off."""
+        """Closes the scan before its end."""
         if self._stream is not None:
             await self._stream.aclose()
 
     def check(self) -> None:
-        """Each part must be its view, behind the rows of the part before it, up to the next cut."""
+        """Checks that each part has the rows of its view after the previous part, up to the next cut."""
         if not self._parts:
             return
         ends = [start for start, _ in self._parts[1:]] + [len(self._rows)]
@@ -192,7 +192,7 @@ class ResumedScan:
         assert len({row[0] for row in self._rows}) == len(self._rows), "a key is there twice"
 
     def _note_resumptions(self, now: View) -> None:
-        """A scan goes on within one read only, during which the table stays as it is."""
+        """Records resumptions. A scan resumes only during a read, and the table does not change in that time."""
         assert self._stream is not None
         for resumption in self._stream.resumptions[self._known :]:
             assert self._began_at_row + resumption.rows == len(self._rows)

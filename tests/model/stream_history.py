@@ -1,4 +1,4 @@
-"""A random history of one table, followed by streams that are cut, handed over and cancelled, over restarts."""
+"""A random history of one table, followed by streams that are cut, resumed elsewhere and cancelled, over restarts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Rows = dict[int, Row]
 
 @dataclass(frozen=True)
 class Moment:
-    """Between two writes.
+    """A moment between two writes.
 
     Attributes:
         offsets: The next offset of each bucket.
-        time: By the clock of this machine.
+        time: The wall clock of this machine.
         rows: The rows of each bucket.
     """
 
@@ -53,7 +53,7 @@ class Moment:
 
 @dataclass
 class WrittenTable:
-    """A table, which only this writes, and all that it ever was."""
+    """A table that nothing else writes, and all of its earlier states."""
 
     table: Table
     client: Client
@@ -62,16 +62,16 @@ class WrittenTable:
     rows: Rows = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     at: dict[tuple[int, int], Rows] = field(default_factory=dict)
-    """The rows of a bucket when it had had so many changes, by bucket and their number."""
+    """The rows of a bucket after a number of changes, by bucket and number."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=40))
 
     @property
     def now(self) -> Moment:
-        """The last moment."""
+        """The current moment."""
         return self.moments[-1]
 
     def note(self, offsets: dict[int, int]) -> None:
-        """After a write."""
+        """Records the state after a write."""
         before = self.moments[-1].offsets if self.moments else dict.fromkeys(range(BUCKETS), 0)
         by_bucket: dict[int, Rows] = {bucket: {} for bucket in range(BUCKETS)}
         for key, row in self.rows.items():
@@ -81,13 +81,13 @@ class WrittenTable:
             self.at[bucket, count_of(offset)] = by_bucket[bucket]
 
     async def step(self) -> None:
-        """One random write."""
+        """Makes one random write."""
         action = self.random.choices([self._upsert, self._rewrite, self._delete, self._alter], [10, 2, 4, 1])[0]
         self.log.append(action.__name__)
         await action()
 
     async def until_done(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Makes a call until it is answered."""
+        """Repeats a call until it succeeds."""
         while True:
             try:
                 return await call()
@@ -100,7 +100,7 @@ class WrittenTable:
         await self._put([self._row(key) for key in self.random.choices(range(KEYS), k=count)])
 
     async def _rewrite(self) -> None:
-        """Rows as they are, and some that are not: of the first no change may come, where old rows are read."""
+        """Upserts unchanged and changed rows. If the table reads old rows, unchanged rows cause no change."""
         there = self.random.sample(sorted(self.rows), min(len(self.rows), 20))
         await self._put([self.rows[key] for key in there] + [self._row(self.random.randrange(KEYS))])
 
@@ -135,7 +135,7 @@ class WrittenTable:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a reader of changes asks for."""
+    """The arguments of a stream of changes."""
 
     start: str
     buckets: tuple[int, ...]
@@ -145,7 +145,7 @@ class Kind:
 
     @classmethod
     def random(cls, random: Random) -> Kind:
-        """Most ask for everything."""
+        """Returns random arguments; most are for everything."""
         where, matches = random.choice(
             [
                 (None, lambda _: True),
@@ -163,7 +163,7 @@ class Kind:
 
 
 class ChangeReader:
-    """One stream of changes, over all its cuts, and what it makes of them."""
+    """One stream of changes, over all its cuts, and its replay."""
 
     def __init__(self, kind: Kind, written: WrittenTable, clients: list[Client], random: Random) -> None:
         self.kind = kind
@@ -175,7 +175,7 @@ class ChangeReader:
         self._replay, self._start = self._beginning()
 
     async def follow(self, done: asyncio.Event) -> None:
-        """Reads until the table is complete, then up to its end, and compares."""
+        """Reads until all writes are done, then up to the end, and compares the replay with the table."""
         while not done.is_set():
             await self._read_for_a_while(done)
         await self._read_to_the_end()
@@ -191,7 +191,7 @@ class ChangeReader:
         selective, full = kind.where is not None, self._written.changelog == "full"
         match kind.start:
             case "full":
-                # After a cut, the rows are of several moments.
+                # After a cut, the rows belong to several moments.
                 return ReplayedTable({}, selective=True, before_images=full), StartFrom.FULL
             case "earliest":
                 return ReplayedTable({}, selective=selective, before_images=full), StartFrom.EARLIEST
@@ -219,7 +219,7 @@ class ChangeReader:
         return scan if self._token is None else scan.resume_from(self._token)
 
     async def _read_for_a_while(self, done: asyncio.Event) -> None:
-        """Leaves the stream after some time; what was read on then goes on, in any client."""
+        """Reads for some time and leaves the stream. A later read resumes it in any client."""
         reading = asyncio.create_task(self._read(None, self._random.choice([3, 30, 10_000])))
         ending = asyncio.create_task(done.wait())
         try:
@@ -238,11 +238,11 @@ class ChangeReader:
             pass
 
     async def _read(self, stop: StopAt | None, batches: int | None) -> bool:
-        """Reads so many batches, or up to the stop; whether that was reached."""
+        """Reads some batches, or up to the stop. Returns whether the stop was reached."""
         stream = self._scan(stop).stream()
         try:
             async with stream:
-                assert self._token is not None or not self._replay.rows_seen, "rows came, but no token"
+                assert self._token is not None or not self._replay.rows_seen, "rows were returned without a token"
                 while batches is None or batches > 0:
                     batch = await anext(stream, None)
                     if batch is None:
@@ -265,7 +265,9 @@ class ChangeReader:
         (bucket,) = set(batch.column("_bucket").to_pylist())
         then = self._written.at.get((bucket, count_of(stream.next_offsets[bucket])))
         if then is not None:
-            assert self._replay.rows.get(bucket, {}) == self._seen(then), "the replay is not the table as of its offset"
+            assert self._replay.rows.get(bucket, {}) == self._seen(then), (
+                "the replay differs from the table as of its offset"
+            )
             self.cuts["compared"] += 1
 
 
@@ -279,8 +281,8 @@ async def check_stream_history(
     readers: int,
     changelog: str = "full",
 ) -> Counter[str]:
-    """Writes so many steps while so many readers follow; how often they were cut, and why."""
-    # With it, most of the time would go into the tracebacks that asyncio keeps for each of its callbacks.
+    """Makes random writes while readers follow. Returns how often the readers were cut, by the reason."""
+    # With asyncio's debug mode, most of the time would go into the tracebacks that it keeps for each callback.
     asyncio.get_running_loop().set_debug(False)
     done = asyncio.Event()
     async with (

@@ -1,4 +1,4 @@
-"""Writes whose answer never came, because the server was killed: done or not in each bucket, and once when repeated."""
+"""Writes without a response because of a kill are applied or not in each bucket, and once after a repetition."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NUMBERS = 2000
 
 
 class BatchWriter:
-    """Upserts and deletes rows of its own, one batch after another.
+    """Upserts and deletes its own rows, one batch after another.
 
     Attributes:
         number: The first column of all its keys.
-        pending: The rows or keys of the batch that was not acknowledged.
-        batches: How many were acknowledged.
+        pending: The rows or keys of the unacknowledged batch.
+        batches: The number of acknowledged batches.
     """
 
     def __init__(self, number: int, random: Random) -> None:
@@ -45,7 +45,7 @@ class BatchWriter:
         self._random = random
 
     async def run(self, table: Table, model: ModelTable, until: asyncio.Event | None = None) -> None:
-        """Writes until that happens, or it is cancelled."""
+        """Writes until an event is set, or cancelled."""
         while until is None or not until.is_set():
             self.pending = self._random_batch()
             await self.write(table)
@@ -60,7 +60,7 @@ class BatchWriter:
             await table.delete(self.pending)
 
     def book(self, model: ModelTable) -> None:
-        """Does to the model what the batch does to the table."""
+        """Applies the batch to the model."""
         if isinstance(self.pending, pa.RecordBatch):
             model.upsert(self.pending)
         else:
@@ -71,7 +71,7 @@ class BatchWriter:
         if self._random.random() < 0.25:
             return [(self.number, number) for number in numbers]
         version = 1_000_000 * self.number + self.batches
-        # Every column but the key says which batch the row is of.
+        # Every column but the key identifies the batch.
         rows: list[dict[str, Any]] = [
             {"writer": self.number, "number": number, "version": version, "again": [version] * (version % 4)}
             for number in numbers
@@ -82,7 +82,7 @@ class BatchWriter:
 async def killed_while_writing(
     server: ServerProcess, client: Client, table: Table, model: ModelTable, random: Random
 ) -> list[BatchWriter]:
-    """Lets writers write, kills the server at a random moment, and starts it again."""
+    """Runs writers, kills the server at a random moment, and starts it again."""
     writers = [BatchWriter(number, random) for number in range(WRITERS)]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(writer.run(table, model)) for writer in writers]
@@ -99,7 +99,7 @@ async def killed_while_writing(
 def check_whole_in_each_bucket(
     writer: BatchWriter, model: ModelTable, after: ModelTable, found: dict[Row, Row]
 ) -> None:
-    """The writer's rows of each bucket must be those before its unacknowledged batch or those after it."""
+    """Checks that the writer's rows in each bucket are those before or those after its unacknowledged batch."""
     for bucket in range(model.buckets):
         before, there, then = (
             {key: row for key, row in rows.items() if key[0] == writer.number and model.bucket_of(key) == bucket}
@@ -112,7 +112,7 @@ def check_whole_in_each_bucket(
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-async def test_an_unacknowledged_write_is_whole_in_each_bucket_and_done_once_when_repeated(
+async def test_an_unacknowledged_write_is_complete_or_absent_in_each_bucket_and_applied_once_when_repeated(
     server: ServerProcess, seed: int, kills: int
 ) -> None:
     random = Random(seed)
@@ -129,7 +129,7 @@ async def test_an_unacknowledged_write_is_whole_in_each_bucket_and_done_once_whe
 
 
 async def check_and_repeat(table: Table, model: ModelTable, writers: list[BatchWriter]) -> None:
-    """Looks at what became of the unacknowledged batches, and sends each again."""
+    """Checks the effect of the unacknowledged batches, and sends each again."""
     found = model.by_key(await table.scan().to_arrow())
     for writer in writers:
         after = ModelTable(table)
@@ -145,13 +145,13 @@ async def check_and_repeat(table: Table, model: ModelTable, writers: list[BatchW
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-async def test_writes_go_on_over_kills_of_the_server_and_each_is_applied_once(
+async def test_writes_continue_over_kills_of_the_server_and_each_is_applied_once(
     server: ServerProcess, seed: int, kills: int
 ) -> None:
     random = Random(seed)
     with noted(f"seed {seed}"):
         async with connect(server.url, operation_timeout=300) as client:
-            # Each application of an upsert is a change, also of a row that is the same already.
+            # Each application of an upsert is a change, even if the row stays the same.
             table = await client.create_table(
                 "test.once", SCHEMA, primary_key=["writer", "number"], buckets=4, row_deduplicate=False
             )
@@ -174,7 +174,7 @@ async def test_writes_go_on_over_kills_of_the_server_and_each_is_applied_once(
 
 
 async def check_applied_once(table: Table) -> None:
-    """Every upsert has its own version, so no two changes may make the same row of it."""
+    """Checks that no two changes produce the same row. Every upsert has its own version."""
     changes = await table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow()
     made = changes.filter(pc.is_in(changes["_change_type"], value_set=pa.array(["+I", "+U"])))
     times = made.group_by(["writer", "number", "version"]).aggregate([([], "count_all")])

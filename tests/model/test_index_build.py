@@ -1,4 +1,4 @@
-"""Indexes are built while the table is written and the server is killed: none is used before it is whole."""
+"""Indexes are built during writes and kills of the server, and no index is used before it is complete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEAGUES = [None, "", "a", "a\x00", "b", "ä"]
 
 
 def random_rows(random: Random, ids: list[int]) -> pa.RecordBatch:
-    """Rows with these ids; most scores are in many rows, and most days in few."""
+    """Returns rows with these ids. Most scores occur in many rows, and most days in few."""
     rows: list[dict[str, Any]] = [
         {
             "id": number,
@@ -50,10 +50,10 @@ def random_rows(random: Random, ids: list[int]) -> pa.RecordBatch:
 
 
 class Builds:
-    """A table that gets and loses indexes, is written meanwhile, and whose server is killed now and then.
+    """Adds and drops indexes of a table during writes, and sometimes kills the server.
 
     Attributes:
-        seen: How many questions were asked before an index was ready and afterwards, and how many kills there were.
+        seen: The numbers of queries before and after an index was ready, and of kills.
     """
 
     def __init__(self, server: ServerProcess, client: Client, table: Table, random: Random, rows: int) -> None:
@@ -66,7 +66,7 @@ class Builds:
         self._writing = True
 
     async def run(self, rounds: int) -> None:
-        """In each round one index is built, and dropped again unless it is among the first two."""
+        """Builds one index in each round, and drops it again unless it is one of the first two."""
         await self._table.upsert(random_rows(self._random, list(range(self._rows))))
         for number in range(rounds):
             index = INDEXES[number % len(INDEXES)]
@@ -78,7 +78,7 @@ class Builds:
                 await self.check_all()
 
     async def _build(self, index: tuple[str, ...]) -> None:
-        """Adds an index; until it is ready, a second task writes, and the server is killed or drained once or twice."""
+        """Adds an index. Until it is ready, another task writes, and the server is killed or drained once or twice."""
         self._writing = True
         writer = asyncio.create_task(self._write())
         self._table = await self._client.alter_table(self._table.name, add_indexes=[index], wait=False)
@@ -93,7 +93,7 @@ class Builds:
         await writer
 
     async def _write(self) -> None:
-        """Puts and deletes rows; what is underway when the server is killed may or may not be done."""
+        """Upserts and deletes rows. A request that runs during a kill may or may not be applied."""
         while self._writing:
             ids = self._random.sample(range(self._rows + 500), self._random.choice([1, 20, 300]))
             try:
@@ -115,16 +115,16 @@ class Builds:
         await self._client.wait_ready()
 
     async def _ask(self, index: tuple[str, ...]) -> bool:
-        """Whether the index is ready; it, or as good a one, is used if it was so before, and only if so afterwards."""
+        """Runs a query and returns whether the index is ready. Checks that only a ready index is used."""
         where = _points(self._random, _without_key(index))[0]
         before = await self._is_ready(index)
         used = (await self._table.scan(where=where).explain()).index
         rows = await self._table.scan(where=where).to_arrow()
         after = await self._is_ready(index)
         if used == index:
-            assert after, "an index is used that is not whole"
+            assert after, "an incomplete index is used"
         if before:
-            assert used, "a whole index is not used"
+            assert used, "a complete index is not used"
         assert len(set(rows["id"].to_pylist())) == rows.num_rows
         self.seen["asked when it was ready" if before else "asked before it was ready"] += 1
         return before
@@ -136,7 +136,7 @@ class Builds:
         return status.ready
 
     async def check_all(self) -> None:
-        """Compares the table with its check, and all that its indexes answer with all its rows."""
+        """Checks the table, and compares queries by its indexes with its rows."""
         whole = await self._table.scan().to_arrow()
         answers = Answers(SCHEMA, ["id"], exact_rows(whole))
         checks = await self._client.check_table(self._table.name)
@@ -162,12 +162,12 @@ class Builds:
 
 
 def _without_key(index: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns of an index but the key, by which a row would be looked up at once."""
+    """Returns the columns of an index without the key, by which a row would be looked up directly."""
     return tuple(name for name in index if name != "id")
 
 
 def _points(random: Random, columns: tuple[str, ...]) -> tuple[Predicate, Truth]:
-    """A predicate that is equality in these columns, and what it is of a row."""
+    """Returns equality in these columns, as predicate and in plain Python."""
     values: dict[str, Any] = {
         "score": float(random.randrange(500)),
         "league": random.choice(LEAGUES[1:]),
@@ -186,7 +186,7 @@ def _points(random: Random, columns: tuple[str, ...]) -> tuple[Predicate, Truth]
     ("seed", "rounds", "rows"),
     [(1, 2, 20_000), *(pytest.param(seed, 8, 60_000, marks=pytest.mark.soak) for seed in range(2, 8))],
 )
-async def test_an_index_is_used_when_it_is_whole_and_not_before(
+async def test_an_index_is_used_when_it_is_complete_and_not_before(
     server: ServerProcess, seed: int, rounds: int, rows: int
 ) -> None:
     with noted(f"seed {seed}"):
@@ -194,7 +194,7 @@ async def test_an_index_is_used_when_it_is_whole_and_not_before(
             table = await client.create_table("test.builds", SCHEMA, primary_key=["id"], buckets=2)
             builds = Builds(server, client, table, Random(seed), rows)
             await builds.run(rounds)
-            if rounds > 2:  # a short one may be answered after every build
+            if rounds > 2:  # every query of a short test may run after the builds
                 assert builds.seen["asked before it was ready"] > 0, builds.seen
             assert builds.seen["restarts"] > 1, builds.seen
             async with connect(server.url) as other:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.asyncio
-async def test_indexes_and_versions_are_those_of_the_dictionary(server: ServerProcess) -> None:
+async def test_indexes_and_versions_equal_those_of_the_dictionary(server: ServerProcess) -> None:
     seen = await check_history(server, seed=1, operations=45)
     assert seen["scans with an index"] > 10, seen
     assert min(seen["changed"], seen["unchanged"]) > 3, seen
@@ -30,7 +30,7 @@ async def test_indexes_and_versions_are_those_of_the_dictionary(server: ServerPr
 @pytest.mark.parametrize(
     ("seed", "operations"), [(2, 12), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(3, 7))]
 )
-async def test_answers_computed_over_bases_that_are_built_all_the_time_are_those_of_the_dictionary(
+async def test_queries_over_constantly_rebuilt_bases_equal_those_of_the_dictionary(
     tmp_path: Path, seed: int, operations: int
 ) -> None:
     with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
@@ -40,12 +40,14 @@ async def test_answers_computed_over_bases_that_are_built_all_the_time_are_those
 @pytest.mark.soak
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(1000, 1012))
-async def test_indexes_and_versions_are_those_of_the_dictionary_for_long(server: ServerProcess, seed: int) -> None:
+async def test_indexes_and_versions_equal_those_of_the_dictionary_in_a_long_history(
+    server: ServerProcess, seed: int
+) -> None:
     await check_history(server, seed, operations=400)
 
 
 async def check_history(server: ServerProcess, seed: int, operations: int, columnar_base: str = "off") -> Counter[str]:
-    """Runs the history of a seed, then looks at what lies on the disk; what was seen."""
+    """Runs the history of a seed, then checks the files on disk. Returns the counts of the history."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             history = await IndexHistory.begin(server, client, Random(seed), columnar_base=columnar_base)

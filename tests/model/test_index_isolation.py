@@ -1,7 +1,7 @@
-"""Every answer through an index shows one instant, whatever is written beside it, and all that was acknowledged before.
+"""Every query by an index shows one instant, with all acknowledged writes, whatever is written concurrently.
 
-Rows come in pairs that lie in one bucket and are only written together: of two, one is in league `a` and one in `b`,
-their scores add up to the same, and both tell their turn.
+Rows form pairs that are in one bucket and are written together: one row is in league `a` and the other in `b`, the sum
+of their scores is constant, and both contain the number of their turn.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PAIRS = 120
 WRITERS = 4
 READERS = 8
 SUM = 1001
-"""Of the scores of a pair: odd, so that they differ."""
+"""The sum of the scores of a pair: odd, so that the scores differ."""
 INDEXES = ["score", "league", ("league", "score"), ("turn", "league")]
 
 
 @dataclass
 class Turns:
-    """How far each pair is: the turn that is acknowledged, and the one that was begun last."""
+    """The turns of each pair: the last acknowledged one, and the last begun one."""
 
     acknowledged: list[int] = field(default_factory=lambda: [0] * PAIRS)
     begun: list[int] = field(default_factory=lambda: [0] * PAIRS)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write(self, table: Table, random: Random, pairs: list[int]) -> None:
-        """Gives these pairs their next turn."""
+        """Writes the next turn of these pairs."""
         for pair in pairs:
             self.begun[pair] += 1
         await table.upsert(rows_of(random, pairs, self.begun))
@@ -57,13 +57,13 @@ class Turns:
             self.acknowledged[pair] = self.begun[pair]
 
     async def write_on(self, table: Table, random: Random, mine: range) -> None:
-        """Writes until it is done."""
+        """Writes until an event is set."""
         while not self.done.is_set():
             await self.write(table, random, random.sample(mine, random.choice([1, 2, len(mine)])))
 
 
 def rows_of(random: Random, pairs: list[int], turns: list[int]) -> pa.RecordBatch:
-    """Both rows of some pairs, for their turns: the leagues change sides, and the scores are others."""
+    """Returns both rows of some pairs for their turns. Each turn swaps the leagues and changes the scores."""
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         score = random.randrange(SUM + 1)
@@ -76,7 +76,7 @@ def rows_of(random: Random, pairs: list[int], turns: list[int]) -> pa.RecordBatc
 
 
 class IndexReader:
-    """Asks in all ways, and looks at each answer."""
+    """Runs all kinds of queries, and checks each result."""
 
     def __init__(self, table: Table, turns: Turns, random: Random, seen: Counter[str]) -> None:
         self._table = table
@@ -85,7 +85,7 @@ class IndexReader:
         self._seen = seen
 
     async def read(self, times: int) -> None:
-        """Asks so many times."""
+        """Runs a number of queries."""
         ways = [
             self.league,
             self.leagues,
@@ -104,33 +104,33 @@ class IndexReader:
             self._seen[way.__name__] += 1
 
     def _check_turns(self, rows: pa.Table | None, before: list[int]) -> None:
-        """No pair is behind the turn that was acknowledged before, nor before one that has not begun."""
+        """Checks that each pair has at least the turn acknowledged before the query, and at most the last begun."""
         if rows is None:
             return
         for pair, turn in zip(rows["pair"].to_pylist(), rows["turn"].to_pylist(), strict=True):
             assert before[pair] <= turn <= self._turns.begun[pair]
 
     async def league(self) -> pa.Table:
-        """One row of each pair is in a league."""
+        """Checks that a query for one league returns one row of each pair."""
         scan = self._table.scan(where=col("league") == self._random.choice("ab"))
         rows = await (scan.ordered() if self._random.random() < 0.5 else scan).to_arrow()
         assert sorted(rows["pair"].to_pylist()) == list(range(PAIRS))
         return rows
 
     async def leagues(self) -> pa.Table:
-        """All rows are in one of two leagues, each once."""
+        """Checks that a query for both leagues returns each row once."""
         rows = await self._table.scan(where=col("league").is_in(["a", "b"])).to_arrow()
         check_pairs(rows)
         return rows
 
     async def upper_half(self) -> pa.Table:
-        """Of each pair one row has more than half of the scores."""
+        """Checks that one row of each pair has more than half of the sum of scores."""
         rows = await self._table.scan(where=col("score") > SUM // 2).to_arrow()
         assert sorted(rows["pair"].to_pylist()) == list(range(PAIRS))
         return rows
 
     async def all_by_score(self) -> pa.Table:
-        """The first of all are all, in order."""
+        """Checks that a top-N of all rows returns all of them in order."""
         descending = self._random.random() < 0.5
         rows = await self._table.top_n(2 * PAIRS, "score", descending=descending)
         assert rows["score"].to_pylist() == sorted(rows["score"].to_pylist(), reverse=descending)
@@ -138,7 +138,7 @@ class IndexReader:
         return rows
 
     async def league_by_score(self) -> pa.Table:
-        """The first of a league are one row of each pair, in order."""
+        """Checks that a top-N of a league returns one row of each pair in order."""
         league = self._random.choice("ab")
         rows = await self._table.top_n(PAIRS + 1, "score", col("league") == league)
         assert set(rows["league"].to_pylist()) == {league}
@@ -147,7 +147,7 @@ class IndexReader:
         return rows
 
     async def covered(self) -> pa.Table:
-        """What is answered from the entries alone."""
+        """Checks queries that are answered from index entries alone."""
         rows = await self._table.scan(
             ["pair", "side", "turn"], where=(col("turn") >= 0) & (col("league") == "a")
         ).to_arrow()
@@ -155,7 +155,7 @@ class IndexReader:
         return rows
 
     async def sums(self) -> None:
-        """The sums of the leagues together stay the same."""
+        """Checks that the sum over both leagues is constant."""
         sums = await self._table.aggregate(
             {"score": ["sum", "count"]}, col("league").is_in(["a", "b"]), group_by=["league"]
         )
@@ -165,7 +165,7 @@ class IndexReader:
 
 
 def check_pairs(rows: pa.Table) -> None:
-    """Both rows of each pair are there once, in different leagues, of one turn, with the same scores together."""
+    """Checks that both rows of each pair occur once, in different leagues, with one turn and the right sum."""
     found: dict[int, list[dict[str, Any]]] = {pair: [] for pair in range(PAIRS)}
     for row in rows.to_pylist():
         found[row["pair"]].append(row)
@@ -177,7 +177,7 @@ def check_pairs(rows: pa.Table) -> None:
 
 
 async def uses_an_index(table: Table) -> None:
-    """Fails unless the questions of the readers are answered with an index."""
+    """Fails unless the readers' queries use an index."""
     for where in (
         col("league") == "a",
         col("league").is_in(["a", "b"]),
@@ -190,7 +190,7 @@ async def uses_an_index(table: Table) -> None:
 @pytest.mark.parametrize(
     ("seed", "reads"), [(1, 25), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(2, 6))]
 )
-async def test_answers_through_indexes_show_one_instant_beside_writers(
+async def test_queries_by_index_show_one_instant_during_writes(
     shared_server: ServerProcess, seed: int, reads: int
 ) -> None:
     random, turns, seen = Random(seed), Turns(), Counter[str]()
@@ -214,7 +214,7 @@ async def test_answers_through_indexes_show_one_instant_beside_writers(
                 ]
                 await asyncio.wait(readers)
                 turns.done.set()
-            assert sum(turns.acknowledged) > 2 * PAIRS, "hardly anything was written meanwhile"
+            assert sum(turns.acknowledged) > 2 * PAIRS, "hardly anything was written during the reads"
             assert len(seen) == 7
             assert all(check.is_consistent for check in await client.check_table(name))
             await client.drop_table(name)

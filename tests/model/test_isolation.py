@@ -32,13 +32,13 @@ KEY = ("group", "number")
 GROUPS = ["", "\x00", "a", "b"]
 NUMBERS = 100
 PAYLOAD_BYTES = 2048
-# Far less than the rows of a table, so that the server cannot send a scan ahead that nobody reads.
+# Far less than the rows of a table, so that the server cannot send a complete scan ahead of its reader.
 READ_AHEAD_BYTES = 64 * 1024
 
 
 @dataclass
 class OpenScan:
-    """A scan underway, what it has to show, and what it has shown."""
+    """A running scan, its expected rows, and the rows read so far."""
 
     stream: ScanStream
     schema: pa.Schema
@@ -47,7 +47,7 @@ class OpenScan:
     ended: bool = False
 
     async def read(self, model: ModelTable, chunks: int) -> None:
-        """Reads on; at the end compares."""
+        """Continues reading, and compares at the end."""
         for _ in range(chunks):
             batch = await anext(self.stream, None)
             if batch is None:
@@ -61,7 +61,7 @@ class OpenScan:
 
 
 def random_rows(random: Random, rows: int, version: int) -> pa.RecordBatch:
-    """Rows whose payload is like no other."""
+    """Returns rows with unique payloads."""
     values: list[dict[str, Any]] = [
         {
             "group": random.choice(GROUPS),
@@ -79,7 +79,7 @@ def random_keys(random: Random, keys: int) -> list[Row]:
 
 
 async def write(table: Table, random: Random, version: int, model: ModelTable | None = None) -> None:
-    """One random upsert or delete, also of the model if there is one."""
+    """Makes one random upsert or delete, also in the model if one is given."""
     if random.random() < 0.6:
         rows = random_rows(random, random.choice([1, 5, 40]), version)
         await table.upsert(rows)
@@ -93,7 +93,7 @@ async def write(table: Table, random: Random, version: int, model: ModelTable | 
 
 
 async def wait_until_held(client: Client, scans: int) -> None:
-    """Waits until the server holds iterators for exactly so many scans."""
+    """Waits until the server has iterators for exactly `count` scans."""
 
     async def live() -> bool:
         return (await client.server_stats()).live_scans == scans
@@ -104,12 +104,12 @@ async def wait_until_held(client: Client, scans: int) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", pytest.param("eager", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_many_open_scans_each_show_the_moment_of_their_opening(
+async def test_many_open_scans_each_show_the_instant_of_their_opening(
     tmp_path: Path, seed: int, columnar_base: str
 ) -> None:
     random = Random(seed)
     scans, writes_before_each = 25, 3
-    # A small write buffer is flushed, and table files are compacted, under the open iterators; bases are replaced.
+    # With open iterators, the small write buffer is flushed, table files are compacted, and bases are replaced.
     settings = ("--set", "write_buffer_bytes=1048576", *ALL_THE_TIME)
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client, AsyncExitStack() as stack:
@@ -143,7 +143,7 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", "eager"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(
+async def test_a_scan_during_writes_equals_the_changelog_up_to_its_offsets(
     tmp_path: Path, seed: int, columnar_base: str
 ) -> None:
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
@@ -163,12 +163,14 @@ async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(
                 done.set()
         assert server.stop() == 0
         scans = [scan for reader in readers for scan in reader.result()]
-        assert len({tuple(log_offsets.values()) for log_offsets, _ in scans}) > 10, "nobody wrote while the scans ran"
+        assert len({tuple(log_offsets.values()) for log_offsets, _ in scans}) > 10, (
+            "nothing was written while the scans ran"
+        )
         check_scans(server.data_dir, ModelTable(table), scans)
 
 
 async def write_until(done: asyncio.Event, table: Table, random: Random) -> None:
-    """Writes at random."""
+    """Makes random writes until an event is set."""
     version = 1
     while not done.is_set():
         await write(table, random, version)
@@ -176,7 +178,7 @@ async def write_until(done: asyncio.Event, table: Table, random: Random) -> None
 
 
 async def scans_of(table: Table, scans: int) -> list[tuple[LogOffsets, pa.Table]]:
-    """Scans so many times; the offsets and the rows of each."""
+    """Scans several times. Returns the offsets and the rows of each scan."""
     found = []
     for _ in range(scans):
         async with table.scan().with_chunk(rows=16).stream() as stream:
@@ -186,7 +188,7 @@ async def scans_of(table: Table, scans: int) -> list[tuple[LogOffsets, pa.Table]
 
 
 def check_scans(data_dir: Path, model: ModelTable, scans: list[tuple[LogOffsets, pa.Table]]) -> None:
-    """Each scan has to be what the changes below its offsets amount to, in every bucket."""
+    """Checks that each scan equals the replay of the changes below its offsets, in every bucket."""
     with offline_table(data_dir, "test.isolation") as buckets:
         changes = [list(stored_changes(offline)) for offline in buckets]
     for log_offsets, rows in scans:

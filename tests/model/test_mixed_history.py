@@ -1,4 +1,4 @@
-"""Everything at once, compared with a model: writers, transactions, readers, followers, copies, and faults."""
+"""Runs writers, transactions, readers, followers, copies, and faults concurrently, and compares with a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DISK_BYTES = 512 << 20
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("seconds", "pause"), [(12, 1.2), pytest.param(3600, 8, marks=pytest.mark.soak)])
-async def test_a_mixed_load_under_faults_leaves_what_the_model_says(
+async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
     tmp_path: Path, seconds: float, pause: float
 ) -> None:
     seed = int(os.environ.get("SCANKV_SEED") or random.randrange(2**32))
@@ -56,7 +56,7 @@ async def test_a_mixed_load_under_faults_leaves_what_the_model_says(
 
 
 class Mixed:
-    """One run: a server, its world, and all who work on it."""
+    """One run: a server, its world, and all of its clients."""
 
     def __init__(self, server: ServerProcess, disk: SmallDisk, clock_offset: Path, seed: int) -> None:
         self._server = server
@@ -67,7 +67,7 @@ class Mixed:
         self._world.healthy.set()
 
     async def run(self, seconds: float, pause: float) -> None:
-        """Works under faults for a time, then lets everything settle and compares it with the model."""
+        """Runs all clients during faults for some time, then waits until they are done and compares with the model."""
         async with AsyncExitStack() as stack:
             clients = [
                 await stack.enter_async_context(connect(self._server.url, operation_timeout=OPERATION_TIMEOUT))
@@ -105,7 +105,7 @@ class Mixed:
         assert min(done for _, done in world.transactions.values()) > 0
 
     async def _await_copies(self, tables: WorldTables, followers: list[ChangeFollower], copies: Copies) -> None:
-        """Waits until everything that follows a table has what the table has."""
+        """Waits until all followers and copies equal their tables."""
         rows = await tables.accounts.scan().to_arrow()
         sums = {row["k"]: row["amount"] for row in await tables.totals.scan().to_pylist()}
         best = (await tables.accounts.top_n(10, by="score")).to_pylist()

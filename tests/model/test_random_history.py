@@ -1,4 +1,4 @@
-"""Random operations, restarts and kills through the real server leave what they leave in a dictionary."""
+"""After random operations, restarts and kills, a table of a real server equals a dictionary with the same history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     ("seed", "changelog", "operations"),
     [(1, "full", 200), (3, "upsert", 80), (4, "none", 40)],
 )
-async def test_a_table_is_the_dictionary_that_had_the_same_history(
+async def test_a_table_equals_a_dictionary_with_the_same_history(
     server: ServerProcess, seed: int, changelog: str, operations: int
 ) -> None:
     await check_history(server, seed, operations, changelog)
@@ -39,7 +39,7 @@ async def test_a_table_is_the_dictionary_that_had_the_same_history(
         ),
     ],
 )
-async def test_a_table_whose_bases_are_built_all_the_time_is_the_dictionary_that_had_the_same_history(
+async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_the_same_history(
     tmp_path: Path, seed: int, changelog: str, operations: int
 ) -> None:
     with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
@@ -50,14 +50,14 @@ async def test_a_table_whose_bases_are_built_all_the_time_is_the_dictionary_that
 @pytest.mark.soak
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(1000, 1020))
-async def test_a_table_is_the_dictionary_that_had_the_same_long_history(server: ServerProcess, seed: int) -> None:
+async def test_a_table_equals_a_dictionary_with_the_same_long_history(server: ServerProcess, seed: int) -> None:
     await check_history(server, seed, operations=1500, changelog=("full", "upsert", "full", "none")[seed % 4])
 
 
 async def check_history(
     server: ServerProcess, seed: int, operations: int, changelog: str, columnar_base: str = "off"
 ) -> None:
-    """Runs the history of a seed, then looks at what lies on the disk."""
+    """Runs the history of a seed, then checks the files on disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             history = await History.begin(server, client, Random(seed), changelog, columnar_base)

@@ -1,4 +1,4 @@
-"""Whatever happens to connections and server, every scan is the table at its view: live, pinned, cut and resumed."""
+"""Whatever happens to connections and server, every scan returns its view: live, pinned, cut and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to connections and server, a stream of changes played into a dictionary is the table."""
+"""Whatever happens to connections and server, the replay of a stream of changes equals the table."""
 
 from __future__ import annotations
 

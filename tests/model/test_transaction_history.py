@@ -1,4 +1,4 @@
-"""Random histories of transactions, plain writes and kills: each transaction is there once, in all tables, or never."""
+"""In random histories of transactions, writes and kills, each transaction is applied once in all tables, or never."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WRITERS, KEYS = 3, 400
 
 @dataclass
 class NumberedWriter:
-    """Writes its keys of one table, all with the number of the transaction, and adds one to its key of another.
+    """Writes its keys in one table, all with the number of the transaction, and adds one to its key in another table.
 
     Attributes:
-        begun: The number of the last transaction that it has begun.
-        done: That of the last one that was committed.
+        begun: The number of the last begun transaction.
+        done: The number of the last committed transaction.
     """
 
     number: int
@@ -42,13 +42,13 @@ class NumberedWriter:
     done: int = 0
 
     async def write(self, client: Client, rows: Table, counts: Table, until: asyncio.Event) -> None:
-        """Writes transactions over whatever becomes of the server, until it is told to end."""
+        """Writes transactions during restarts of the server until an event is set."""
         while not until.is_set():
             if self.begun == self.done:
                 self.begun += 1
             keys = range(self.number, WRITERS * KEYS, WRITERS)
             batch = [{"k": key, "v": self.begun} for key in keys]
-            # Nobody else writes these keys.
+            # Nothing else writes these keys.
             async with client.transaction(id=f"writer {self.number}:{self.begun}", conflict="abort") as tx:
                 cut = self.rng.randrange(1, KEYS)
                 await tx.upsert(rows, batch[:cut])
@@ -58,12 +58,12 @@ class NumberedWriter:
                     cut = 0
                 await tx.upsert(rows, batch[cut:])
                 if self.rng.random() < 0.2:
-                    # As who was killed, and begins again.
+                    # Begins again as a restarted process would.
                     continue
             self.done = self.begun
 
     def values(self, rows: Mapping[int, int]) -> set[int]:
-        """The numbers that its keys have."""
+        """Returns the numbers that its keys have."""
         return {value for key, value in rows.items() if key >= 0 and key % WRITERS == self.number}
 
 
@@ -73,7 +73,7 @@ async def contents(table: Table) -> dict[int, int]:
 
 
 async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int:
-    """Writes other keys of the same buckets; how often."""
+    """Writes other keys of the same buckets. Returns the number of writes."""
     number = 0
     while not until.is_set():
         number += 1
@@ -83,10 +83,10 @@ async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int
 
 
 async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.Event) -> None:
-    """Sees each writer's keys with one number at any time, which never becomes less."""
+    """Checks that each writer's keys always have the same number, which never decreases."""
     seen = dict.fromkeys(range(WRITERS), 0)
     while not until.is_set():
-        # What cannot be seen while the server is away is seen later.
+        # Reads fail while the server is restarting; later reads check again.
         with suppress(ConnectionFailed):
             looked = (await rows.lookup(list(range(0, WRITERS * KEYS, 7)))).to_pydict()
             for found in (dict(zip(looked["k"], looked["v"], strict=True)), await contents(rows)):
@@ -99,7 +99,9 @@ async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.E
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
-async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: ServerProcess, kills: int) -> None:
+async def test_transactions_are_applied_completely_and_once_over_kills_at_any_moment(
+    server: ServerProcess, kills: int
+) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [NumberedWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
@@ -124,7 +126,7 @@ async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: 
             found, counted = await contents(rows), await contents(counts)
             for writer in writers:
                 value = max(writer.values(found), default=0)
-                # One that was begun again may be committed, or not.
+                # A transaction that was begun again may or may not be committed.
                 assert value in (writer.done, writer.begun)
                 assert counted.get(writer.number, 0) == value
             assert counted[-1] == plain.result() == found[-1]

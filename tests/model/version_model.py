@@ -1,4 +1,4 @@
-"""Versions of a table against its model: another one after every change, and after nothing else."""
+"""Checks that the version of a table changes with every change and never otherwise."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class _Seen:
-    """The versions that one question has had.
+    """The versions of one query.
 
     Attributes:
-        last: The last one; None before the first.
+        last: The last version; None before the first.
     """
 
     def __init__(self) -> None:
@@ -29,26 +29,26 @@ class _Seen:
         self._earlier: set[bytes] = set()
 
     def note(self, version: bytes, changes: object, rows: object) -> None:
-        """Compares a version with the one before: the same without changes, and a new one for other rows.
+        """Compares a version with the previous one: equal without changes, and new if rows have changed.
 
-        Changes that leave all rows as they were, as a table without `row_deduplicate` logs them, may go either way.
+        The version may or may not change if changes leave all rows the same, as without `row_deduplicate`.
         """
         assert version
         if changes == self._changes:
-            assert version == self.last, "nothing has changed, but the version has"
+            assert version == self.last, "the version has changed, but the table has not"
         elif rows != self._rows:
-            assert version not in self._earlier, "the table has changed, but its version was there before"
+            assert version not in self._earlier, "the table has changed, but an earlier version came again"
         self._earlier.add(version)
         self.last, self._changes, self._rows = version, changes, rows
 
 
 class VersionModel:
-    """Asks for the versions of a table, and for answers if it has changed.
+    """Queries the versions of a table, and results if it has changed.
 
     Args:
-        model: What the table is.
-        random: Chooses what is asked.
-        counter: Counts `changed` and `unchanged` answers.
+        model: The model of the table.
+        random: Chooses the queries.
+        counter: Counts `changed` and `unchanged` results.
     """
 
     def __init__(self, model: ModelTable, random: Random, counter: Counter[str]) -> None:
@@ -59,7 +59,7 @@ class VersionModel:
         self._buckets = [_Seen() for _ in range(model.buckets)]
 
     async def check(self, table: Table, answers: Answers) -> None:
-        """Asks twice: with the version known so far, and with the one of now; and of one bucket alone."""
+        """Queries with the last known version and with the current one, and a single bucket."""
         before = self._whole.last
         counted = await table.count_if_changed(None)
         assert counted is not None
@@ -77,7 +77,7 @@ class VersionModel:
             self._note(self._buckets[number], stream.version, [number])
 
     async def _ask(self, table: Table, answers: Answers, since: bytes | None, version: bytes) -> None:
-        """All questions that know a version are unchanged for the one of now, and answered for every other one."""
+        """Checks that conditional queries are unchanged for the current version, and answered for every other one."""
         by = self._random.choice(
             [name for name in ("score", "weight", "title", "version") if name in table.schema.names]
         )
@@ -109,7 +109,7 @@ class VersionModel:
 
 
 async def _scanned(scan: Scan, version: bytes) -> tuple[bool, list[Row]]:
-    """Whether a scan said that nothing has changed, and its rows."""
+    """Returns whether a scan reported that nothing has changed, and its rows."""
     async with scan.stream() as stream:
         rows = [row async for batch in stream for row in exact_rows(batch)]
         assert stream.version == version

@@ -1,4 +1,4 @@
-"""What a crash leaves in the checkpoint of a streaming query."""
+"""Simulates what a crash leaves in the checkpoint of a streaming query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """Has Spark find its last micro-batch planned and not committed, as after a crash behind the sink's commit."""
+    """Makes the last micro-batch planned but not committed, as after a crash right after the sink's commit."""
     commits = checkpoint / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     (commits / str(last)).unlink()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two tasks at a time, in a time zone far from UTC; its JVM is a Spark Connect server, too."""
+    """A session with two concurrent tasks, in a time zone far from UTC. Its JVM is a Spark Connect server, too."""
     java.check()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
@@ -42,16 +42,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def spark_remote(spark: SparkSession) -> str:
-    """The address of the Spark Connect server in the session's JVM, which saves the start of another one."""
+    """The address of the Spark Connect server in the session's JVM, which saves starting another one."""
     jvm: Any = spark._jvm
-    # A Scala object.
+    # This is a Scala object.
     service = getattr(getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
     return f"sc://127.0.0.1:{service.localPort()}"
 
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for these tests: what they leave behind, as transactions, is told from what others do."""
+    """A server for these tests only, so that tests can check that no transactions are left."""
     with ServerProcess(tmp_path_factory.mktemp("spark") / "data") as server:
         yield server
 
@@ -70,13 +70,13 @@ def large(client: sync.Client) -> sync.Table:
 
 @pytest.fixture
 def name() -> str:
-    """The name of a table that no other test has."""
+    """A unique name of a table."""
     return f"test.t{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def load(spark: SparkSession, shared_server: ServerProcess) -> Callable[..., DataFrame]:
-    """Loads a table through the data source, which Spark has found by itself."""
+    """Loads a table through the data source, which Spark has discovered."""
 
     def load(table: str, **options: Any) -> DataFrame:
         return spark.read.format("scankv").options(url=shared_server.url, **options).load(table)

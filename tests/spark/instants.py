@@ -1,4 +1,4 @@
-"""Queries that change the table that they read, and so tell of which instant each of their rows is."""
+"""Queries that change the table that they read, so that their rows show which instant they belong to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTANT_SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 def writing(
     url: str, table: str, *, ends_snapshots: bool = False
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: the same rows; behind the last one, each task adds one to the table, or ends its snapshots."""
+    """Returns a function for `mapInArrow` that yields the same rows, and then adds a row or ends the snapshots."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from aio_client import sync
@@ -37,7 +37,7 @@ def writing(
 
 
 def written_and_killed(url: str, table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The same; the first attempt of each task kills its process when it has written."""
+    """As `writing`, but the first attempt of each task kills its process after writing."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -57,7 +57,7 @@ def counts_of_one_instant(
     table: str,
     through: Callable[[str, str], Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]],
 ) -> list[int]:
-    """Counts a table of ten rows, which it makes, twice in each of two queries, which add two rows and more to it."""
+    """Creates a table of ten rows, and counts it twice in each of two queries, which also add rows to it."""
     from aio_client import sync
 
     with sync.connect(url) as client:

@@ -1,4 +1,4 @@
-"""What every Spark of the tests needs: Java, a small JVM, and Python workers that find the checkout."""
+"""The environment of Spark in the tests: Java, a small JVM, and Python workers that find the checkout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def check() -> None:
-    """Fails, saying what to install, where there is no Java."""
+    """Fails with a message that says what to install if Java is missing."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
         pytest.fail(
@@ -29,7 +29,7 @@ def check() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The variables that the JVM, and so its Python workers, must have: this interpreter, and this checkout."""
+    """Returns the environment variables of the JVM and its Python workers, with this interpreter and checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a module in a process of its own, with these variables besides; within the time that a test has."""
+    """Runs a module in its own process with additional variables, within the time limit of a test."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
@@ -53,7 +53,7 @@ def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedP
 
 
 def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Small, quick to start, and on loopback only."""
+    """Configures Spark to be small, to start quickly, and to use loopback only."""
     options = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -62,7 +62,7 @@ def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
         "spark.driver.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        # Compiling little suits short runs.
+        # Short runs are faster with little compilation.
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     }
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""A table that is far more than what may lie between the server and a reader that has read one batch."""
+"""A table that is far larger than all buffers between the server and a reader."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 LARGE_SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 LARGE_ROWS = 15_000
-"""Of 4 KB each."""
+"""The number of rows, of 4 KB each."""
 
 _STEP = 3000
 
 
 def make_large(client: sync.Client, name: str) -> sync.Table:
-    """Creates it and fills it."""
+    """Creates and fills the table."""
     table = client.create_table(name, LARGE_SCHEMA, primary_key=["k"], buckets=2)
     for start in range(0, LARGE_ROWS, _STEP):
         keys = range(start, start + _STEP)

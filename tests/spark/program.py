@@ -1,6 +1,6 @@
-"""A Spark program in a process of its own, which prints what it found: `python -m tests.spark.program HOW URL TABLE`.
+"""A Spark program in its own process, which prints its results: `python -m tests.spark.program HOW URL TABLE`.
 
-`cluster`: executors in processes of their own, of which some are killed while they read or write. `connect` and
+`cluster`: executors in their own processes, some of which are killed while they read or write. `connect` and
 `connect_writing`: the session is a client of a Spark Connect server, of the test's and of its own. `cluster` and
 `connect_writing` copy the table, see `copy`.
 `retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def cluster(url: str, table: str) -> None:
-    """Reads the table in four tasks, and copies it; the first try of one task of each job kills its executor."""
+    """Reads the table in four tasks, and copies it. The first attempt of one task of each job kills its executor."""
     spark = java.configured(SparkSession.builder.master("local-cluster[2,1,1024]")).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
@@ -46,20 +46,20 @@ def cluster(url: str, table: str) -> None:
 
 
 def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Ends the executor of the first try of partition 0 behind its first batch."""
+    """Kills the executor of the first attempt of partition 0 after its first batch."""
     for batch in batches:
         yield batch
         end_executor()
 
 
 def kill_executor_at_the_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same behind its last batch; of a streaming query, in its first micro-batch."""
+    """As `kill_executor`, after the last batch; in a streaming query, in its first micro-batch."""
     yield from batches
     end_executor()
 
 
 def end_executor() -> None:
-    """Ends the executor of the first try of partition 0; of a streaming query, in its first micro-batch."""
+    """Kills the executor of the first attempt of partition 0; in a streaming query, in its first micro-batch."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -74,7 +74,7 @@ Batches: TypeAlias = "Iterator[pa.RecordBatch]"
 
 
 def copy(spark: SparkSession, url: str, table: str, name: str, through: Callable[[Batches], Batches]) -> None:
-    """Adds each row up in two tables that it makes, `<table>_<name>_job` by a job, `..._query` by a streaming query."""
+    """Adds up the rows in two new tables, `<table>_<name>_job` by a job and `..._query` by a streaming query."""
     adding_up = {"create": "true", "primary_key": "k", "merge_engine": "aggregate", "aggregates": "n=sum"}
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
     rows = rows.selectExpr("k", "1L AS n").mapInArrow(through, "k long, n long")
@@ -92,7 +92,7 @@ def copy(spark: SparkSession, url: str, table: str, name: str, through: Callable
 
 
 def parent_of(pid: int) -> int:
-    """A worker's parent is Spark's daemon, and the daemon's the executor."""
+    """Returns the parent of a process. A worker's parent is Spark's daemon, whose parent is the executor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -112,7 +112,7 @@ def connect(url: str, table: str) -> None:
     say(found(spark.sql("select k from large")))
     say(found(spark_bridge.scan_dataframe(spark, url, table, columns=["k"], splits=2)))
     try:
-        spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # asks the server
+        spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # sends a request to the server
     except Exception as error:
         say('there is no option "splitz"' in str(error))
     say(counts_of_one_instant(spark, url, f"{table}_connect_instants", writing))
@@ -134,7 +134,7 @@ def discovery(url: str, table: str) -> None:
 
 
 def create_sql_table(url: str, table: str) -> None:
-    """Makes a SQL table, and a temporary view of it, in a catalog that outlives the session."""
+    """Creates a SQL table, and a temporary view of it, in a catalog that outlives the session."""
     spark = with_catalog()
     spark.sql(f"create table kept using scankv options (url '{url}', table '{table}')")
     say("created")
@@ -142,7 +142,7 @@ def create_sql_table(url: str, table: str) -> None:
 
 
 def read_sql_table(url: str, table: str) -> None:
-    """Reads what `create_sql_table` has made in another session."""
+    """Reads the table that `create_sql_table` created in another session."""
     spark = with_catalog()
     say(tuple(spark.sql("select count(*), max(score) from kept").first() or ()))
     say(tuple(spark.sql("select count(*) from kept with (where = 'score > 5')").first() or ()))
@@ -150,13 +150,13 @@ def read_sql_table(url: str, table: str) -> None:
 
 
 def with_catalog() -> SparkSession:
-    """A session with the catalog of Hive, in Derby, in the directory that the test names."""
+    """Creates a session with a Hive catalog in Derby, in the directory that the test names."""
     directory = os.environ["SCANKV_TEST_CATALOG"]
     builder = java.configured(SparkSession.builder.master("local[2]")).enableHiveSupport()
     connection = f"jdbc:derby:;databaseName={directory}/metastore;create=true"
     builder = builder.config("spark.hadoop.javax.jdo.option.ConnectionURL", connection)
     builder = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse")
-    # Derby keeps a log where the process was started, unless it is told where.
+    # By default, Derby writes a log to the working directory.
     options = f"{java.JAVA_OPTIONS} -Dderby.stream.error.file={directory}/derby.log"
     spark = builder.config("spark.driver.extraJavaOptions", options).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -199,7 +199,7 @@ RETRIED_ROWS = 50_000
 
 
 def retries(url: str, table: str) -> None:
-    """Writes `RETRIED_ROWS` rows in two tasks, of some 25 MB each; the first try of one of them does not end."""
+    """Writes `RETRIED_ROWS` rows in two tasks of some 25 MB each. The first attempt of one of them is killed."""
     spark = java.configured(SparkSession.builder.master("local[2,3]")).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     rows = spark.range(0, RETRIED_ROWS, 1, 2).selectExpr("id AS k", "1L AS n", "repeat('x', 1000) AS v")
@@ -211,7 +211,7 @@ def retries(url: str, table: str) -> None:
 
 
 def kill_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Kills its process behind the last batch of the first try of partition 0."""
+    """Kills its process after the last batch of the first attempt of partition 0."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -227,7 +227,7 @@ def say(found: object) -> None:
 
 
 def found(rows: object) -> object:
-    """Rows, different keys, and their sum."""
+    """Returns the number of rows, the number of distinct keys, and the sum of the keys."""
     (row,) = rows.agg(F.count("*"), F.countDistinct("k"), F.sum("k")).collect()  # type: ignore[attr-defined]
     return tuple(row)
 

@@ -1,4 +1,4 @@
-"""What Spark does with a reader of a stream, without Spark: offsets that are written down, read, and committed."""
+"""Simulates how Spark uses a stream reader: it records offsets, reads micro-batches, and commits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Query:
-    """A streaming query, its checkpoint, and what its sink has got.
+    """A streaming query, its checkpoint, and the content of its sink.
 
     Attributes:
         offsets: The checkpoint: where each micro-batch ends, as text.
-        batches: What the sink has of each micro-batch.
+        batches: The rows of each micro-batch in the sink.
     """
 
     def __init__(self, url: str, table: str, **options: Any) -> None:
@@ -33,22 +33,22 @@ class Query:
         self._reader: ScanKvStreamReader | None = None
 
     def start(self, *, available_now: bool = False) -> None:
-        """As in a new process: all that is known of before is in the checkpoint."""
+        """Starts the query as in a new process, which knows only the checkpoint."""
         self._schema = self._schema or self._source().schema()
         self._reader = self._source().streamReader(self._schema)
         if available_now:
             self._reader.prepareForTriggerAvailableNow()
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Stops the query."""
         if self._reader is not None:
             self._reader.stop()
             self._reader = None
 
     def plan(self, *, once: bool = False) -> bool:
-        """Writes down how far the next micro-batch goes; false when there is nothing for it."""
+        """Records the end of the next micro-batch in the checkpoint. Returns False if there is nothing to read."""
         reader = self.reader
-        assert not self.is_pending, "Spark first reads what it has planned"
+        assert not self.is_pending, "Spark reads a planned micro-batch before it plans the next one"
         start = self.offsets[-1] if self.offsets else json.dumps(reader.initialOffset())
         end = json.dumps(reader.latestOffset(json.loads(start), ReadAllAvailable() if once else self._limit()))
         if end == start:
@@ -59,7 +59,7 @@ class Query:
         return True
 
     def read(self, batch: int) -> list[dict[str, Any]]:
-        """What a micro-batch reads, in tasks that know what they were sent alone."""
+        """Reads a micro-batch in tasks that know only their pickled parts."""
         reader = self.reader
         start = json.loads(self.offsets[batch - 1]) if batch else reader.initialOffset()
         parts = reader.partitions(start, json.loads(self.offsets[batch]))
@@ -68,7 +68,7 @@ class Query:
         return [row for part in sent for rows in copy.read(part) for row in rows.to_pylist()]
 
     def run_batch(self, *, once: bool = False) -> bool:
-        """One micro-batch, or the one that was written down and not read; false when there is none."""
+        """Runs the next micro-batch, or the planned one. Returns False if there is none."""
         if not self.is_pending and not self.plan(once=once):
             return False
         self.batches.append(self.read(len(self.batches)))
@@ -76,16 +76,16 @@ class Query:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a micro-batch was written down and not read."""
+        """Returns whether a micro-batch was planned and not read."""
         return len(self.offsets) > len(self.batches)
 
     def run(self) -> None:
-        """Micro-batches until there is nothing to read."""
+        """Runs micro-batches until there is nothing to read."""
         while self.run_batch():
             pass
 
     def state(self) -> dict[Any, dict[str, Any]]:
-        """The rows that the changes lead to, by their first column; a change that does not fit them is an error."""
+        """Replays the changes, and returns the rows by their first column. Fails for a change that does not fit."""
         state: dict[Any, dict[str, Any]] = {}
         for change in (change for batch in self.batches for change in batch):
             kind, row = change["_change_type"], {k: v for k, v in change.items() if not k.startswith("_")}

@@ -1,4 +1,4 @@
-"""What Spark tells a task of itself, where a test runs the code of a task without Spark."""
+"""Simulates Spark's task context, for tests that run the code of a task without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def task_context(partition: int, properties: Mapping[str, str] | None = None, *, stage: int = 0) -> Iterator[None]:
-    """Within the block, this is the task of a partition and stage, with these local properties."""
+    """Makes the block the task of a partition and stage, with these local properties."""
     known = dict(properties or {})
     context = SimpleNamespace(partitionId=lambda: partition, stageId=lambda: stage, getLocalProperty=known.get)
     with patch.object(TaskContext, "get", lambda: context):

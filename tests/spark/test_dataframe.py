@@ -1,4 +1,4 @@
-"""The fast path and the helpers: what the data source gives, with everything pushed down, and answers of the server."""
+"""Tests of `scan_dataframe`, with everything pushed down, and of queries that the server computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
-def test_a_scan_is_a_dataframe_with_everything_pushed_down_each_query_of_one_instant(
+def test_scan_dataframe_pushes_everything_down_and_each_query_reads_one_instant(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, table: sync.Table
 ) -> None:
     url = shared_server.url
@@ -39,7 +39,7 @@ def test_a_scan_is_a_dataframe_with_everything_pushed_down_each_query_of_one_ins
     assert [(each.name, each.dataType.simpleString()) for each in rows.schema] == [("team", "string"), ("id", "bigint")]
     assert sorted(rows.collect()) == sorted((f"t{each % 7}", each) for each in range(100))
     table.delete(list(range(50)))
-    # Another action, and one that uses it twice.
+    # Another action, and an action that uses the DataFrame twice.
     assert rows.union(rows.filter("id = 60")).count() == 51
     assert sorted(each.ttl for each in client.snapshots(table.name)) == [60, 600, 600]
     assert spark_bridge.scan_dataframe(spark, url, table.name, rows_per_split=300).count() == 950
@@ -56,12 +56,12 @@ def test_a_scan_of_a_named_snapshot_leaves_it_to_its_holder(
         assert [each.ttl for each in client.snapshots(table.name)] == [300]
     with pytest.raises(PythonException) as caught:
         rows.collect()
-    assert "take another one" in str(caught.value)
+    assert "pin another snapshot" in str(caught.value)
     with pytest.raises(SnapshotLost):
         spark_bridge.scan_dataframe(spark, shared_server.url, table.name, snapshot=snapshot.id)
 
 
-def test_a_limit_behind_the_scan_leaves_no_live_scan(
+def test_a_limit_after_the_scan_leaves_no_live_scan(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
     rows = spark_bridge.scan_dataframe(spark, shared_server.url, large.name, splits=2)
@@ -69,7 +69,7 @@ def test_a_limit_behind_the_scan_leaves_no_live_scan(
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan", timeout=60)
 
 
-def test_what_is_wrong_is_an_error_before_there_is_a_dataframe(
+def test_wrong_arguments_are_an_error_before_the_dataframe_is_created(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, table: sync.Table
 ) -> None:
     url = shared_server.url
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_an_error_before_there_is_a_dataframe(
     assert client.snapshots(table.name) == []
 
 
-def test_the_server_answers_counts_aggregates_and_the_first_rows(
+def test_the_server_computes_counts_aggregates_and_top_n(
     spark: SparkSession, shared_server: ServerProcess, table: sync.Table
 ) -> None:
     url = shared_server.url
@@ -96,7 +96,7 @@ def test_the_server_answers_counts_aggregates_and_the_first_rows(
     assert sorted(tuple(row) for row in sums.collect())[:2] == [("t0", 7, 7), ("t1", 9, 8)]
 
 
-def test_the_tables_of_a_server_are_a_dataframe(
+def test_the_tables_of_a_server_can_be_read_as_a_dataframe(
     spark: SparkSession, shared_server: ServerProcess, table: sync.Table
 ) -> None:
     (row,) = spark_bridge.tables(spark, shared_server.url).filter(f"name = '{table.name}'").collect()

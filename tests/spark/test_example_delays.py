@@ -1,4 +1,4 @@
-"""The jobs of examples/spark_delays: equal to pandas over live flights, whatever is killed meanwhile."""
+"""The results of examples/spark_delays equal pandas' over live flights, whatever is killed."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_quer
             for _ in range(3):
                 assert departures.next_hour()
             with client.table(FLIGHTS).snapshot(ttl=600) as snapshot:
-                # The report is of before these, and the query may be anywhere in the middle.
+                # The report is from before these changes, and the query may have read any part of them.
                 for _ in range(3):
                     assert departures.next_hour()
                 server.kill()
                 server.restart()
                 write_report(spark, server.url, snapshot=snapshot.id)
                 check_report(client, snapshot, airports)
-        # Its last micro-batch is in the table, and it died before it could note that.
+        # The last micro-batch is in the table, but the query died before it recorded that.
         forget_last_commit(tmp_path)
         with totals(spark, server.url, tmp_path) as query:
             while departures.next_hour():
@@ -74,7 +74,7 @@ def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_quer
 
 
 @pytest.mark.soak
-def test_one_command_runs_all_and_kills_server_and_job_in_between() -> None:
+def test_one_command_runs_the_example_and_kills_server_and_job() -> None:
     done = java.run("examples.spark_delays", "--start", "2013-01-30", "--hours-per-second", "1")
     assert done.returncode == 0, done.stderr[-5000:]
     assert "killing the streaming job" in done.stdout

@@ -44,10 +44,10 @@ def test_branches_of_a_query_that_loads_a_table_twice_read_one_instant(
     shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:
     first, second = load(table.name, splits=2), load(table.name)
-    # One task, which reads the second after it has written behind the first.
+    # One task, which writes after reading the first branch and then reads the second.
     both = first.mapInArrow(writing(shared_server.url, table.name), "k bigint").union(second).coalesce(1)
     counts = [both.count() for _ in range(3)]
-    # Each of two parts of the first one wrote a row.
+    # Each of two parts of the first query wrote a row.
     assert counts == [2 * ROWS, 2 * (ROWS + 2), 2 * (ROWS + 4)]
 
 
@@ -65,7 +65,7 @@ def test_a_subquery_that_ends_before_the_query_begins_reads_the_same_instant(
         assert tuple(spark.sql(text).first() or ()) == (before, before, 0)
 
 
-def test_every_action_reads_the_table_as_it_is_then(
+def test_every_action_reads_the_table_as_of_its_own_instant(
     spark: SparkSession, shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:
     rows = load(table.name)
@@ -89,17 +89,17 @@ def test_a_view_outlives_every_snapshot(
     wait_until(lambda: client.snapshots(table.name) == [], "expired", timeout=60)
 
 
-def test_a_snapshot_that_ends_under_a_query_fails_it_and_gives_no_rows_of_another_instant(
+def test_a_query_whose_snapshot_ends_fails_and_returns_no_rows_of_another_instant(
     spark: SparkSession, shared_server: ServerProcess, load: Callable[..., DataFrame], table: sync.Table
 ) -> None:
     ending = writing(shared_server.url, table.name, ends_snapshots=True)
     both = load(table.name, splits=1).mapInArrow(ending, "k bigint").union(load(table.name)).coalesce(1)
     with pytest.raises(PythonException) as caught:
         both.collect()
-    assert "Run the query again; option snapshot_ttl" in str(caught.value)
+    assert "Run the query again; a greater option snapshot_ttl" in str(caught.value)
 
 
-def test_a_stream_joined_with_a_table_reads_it_as_it_is_at_each_micro_batch(
+def test_a_stream_joined_with_a_table_reads_the_table_as_of_each_micro_batch(
     spark: SparkSession, load: Callable[..., DataFrame], table: sync.Table, tmp_path: Path
 ) -> None:
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()

@@ -1,4 +1,4 @@
-"""The code of the pages about Spark runs as it stands there, in a session that was made before, as in `pyspark`."""
+"""The code of the pages about Spark runs unchanged, in an existing session, as in `pyspark`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 PAGES = [page for page in list_pages() if page.is_for_spark]
 
 
-@pytest.mark.timeout(300)  # a page runs several streaming queries, each with its own start and end
+@pytest.mark.timeout(300)  # a page starts and stops several streaming queries
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
-def test_the_code_of_the_page_runs_and_prints_what_it_says(
+def test_the_code_of_the_page_runs_and_prints_the_documented_output(
     page: Page, spark: SparkSession, shared_server: ServerProcess, tmp_path: Path
 ) -> None:
     run_page(page, tmp_path, shared_server.url, spark=spark)

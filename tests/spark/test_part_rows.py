@@ -1,4 +1,4 @@
-"""One part of a read without Spark: bounded, exact over a restart of the server, free of everything at its end."""
+"""Reads of one part without Spark: bounded in memory, exact over server restarts, and without leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aio_client._sync.read_ahead import BATCH_ROWS
 from spark_bridge.casting import arrow_schema
 from spark_bridge.options import ReadOptions
 from spark_bridge.part_rows import read_part
-from spark_bridge.planning import planned
+from spark_bridge.planning import plan_read
 from tests.spark.large_table import LARGE_ROWS, make_large
 from tests.spark.task import task_context
 from tests.support.waiting import wait_until
@@ -33,13 +33,13 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.strin
 
 
 def plan(server: ServerProcess, table: str, **options: Any) -> PartitionPlan:
-    return planned(replace(ReadOptions(table=table, url=server.url), **options))
+    return plan_read(replace(ReadOptions(table=table, url=server.url), **options))
 
 
 def read(
     plan: PartitionPlan, part: Part, execution: str | None = "0", stage: int = 0
 ) -> Generator[pa.RecordBatch, None, None]:
-    """As in another process, by a task of an execution, or outside of one; it has begun when this returns."""
+    """Starts reading a part as in another process, by a task of an execution or outside of one."""
     query = {"spark.sql.execution.query.id": QUERY, "spark.sql.execution.id": execution} if execution else {}
     with task_context(0, query, stage=stage):
         rows = read_part(pickle.loads(pickle.dumps(part)), arrow_schema(plan.schema))
@@ -62,7 +62,7 @@ def keys(batches: list[pa.RecordBatch]) -> list[int]:
 
 
 def threads() -> int:
-    """Those of clients."""
+    """Returns the threads of clients."""
     return sum(thread.name == "scankv-client" for thread in threading.enumerate())
 
 
@@ -73,7 +73,7 @@ def small(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
-def test_a_reader_that_waits_holds_up_the_scan_and_one_that_stops_frees_all(
+def test_a_slow_reader_slows_the_scan_and_a_reader_that_stops_frees_everything(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
     whole, before = plan(shared_server, large.name), threads()
@@ -92,7 +92,9 @@ def test_a_reader_that_waits_holds_up_the_scan_and_one_that_stops_frees_all(
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan")
 
 
-def test_a_dropped_reader_frees_all(shared_server: ServerProcess, client: sync.Client, small: sync.Table) -> None:
+def test_a_dropped_reader_frees_everything(
+    shared_server: ServerProcess, client: sync.Client, small: sync.Table
+) -> None:
     whole, before = plan(shared_server, small.name), threads()
     batches = read(whole, whole.parts[0])
     next(batches)
@@ -102,7 +104,7 @@ def test_a_dropped_reader_frees_all(shared_server: ServerProcess, client: sync.C
     wait_until(lambda: all(each.table != small.name for each in client.live_scans()), "no live scan")
 
 
-def test_a_part_goes_on_exactly_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:
+def test_a_part_continues_exactly_when_the_server_is_killed_and_restarted(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         make_large(client, "test.large")
         whole = plan(server, "test.large", splits=2)
@@ -115,7 +117,7 @@ def test_a_part_goes_on_exactly_when_the_server_is_killed_and_started_again(serv
     assert sorted(keys(batches)) == list(range(LARGE_ROWS))
 
 
-def test_an_error_in_the_middle_reaches_the_reader_behind_the_rows_before_it(
+def test_an_error_in_the_middle_reaches_the_reader_after_all_earlier_rows(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
     whole, before = plan(shared_server, large.name), threads()
@@ -141,12 +143,12 @@ def test_two_hundred_parts_leave_nothing_behind(
 
 
 def lease(client: sync.Client, table: sync.Table) -> sync.Snapshot:
-    """That of the tasks; the plan has one of a minute."""
+    """Returns the lease of the tasks. The lease of the plan lasts a minute."""
     (snapshot,) = (each for each in client.snapshots(table.name) if each.ttl != 60)
     return snapshot
 
 
-def test_the_parts_of_one_execution_are_of_one_instant_and_those_of_the_next_one_of_another(
+def test_all_parts_of_an_execution_read_one_instant_and_the_next_execution_reads_another(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
     whole, other = plan(shared_server, small.name, splits=3), plan(shared_server, small.name, splits=2)
@@ -156,13 +158,13 @@ def test_the_parts_of_one_execution_are_of_one_instant_and_those_of_the_next_one
     for part in whole.parts[1:]:
         found += keys(list(read(whole, part, "1")))
     assert sorted(found) == list(range(1001))
-    # A table that is loaded twice is read at one instant, too, and a part that is read again gives the same rows.
+    # Two loads of a table read the same instant, too, and reading a part again returns the same rows.
     assert sorted(keys([rows for part in other.parts for rows in read(other, part, "1")])) == list(range(1001))
     assert keys([rows for part in whole.parts for rows in read(whole, part, "2")]) == [1000]
     assert len(client.snapshots(small.name)) == 4
 
 
-def test_outside_of_an_execution_each_stage_of_each_load_reads_one_instant(
+def test_outside_an_execution_each_stage_of_each_load_reads_one_instant(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
     whole, other = plan(shared_server, small.name, splits=2), plan(shared_server, small.name)
@@ -181,19 +183,21 @@ def test_no_task_reads_another_instant_when_the_snapshot_of_its_execution_has_en
     assert lease(client, small).ttl == 300
     lease(client, small).release()
     for part in whole.parts:
-        with pytest.raises(SnapshotLost, match=r"has ended before the query.*Run the query again; option snapshot_ttl"):
+        with pytest.raises(
+            SnapshotLost, match=r"ended before the query.*Run the query again; a greater option snapshot_ttl"
+        ):
             list(read(whole, part, "1"))
     assert sorted(keys([rows for part in whole.parts for rows in read(whole, part, "2")])) == list(range(1000))
 
 
-def test_a_table_that_was_created_again_is_not_read_by_parts_of_the_one_before(
+def test_parts_of_a_dropped_table_do_not_read_a_new_table_of_the_same_name(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
     whole = plan(shared_server, small.name)
     client.drop_table(small.name)
     again = client.create_table(small.name, SCHEMA, primary_key=["k"], buckets=7)
     again.upsert([{"k": 1, "text": "x"}])
-    with pytest.raises(SchemaMismatch, match=r"dropped and created again since.*create the view again"):
+    with pytest.raises(SchemaMismatch, match=r"dropped and created again after.*create the view again"):
         list(read(whole, whole.parts[0]))
     assert client.snapshots(small.name) == []
 
@@ -206,7 +210,7 @@ def test_a_column_that_is_added_later_is_not_read(
     assert sorted(keys(list(read(whole, whole.parts[0])))) == list(range(1000))
 
 
-def test_a_task_that_reads_for_longer_than_the_lease_lives_keeps_it(
+def test_a_task_that_reads_for_longer_than_the_lease_renews_it(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
     whole = plan(shared_server, large.name, snapshot_ttl=9.0)
@@ -236,9 +240,9 @@ def test_a_snapshot_of_the_user_is_neither_renewed_nor_shortened(
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
     assert [each.ttl for each in client.snapshots(small.name)] == [500]
     snapshot.release()
-    with pytest.raises(SnapshotLost, match=r"option snapshot names.*take another one"):
+    with pytest.raises(SnapshotLost, match=r"option snapshot names.*pin another snapshot"):
         list(read(whole, whole.parts[0]))
-    with pytest.raises(SnapshotLost, match=r"option snapshot: table .* has no snapshot"):
+    with pytest.raises(SnapshotLost, match=r"option snapshot must be the id of a snapshot of table"):
         plan(shared_server, small.name, snapshot=snapshot.id)
 
 

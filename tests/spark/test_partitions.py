@@ -1,4 +1,4 @@
-"""How many tasks a read has, and of what: as the server's explanation of it says, without reading the table for it."""
+"""Planning derives the number and content of tasks from the server's `explain`, without reading the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_bridge.options import ReadOptions
-from spark_bridge.planning import planned
+from spark_bridge.planning import plan_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("part",
 
 @pytest.fixture(scope="module")
 def numbers(client: sync.Client) -> sync.Table:
-    """20,000 rows in 4 buckets, by the whole key."""
+    """20,000 rows in 4 buckets, by the complete key."""
     table = client.create_table("spark.numbers", SCHEMA, primary_key=["id", "part"], buckets=4)
     table.upsert(pa.table({"id": range(ROWS), "part": [f"p{n % 10}" for n in range(ROWS)]}, schema=SCHEMA))
     return table
@@ -49,7 +49,7 @@ def numbers(client: sync.Client) -> sync.Table:
         ({}, 10, ROWS),
     ],
 )
-def test_tasks_are_as_many_as_what_is_read_needs(
+def test_the_number_of_tasks_depends_on_the_rows_to_read(
     load: Callable[..., DataFrame], numbers: sync.Table, options: dict[str, object], tasks: int, rows: int
 ) -> None:
     limits = {} if "splits" in options else {"rows_per_split": 2000}
@@ -59,10 +59,10 @@ def test_tasks_are_as_many_as_what_is_read_needs(
     assert (len(found), len(set(found))) == (rows, rows)
 
 
-def test_whole_buckets_are_handed_out_where_that_is_enough(shared_server: ServerProcess, numbers: sync.Table) -> None:
+def test_tasks_read_complete_buckets_where_that_is_enough(shared_server: ServerProcess, numbers: sync.Table) -> None:
     for options in ({"splits": 4}, {"splits": 2, "key_start": "100", "key_end": "299"}, {"rows_per_split": 5000}):
         read = ReadOptions(table=numbers.name, url=shared_server.url, **options)
-        parts = [part.spec for part in planned(read).parts]
+        parts = [part.spec for part in plan_read(read).parts]
         assert len(parts) == options.get("splits", 4)
         assert sorted(bucket for part in parts for bucket in part.buckets or ()) == [0, 1, 2, 3]
         assert len({part.key_range for part in parts}) == 1

@@ -1,4 +1,4 @@
-"""Spark as it is deployed: executors that die in processes of their own, and a session that is a client of a server."""
+"""Spark as it is deployed: executors in their own processes, which may die, and a session of Spark Connect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def said(how: str, url: str, table: str, *paths: str, **variables: str) -> list[str]:
-    """Runs a program, for which packages in `paths` can be imported, too; what it prints."""
+    """Runs a program that can also import packages in `paths`, and returns its output."""
     java.check()
     importable = os.pathsep.join([java.environment()["PYTHONPATH"], *paths])
     done = java.run(program.__name__, how, url, table, PYTHONPATH=importable, **variables)
@@ -53,7 +53,7 @@ def test_every_row_is_read_and_written_once(
 
 
 @pytest.mark.soak
-def test_where_another_package_ends_the_search_for_data_sources_this_one_can_be_registered(
+def test_the_source_can_be_registered_where_another_package_breaks_discovery(
     shared_server: ServerProcess, large: sync.Table, tmp_path: Path
 ) -> None:
     (tmp_path / "pyspark_broken.py").write_text("raise ImportError('not today')")

@@ -1,4 +1,4 @@
-"""The data source `scankv` in a Spark session: the same rows as the table's, in every query, as of one instant."""
+"""The data source `scankv` in a Spark session returns the rows of the table as of one instant in every query."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture(scope="module")
 def scores(client: sync.Client) -> sync.Table:
-    """A thousand rows, which no test changes."""
+    """A table of a thousand rows, which no test changes."""
     table = client.create_table("spark.scores", SCORES, primary_key=["player"], buckets=3)
     numbers = range(ROWS)
     players, teams = [f"p{number:04}" for number in numbers], [f"t{number % 7}" for number in numbers]
@@ -43,18 +43,18 @@ def scores(client: sync.Client) -> sync.Table:
 
 @pytest.fixture
 def own(client: sync.Client, name: str) -> sync.Table:
-    """A small table of the test's own."""
+    """A small table for one test."""
     table = client.create_table(name, SCORES, primary_key=["player"], buckets=2)
     table.upsert([{"player": f"p{number}", "score": number, "team": "t"} for number in range(10)])
     return table
 
 
 def told(error: Exception) -> str:
-    """The last lines of an error's text: what a user reads first of a long one."""
+    """Returns the last lines of an error's text, which users read first."""
     return str(error)[-800:]
 
 
-def test_the_source_is_found_by_itself_and_by_registering_it(
+def test_the_source_is_discovered_and_can_be_registered(
     spark: SparkSession, load: Callable[..., DataFrame], scores: sync.Table, shared_server: ServerProcess
 ) -> None:
     found = load(scores.name)
@@ -72,11 +72,14 @@ def test_the_source_is_found_by_itself_and_by_registering_it(
     ("options", "message"),
     [
         ({"splitz": 3}, 'there is no option "splitz"; did you mean "splits"?'),
-        ({"splits": "x"}, "option splits is a whole number, not 'x'"),
+        ({"splits": "x"}, "option splits must be a whole number, not 'x'"),
         ({"columns": "player,scor"}, 'there is no column "scor"; did you mean "score"?'),
         ({"where": "score > 'x'"}, "score"),
         ({"where": "score >"}, "the predicate"),
-        ({"key_start": '["p1", 2]'}, "option key_start has 2 values"),
+        (
+            {"key_start": '["p1", 2]'},
+            "option key_start must have one value for each leading key column to restrict, of player, not 2 values",
+        ),
         ({"snapshot": "gone"}, "option snapshot"),
         ({"pushdown": "true"}, "option pushdown"),
         ({"table": "spark.score"}, 'table "spark.score" does not exist; did you mean'),
@@ -84,7 +87,7 @@ def test_the_source_is_found_by_itself_and_by_registering_it(
         ({"url": "nowhere"}, "'nowhere' is not the address of a server"),
     ],
 )
-def test_what_is_wrong_is_one_short_error_of_load(
+def test_a_wrong_option_is_one_short_error_of_load(
     spark: SparkSession, shared_server: ServerProcess, scores: sync.Table, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(AnalysisException) as caught:
@@ -98,9 +101,9 @@ def test_what_is_wrong_is_one_short_error_of_load(
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("player string, points bigint", 'the schema has a column "points", and the table'),
-        ("player string, score int", 'column "score" is bigint in the table, and int in the schema'),
-        ("player string, score bigint not null", 'column "score" is NOT NULL in the schema'),
+        ("player string, points bigint", 'the schema has a column "points" that is not among the columns'),
+        ("player string, score int", 'column "score" must have type bigint, as in the table, not int'),
+        ("player string, score bigint not null", 'column "score" must be nullable'),
     ],
 )
 def test_a_schema_that_is_not_the_tables_is_refused_before_any_task_starts_and_keeps_no_lease(
@@ -113,7 +116,7 @@ def test_a_schema_that_is_not_the_tables_is_refused_before_any_task_starts_and_k
     assert client.snapshots(own.name) == []
 
 
-def test_a_schema_chooses_columns(spark: SparkSession, shared_server: ServerProcess, own: sync.Table) -> None:
+def test_a_schema_selects_columns(spark: SparkSession, shared_server: ServerProcess, own: sync.Table) -> None:
     reading = spark.read.format("scankv").options(url=shared_server.url).schema("score bigint, player string")
     assert sorted(reading.load(own.name).collect()) == [(number, f"p{number}") for number in range(10)]
 
@@ -156,7 +159,7 @@ def content(rows: DataFrame) -> list[str]:
     return sorted(map(str, rows.collect()))
 
 
-def test_a_named_snapshot_is_read_by_all_and_stays_its_holders(
+def test_a_named_snapshot_is_read_by_all_queries_and_not_released(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
 ) -> None:
     with own.snapshot(ttl=300) as snapshot:
@@ -183,7 +186,7 @@ def test_the_options_that_spark_does_not_push_down_reach_the_server(
 
 
 @pytest.mark.parametrize("options", [{"splits": 1}, {"splits": 7}, {"rows_per_split": 500}, {"rows_per_split": 400}])
-def test_the_parts_of_a_table_with_skewed_buckets_are_the_table(
+def test_the_parts_of_a_table_with_skewed_buckets_add_up_to_the_table(
     load: Callable[..., DataFrame], client: sync.Client, name: str, options: dict[str, int]
 ) -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.int64(), nullable=False)])
@@ -203,7 +206,7 @@ def test_an_empty_table_has_no_rows(load: Callable[..., DataFrame], client: sync
     assert load(name, splits=3).count() == 0
 
 
-def test_tasks_that_the_server_is_killed_under_give_each_row_once(
+def test_tasks_return_each_row_once_when_the_server_is_killed(
     spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:
     with sync.connect(server.url) as client:
@@ -223,7 +226,7 @@ def test_tasks_that_the_server_is_killed_under_give_each_row_once(
 
 
 def gate(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Lets the first batch of each task through when the file `go` is there, and says in a file that it has come."""
+    """Blocks the first batch of each task until the file `go` exists, and reports its arrival in another file."""
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first, context = next(batches), TaskContext.get()
@@ -284,7 +287,7 @@ VALUES: dict[str, Any] = {
     "f32": 0.25,
     "f64": 0.1,
     "amount": decimal.Decimal("-1234567890.12"),
-    # Longer than a message of gRPC may be unless it is told otherwise.
+    # Longer than gRPC's default limit of a message.
     "text": 5_000_000 * "é",
     "data": b"\0\xff",
     "day": datetime.date(1969, 7, 20),
@@ -309,7 +312,7 @@ def test_every_type_has_the_same_values_in_a_session_that_is_not_in_utc(
         pa.Table.from_pylist([VALUES, {"k": 2, "both": None}], TYPES)
     )
     rows = spark_bridge.scan_dataframe(spark, shared_server.url, name) if fast else load(name)
-    # As text made in UTC by Spark itself: what Python makes of an instant depends on its process.
+    # Compared as text that Spark formats in UTC, since Python's conversion depends on the time zone of the process.
     shown = rows.withColumn("instant", F.unix_micros("instant")).withColumn(
         "by_name", F.transform_values("by_name", lambda _, value: F.unix_micros(value))
     )

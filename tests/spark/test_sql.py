@@ -1,4 +1,4 @@
-"""Tables and views in SQL: what CREATE TABLE keeps, in later sessions too, and where rows can be inserted."""
+"""Tables and views in SQL: the options that CREATE TABLE stores, also for later sessions, and INSERT."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
 
 
 class Sql:
-    """Statements in which `{}` is a name of the test's own."""
+    """Runs SQL statements in which `{}` stands for a unique name."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:
         self._spark = spark
@@ -65,11 +65,11 @@ def told(error: Exception) -> str:
     return str(error)[-1000:]
 
 
-def test_a_table_is_read_as_it_is_and_a_statement_says_more(sql: Sql, table: sync.Table) -> None:
+def test_a_statement_can_add_options_to_those_of_its_table(sql: Sql, table: sync.Table) -> None:
     sql.create(table.name, where="score < 8", rows_per_split="3")
     assert sql.rows("select count(*), max(score) from {}") == [(8, 7)]
     assert sql.rows("select a.player from {} a join {} b using (player) where b.score = 3") == [("p3",)]
-    # At the server, and within what the table is.
+    # The server evaluates it, in addition to the `where` of the table.
     assert sql.rows("select count(*) from {} with (where = 'score > 5')") == [(2,)]
     assert sql.rows("select count(*) from {} with (`key_prefix` = 'p1', splits = '1')") == [(1,)]
     table.delete(["p3"])
@@ -79,7 +79,7 @@ def test_a_table_is_read_as_it_is_and_a_statement_says_more(sql: Sql, table: syn
     assert sql.rows("select count(*) from {} with (`limit` = '2')") == [(2,)]
 
 
-def test_a_where_of_a_statement_cannot_leave_the_where_of_its_table(sql: Sql, table: sync.Table) -> None:
+def test_the_where_of_a_statement_only_narrows_the_where_of_its_table(sql: Sql, table: sync.Table) -> None:
     sql.create(table.name, where="score < 2")
     with pytest.raises(AnalysisException) as caught:
         sql.rows("select * from {} with (where = 'score = 1) or (score > 0')")
@@ -90,12 +90,14 @@ def test_a_where_of_a_statement_cannot_leave_the_where_of_its_table(sql: Sql, ta
     ("statement", "message"),
     [
         ("select * from {} with (splitz = '3')", 'there is no option "splitz"; did you mean "splits"?'),
-        ("select * from {} with (endingOffsets = '3')", 'there is no option "endingoffsets": readStream takes option'),
-        ("select * from {} with (`table` = 'test.other')", "option table is fixed by CREATE TABLE"),
-        ("select * from {} with (url = 'other:1')", "option url is fixed by CREATE TABLE"),
+        ("select * from {} with (endingOffsets = '3')", 'there is no option "endingoffsets": use option stop'),
+        ("select * from {} with (`table` = 'test.other')", "option table must be '"),
+        ("select * from {} with (url = 'other:1')", "option url must be '"),
     ],
 )
-def test_what_a_statement_cannot_say_is_refused(sql: Sql, table: sync.Table, statement: str, message: str) -> None:
+def test_options_that_a_statement_cannot_change_are_refused(
+    sql: Sql, table: sync.Table, statement: str, message: str
+) -> None:
     sql.create(table.name)
     with pytest.raises(AnalysisException) as caught:
         sql.rows(statement)
@@ -111,14 +113,14 @@ def test_a_table_that_cannot_be_read_is_not_created(sql: Sql, table: sync.Table)
         with pytest.raises(AnalysisException) as caught:
             sql.create(**{"table": table.name, **options})
         assert message in told(caught.value)
-    # With columns, Spark asks nobody, and keeps no options.
+    # If the statement lists columns, Spark does not call the data source and drops the options.
     sql.create(table.name, "table {} (player string)")
     with pytest.raises(AnalysisException) as caught:
         sql.rows("select * from {}")
     assert "without columns" in told(caught.value)
 
 
-def test_nothing_is_inserted_through_a_table_whatever_the_rows_come_from(
+def test_inserting_through_a_sql_table_is_refused_whatever_the_source(
     sql: Sql, client: sync.Client, spark: SparkSession, table: sync.Table
 ) -> None:
     sql.create(table.name)
@@ -134,7 +136,7 @@ def test_nothing_is_inserted_through_a_table_whatever_the_rows_come_from(
         ):
             with pytest.raises(AnalysisException) as caught:
                 sql(statement)
-            assert "rows cannot be inserted through a table" in told(caught.value)
+            assert "INSERT INTO does not work with a table" in told(caught.value)
             assert "CREATE TEMPORARY VIEW" in told(caught.value)
     finally:
         other("drop table {}")
@@ -167,7 +169,7 @@ def test_a_stream_of_a_table_follows_it(sql: Sql, spark: SparkSession, table: sy
     assert sum(found) == 10
     with pytest.raises(AnalysisException) as caught:
         sql.rows("select * from {}")
-    assert "option row_kinds is for readStream" in told(caught.value)
+    assert "option row_kinds is an option of readStream only" in told(caught.value)
 
 
 def test_no_option_that_is_a_secret_is_stored() -> None:
@@ -175,7 +177,7 @@ def test_no_option_that_is_a_secret_is_stored() -> None:
 
 
 @pytest.mark.soak
-def test_a_table_is_there_in_later_sessions(
+def test_a_sql_table_exists_in_later_sessions(
     shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:
     filled(client, name)

@@ -1,4 +1,4 @@
-"""What a task stages while it takes rows: in order, bounded, and nothing lost of an error. Without a session."""
+"""A task stages rows in order and with bounded memory, and reports all errors. Tested without a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
-# Of such rows, each is a request.
+# Each row of this size is a request.
 LARGE = "x" * 5_000_000
 
 
@@ -38,14 +38,14 @@ def table(client: sync.Client, name: str) -> sync.Table:
 @pytest.fixture
 def job(shared_server: ServerProcess, table: sync.Table) -> WriteJob:
     options = WriteOptions.parse({"url": shared_server.url, "path": table.name})
-    return writing.planned_write(options, spark_schema(SCHEMA), replaces=False)
+    return writing.prepare_write(options, spark_schema(SCHEMA), replaces=False)
 
 
 @pytest.fixture
 def begun(job: WriteJob) -> Iterator[JobTransaction]:
     begun = writing.begin(job, uuid.uuid4().hex, "test")
     yield begun
-    # Other tests look for transactions that are left over.
+    # Aborted, since other tests check that no transactions are left.
     writing.abort(job, begun)
 
 
@@ -67,12 +67,12 @@ def standing_still(server: ServerProcess) -> Iterator[None]:
         os.kill(server.process.pid, signal.SIGCONT)
 
 
-def test_rows_are_taken_while_one_request_is_under_way_and_not_two(
+def test_rows_are_taken_while_one_request_is_running_and_not_two(
     shared_server: ServerProcess, client: sync.Client, table: sync.Table, job: WriteJob, begun: JobTransaction
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)
-        # What comes next sends the first, which is not answered before another one was asked for.
+        # This batch makes the task send the first one, which is answered only after another batch was requested.
         with standing_still(shared_server):
             yield row(1, LARGE)
         for number in range(2, 6):
@@ -85,7 +85,7 @@ def test_rows_are_taken_while_one_request_is_under_way_and_not_two(
     assert table.scan(["k"]).ordered().to_arrow().column(0).to_pylist() == list(range(6))
 
 
-def test_of_rows_with_one_key_the_last_one_stays(table: sync.Table, job: WriteJob, begun: JobTransaction) -> None:
+def test_the_last_row_of_a_key_wins(table: sync.Table, job: WriteJob, begun: JobTransaction) -> None:
     staged = writing.stage(job, begun, 0, (row(1, f"{number}{LARGE}") for number in range(5)))
     assert staged.requests == 5
     writing.commit(job, begun, [staged])
@@ -111,18 +111,18 @@ def test_a_request_that_is_refused_fails_the_task(
     assert table.count() == 0
 
 
-def test_rows_that_break_off_end_the_task_though_the_server_answers_nothing(
+def test_rows_that_fail_end_the_task_even_if_the_server_does_not_respond(
     shared_server: ServerProcess, job: WriteJob, begun: JobTransaction
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)
         pause.enter_context(standing_still(shared_server))
         yield row(1, LARGE)
-        raise RuntimeError("the rows broke off")
+        raise RuntimeError("the rows failed")
 
     patient = replace(job, config=replace(job.config, operation_timeout=600, attempt_timeout=600))
     with ThreadPoolExecutor(1) as pool, ExitStack() as pause:
         task = pool.submit(writing.stage, patient, begun, 0, batches())
         wait_until(task.done, "the end of the task", timeout=120)
-    with pytest.raises(RuntimeError, match="the rows broke off"):
+    with pytest.raises(RuntimeError, match="the rows failed"):
         task.result()

@@ -1,4 +1,4 @@
-"""A streaming query without Spark: exact wherever it is stopped, in bounded batches, and what is kept for it."""
+"""Streaming queries without Spark are exact wherever they stop, have bounded batches, and hold what they need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS = 1000
 
 @pytest.fixture
 def table(client: sync.Client, name: str) -> sync.Table:
-    """A thousand rows in three buckets."""
+    """A table of a thousand rows in three buckets."""
     return filled(client, name)
 
 
@@ -49,7 +49,7 @@ def filled(client: sync.Client, name: str, **options: Any) -> sync.Table:
 
 @pytest.fixture
 def query(shared_server: ServerProcess, table: sync.Table) -> Iterator[Callable[..., Query]]:
-    """Makes queries over the table, which end with the test."""
+    """Returns a function that creates queries on the table, which end with the test."""
     made: list[Query] = []
 
     def make(**options: Any) -> Query:
@@ -69,7 +69,7 @@ def rows_of(table: sync.Table) -> dict[Any, dict[str, Any]]:
     return {row["k"]: row for row in table.scan().to_arrow().to_pylist()}
 
 
-def test_a_query_gives_the_rows_of_the_table_in_several_batches_and_then_every_change(
+def test_a_query_returns_the_rows_of_the_table_in_several_batches_and_then_every_change(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query(max_rows_per_trigger=300)
@@ -86,13 +86,13 @@ def test_a_query_gives_the_rows_of_the_table_in_several_batches_and_then_every_c
     changes = [row for batch in follower.batches[len(among_rows) :] for row in batch]
     assert len(changes) == 500 * 2 + 100 + 10
     assert {row["_bucket"] for row in among_rows[0]} <= {0, 1, 2}
-    # What is read is let go of.
+    # The snapshot is released after the rows were read.
     assert client.snapshots(table.name) == []
-    # What was read last is committed with the next batch.
+    # Each batch is committed with the next one.
     assert [each.lag for each in table.consumers()] == [len(follower.batches[-1])]
 
 
-def test_no_batch_of_changes_has_more_than_the_limit_and_updates_stay_whole(
+def test_no_batch_of_changes_exceeds_the_limit_or_splits_an_update(
     table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query(start="latest", max_rows_per_trigger=101)
@@ -104,7 +104,7 @@ def test_no_batch_of_changes_has_more_than_the_limit_and_updates_stay_whole(
     assert sum(map(len, follower.batches)) == 600
     assert all(0 < len(batch) <= 101 for batch in follower.batches[1:])
     assert all(batch[-1]["_change_type"] == "+U" for batch in follower.batches[1:])
-    # Buckets take turns.
+    # Batches alternate between the buckets.
     assert len({row["_bucket"] for row in follower.batches[1]}) == 3
 
 
@@ -115,7 +115,7 @@ def test_batches_of_changes_are_bounded_in_bytes(table: sync.Table, query: Calla
     for value in range(1, 4):
         write(table, range(100), value)
         follower.run()
-    # At least one chunk at a time, which is of one bucket.
+    # A batch has at least one chunk, which belongs to one bucket.
     assert [len({row["_bucket"] for row in batch}) for batch in follower.batches[1:]] == [1] * 9
     assert sum(map(len, follower.batches)) == 600
     unlimited = query(start="earliest")
@@ -142,7 +142,7 @@ def test_a_limit_that_spark_lifts_is_lifted(table: sync.Table, query: Callable[.
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_query_that_is_stopped_anywhere_goes_on_exactly(
+def test_a_query_that_stops_anywhere_continues_exactly(
     table: sync.Table, query: Callable[..., Query], seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -153,7 +153,7 @@ def test_a_query_that_is_stopped_anywhere_goes_on_exactly(
             follower.run_batch()
         write(table, range(chance.randrange(ROWS), ROWS + number), number + 1)
         table.delete([chance.randrange(ROWS)])
-        # It may be stopped when the offset was written down; before that; and when the batch was read but not noted.
+        # The query stops before the offset is recorded, after that, or after the batch was read but not recorded.
         what = chance.randrange(3)
         if not follower.is_pending and follower.plan() and what == 0:
             follower.offsets.pop()
@@ -183,7 +183,7 @@ def test_a_batch_that_is_read_again_in_another_process_is_the_same(
     assert follower.read(last) == once
 
 
-def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Query]) -> None:
+def test_a_query_with_nothing_to_read_keeps_its_offset(query: Callable[..., Query]) -> None:
     follower = query()
     follower.start()
     follower.run()
@@ -200,7 +200,7 @@ def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Que
     assert follower.reader.partitions(json.loads(before[-1]), json.loads(before[-1])) == []
 
 
-def test_what_is_written_while_a_query_begins_comes_once(
+def test_rows_written_while_a_query_begins_are_delivered_once(
     table: sync.Table, query: Callable[..., Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pin = sync.Table.snapshot
@@ -213,7 +213,7 @@ def test_what_is_written_while_a_query_begins_comes_once(
 
     monkeypatch.setattr(sync.Table, "snapshot", write_and_pin)
     follower = query()
-    # What there is when it is started lies before the rows that it begins with.
+    # Changes that exist when the query starts are older than its initial rows.
     follower.start(available_now=True)
     follower.run()
     assert sum(map(len, follower.batches)) == 1100
@@ -224,7 +224,7 @@ def test_what_is_written_while_a_query_begins_comes_once(
 
 
 @pytest.mark.parametrize("start", ["full", "latest"])
-def test_available_now_ends_with_what_there_was_when_it_began(
+def test_available_now_ends_with_the_changes_that_existed_at_its_start(
     table: sync.Table, query: Callable[..., Query], start: str
 ) -> None:
     follower = query(start=start)
@@ -243,7 +243,7 @@ def test_available_now_ends_with_what_there_was_when_it_began(
     assert sum(row["v"] == 2 for batch in follower.batches for row in batch) == 20
 
 
-def test_a_query_begins_where_it_is_told_to(table: sync.Table, query: Callable[..., Query]) -> None:
+def test_a_query_begins_at_option_start(table: sync.Table, query: Callable[..., Query]) -> None:
     (before,) = (each.log_offset for each in table.statistics() if each.bucket == 0)
     time = datetime.now(UTC)
     write(table, range(ROWS, ROWS + 60), 1)
@@ -263,7 +263,7 @@ def test_a_query_begins_where_it_is_told_to(table: sync.Table, query: Callable[.
     assert all(row["k"] >= ROWS for row in found(json.dumps(offsets)))
 
 
-def test_a_query_ends_where_it_is_told_to(table: sync.Table, query: Callable[..., Query]) -> None:
+def test_a_query_ends_at_option_stop(table: sync.Table, query: Callable[..., Query]) -> None:
     def found(stop: str, start: str = "earliest") -> int:
         follower = query(start=start, stop=stop)
         follower.start()
@@ -276,13 +276,13 @@ def test_a_query_ends_where_it_is_told_to(table: sync.Table, query: Callable[...
     write(table, range(ROWS, ROWS + 60), 1)
     assert found(time.isoformat()) == found(offsets) == ROWS
     assert found(later.isoformat()) == ROWS + 60
-    # Rows of the beginning are of its instant, wherever the changes end.
+    # Initial rows belong to the instant of the start, wherever the changes end.
     assert found(offsets, start="full") == ROWS + 60
     with pytest.raises(UsageError, match=r"option stop must name exactly the buckets of the table, \[0, 1, 2\]"):
         found('{"0": 1}')
 
 
-def test_columns_and_predicate_hold_for_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
+def test_columns_and_predicate_apply_to_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(columns="v", where="k < 5 AND v < 2", max_rows_per_trigger=100)
     follower.start()
     follower.run()
@@ -296,12 +296,12 @@ def test_columns_and_predicate_hold_for_rows_and_changes(table: sync.Table, quer
     assert {len(row) for batch in follower.batches for row in batch} == {5}
 
 
-def test_rows_alone_are_refused_where_they_can_be_deleted_and_given_where_they_cannot(
+def test_a_stream_of_rows_requires_a_table_without_deletes(
     client: sync.Client, shared_server: ServerProcess, table: sync.Table, query: Callable[..., Query], name: str
 ) -> None:
     follower = query(row_kinds="false")
     follower.start()
-    with pytest.raises(SchemaMismatch, match=r'can be deleted.*option\("row_kinds", "true"\)'):
+    with pytest.raises(SchemaMismatch, match=r'allows deletes.*option\("row_kinds", "true"\)'):
         follower.plan()
     kept = filled(client, f"{name}_kept", merge_engine="versioned", version_column="v")
     rows = Query(shared_server.url, kept.name, row_kinds="false")
@@ -321,9 +321,7 @@ def test_a_table_that_keeps_no_changes_is_refused(client: sync.Client, shared_se
         Query(shared_server.url, name).start()
 
 
-def test_changes_without_old_rows_come_with_their_keys(
-    client: sync.Client, shared_server: ServerProcess, name: str
-) -> None:
+def test_changes_without_old_rows_have_their_keys(client: sync.Client, shared_server: ServerProcess, name: str) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])
     table = client.create_table(name, schema, primary_key=["k"], changelog="upsert")
     follower = Query(shared_server.url, name)
@@ -339,9 +337,7 @@ def test_changes_without_old_rows_come_with_their_keys(
     ]
 
 
-def test_the_consumer_is_the_one_that_was_named_and_stands_at_what_is_committed(
-    table: sync.Table, query: Callable[..., Query]
-) -> None:
+def test_the_named_consumer_is_at_the_last_commit(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(consumer_id="job", start="earliest")
     follower.start()
     assert follower.run_batch()
@@ -351,7 +347,7 @@ def test_the_consumer_is_the_one_that_was_named_and_stands_at_what_is_committed(
     follower.run()
     (consumer,) = table.consumers()
     assert consumer.lag == 10
-    # A new checkpoint begins where it is told to, whatever the consumer has read.
+    # A new checkpoint begins at option start, whatever the consumer has read.
     again = query(consumer_id="job", start="earliest")
     again.start()
     again.run_batch()
@@ -359,7 +355,7 @@ def test_the_consumer_is_the_one_that_was_named_and_stands_at_what_is_committed(
     assert [each.lag for each in table.consumers()] == [ROWS + 10]
 
 
-def test_a_query_that_runs_for_one_batch_at_a_time_lets_go_of_what_it_has_read(
+def test_a_query_that_runs_one_batch_at_a_time_releases_what_it_has_read(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query()
@@ -372,7 +368,7 @@ def test_a_query_that_runs_for_one_batch_at_a_time_lets_go_of_what_it_has_read(
     assert client.snapshots(table.name) == []
 
 
-def test_a_query_whose_consumer_was_deleted_has_it_again(table: sync.Table, query: Callable[..., Query]) -> None:
+def test_a_query_creates_its_deleted_consumer_again(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(consumer_id="job")
     follower.start()
     follower.run()
@@ -382,11 +378,11 @@ def test_a_query_whose_consumer_was_deleted_has_it_again(table: sync.Table, quer
     follower.start()
     follower.run()
     assert follower.state() == rows_of(table)
-    # What was read last is committed with the next batch.
+    # Each batch is committed with the next one.
     assert [each.lag for each in table.consumers()] == [len(follower.batches[-1])]
 
 
-def test_a_query_whose_snapshot_has_expired_says_to_start_anew(
+def test_a_query_whose_snapshot_has_expired_asks_for_a_new_checkpoint(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query(max_rows_per_trigger=200)
@@ -396,7 +392,7 @@ def test_a_query_whose_snapshot_has_expired_says_to_start_anew(
     (snapshot,) = client.snapshots(table.name)
     assert snapshot.ttl == 86_400
     snapshot.release()
-    with pytest.raises(SnapshotLost, match=r"this query begins with has expired.*snapshot_ttl.*new checkpoint"):
+    with pytest.raises(SnapshotLost, match=r"initial rows of table .* has expired.*snapshot_ttl.*new checkpoint"):
         follower.read(1)
     follower.stop()
     follower.start()
@@ -404,7 +400,7 @@ def test_a_query_whose_snapshot_has_expired_says_to_start_anew(
         follower.read(1)
 
 
-def test_a_query_whose_changes_are_not_there_says_to_start_anew(query: Callable[..., Query]) -> None:
+def test_a_query_whose_changes_are_gone_asks_for_a_new_checkpoint(query: Callable[..., Query]) -> None:
     follower = query()
     follower.start()
     follower.run()
@@ -414,7 +410,7 @@ def test_a_query_whose_changes_are_not_there_says_to_start_anew(query: Callable[
     follower.offsets.append(json.dumps(last))
     follower.batches.append([])
     follower.start()
-    with pytest.raises(PositionExpired, match=r"that this query goes on with are not there.*new checkpoint"):
+    with pytest.raises(PositionExpired, match=r"at which this query continues.*new checkpoint"):
         follower.plan()
 
 
@@ -428,12 +424,12 @@ def test_a_checkpoint_of_another_table_is_refused_by_name(
     other = Query(shared_server.url, filled(client, f"{table.name}_other").name)
     other.offsets, other.batches = follower.offsets, follower.batches
     other.start()
-    with pytest.raises(UsageError, match=f"reads table {table.name}, and this one reads {table.name}_other"):
+    with pytest.raises(UsageError, match=f"on table {table.name}, but this query reads {table.name}_other"):
         other.plan()
     other.stop()
 
 
-def test_a_checkpoint_that_was_set_back_is_gone_on_with_while_its_changes_are_there(
+def test_a_query_continues_from_an_older_checkpoint_whose_changes_still_exist(
     table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query(start="latest")
@@ -452,7 +448,7 @@ def test_a_checkpoint_that_was_set_back_is_gone_on_with_while_its_changes_are_th
     assert after.id == before.id
 
 
-def test_a_checkpoint_that_was_set_back_too_far_is_reported_as_that(tmp_path: Path) -> None:
+def test_an_error_says_that_the_checkpoint_is_too_old(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server,
         sync.connect(server.url) as client,
@@ -476,12 +472,14 @@ def test_a_checkpoint_that_was_set_back_too_far_is_reported_as_that(tmp_path: Pa
         follower.stop()
         follower.offsets, follower.batches = follower.offsets[:1], follower.batches[:1]
         follower.start()
-        with pytest.raises(PositionExpired, match=r"checkpoint of this query was set back.*put back the checkpoint"):
+        with pytest.raises(
+            PositionExpired, match=r"checkpoint of this query is older than the last one.*Restore the last checkpoint"
+        ):
             follower.plan()
         follower.stop()
 
 
-def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
+def test_a_query_refuses_a_table_that_was_created_again(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
     follower = query()
@@ -506,7 +504,7 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
 
 
 @pytest.mark.parametrize("option", ["start", "stop"])
-def test_offsets_in_an_option_are_those_of_the_table_that_they_name(
+def test_offsets_in_an_option_must_belong_to_the_table_incarnation(
     client: sync.Client, table: sync.Table, query: Callable[..., Query], option: str
 ) -> None:
     offsets = table.log_offsets().to_json()
@@ -518,12 +516,12 @@ def test_offsets_in_an_option_are_those_of_the_table_that_they_name(
         follower.plan()
 
 
-def test_a_query_goes_on_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:
+def test_a_query_continues_when_the_server_is_killed_and_restarted(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = filled(client, "test.killed")
         follower = Query(server.url, table.name, max_rows_per_trigger=600)
         follower.start()
-        # Rows of the table, then changes; asked for while the server is away.
+        # First initial rows, then changes, requested while the server is down.
         for step in (follower.plan, follower.run_batch, follower.run_batch, follower.plan, follower.run_batch):
             server.kill()
             asked = pool.submit(step)

@@ -1,4 +1,4 @@
-"""`writeStream.format("scankv")`: each micro-batch once, however often it comes, also into tables that add up."""
+"""`writeStream.format("scankv")` writes each micro-batch once, however often Spark repeats it, also into aggregates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = 2
 
 
 def adding_up(client: sync.Client, name: str) -> sync.Table:
-    """A table in which a row that is written twice shows."""
+    """Creates a table of sums, which shows a row that is written twice."""
     return client.create_table(
         name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
     )
@@ -46,20 +46,20 @@ def content(table: sync.Table) -> dict[int, int]:
 
 @pytest.fixture
 def numbers(spark: SparkSession, tmp_path: Path) -> Callable[[], DataFrame]:
-    """A stream of two micro-batches, each of rows 0 to 3 with its number plus 1."""
+    """Creates a stream of two micro-batches with rows 0 to 3 each, and the number of the micro-batch plus 1."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(FILES):
         lines = [json.dumps({"k": k, "n": number + 1}) for k in range(4)]
         (source / f"{number}.json").write_text("\n".join(lines))
-        # Spark reads the oldest first.
+        # Spark reads the oldest file first.
         os.utime(source / f"{number}.json", (number + 1, number + 1))
     return lambda: spark.readStream.schema("k long, n long").option("maxFilesPerTrigger", 1).json(str(source))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[DataStreamWriter], None]:
-    """Runs a streaming query until it has written all that there is, from the test's checkpoint on."""
+    """Runs a streaming query from the test's checkpoint until it has written all existing data."""
 
     def run(writing: DataStreamWriter) -> None:
         query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> Callable[[DataStreamWriter], None]:
     return run
 
 
-def test_each_micro_batch_counts_once_when_it_fails_and_when_it_comes_again(
+def test_each_micro_batch_counts_once_when_it_fails_or_is_repeated(
     numbers: Callable[[], DataFrame],
     run: Callable[[DataStreamWriter], None],
     shared_server: ServerProcess,
@@ -134,7 +134,7 @@ def test_foreach_batch_with_an_id_counts_once(
         forget_last_commit(tmp_path / "checkpoint")
 
 
-def test_what_cannot_be_written_is_refused_before_any_task_starts(
+def test_an_invalid_write_is_refused_before_any_task_starts(
     numbers: Callable[[], DataFrame],
     shared_server: ServerProcess,
     client: sync.Client,
@@ -144,7 +144,7 @@ def test_what_cannot_be_written_is_refused_before_any_task_starts(
     adding_up(client, name)
     for change, options, message in [
         ({}, {"tabel": "x"}, 'there is no option "tabel"'),
-        ({}, {"transaction_id": "x"}, "option transaction_id is not for writeStream"),
+        ({}, {"transaction_id": "x"}, "option transaction_id cannot be used with writeStream"),
         ({"n": F.lit("text")}, {}, 'column "n" cannot be cast to int64'),
     ]:
         rows = numbers().withColumns(change) if change else numbers()
@@ -157,13 +157,13 @@ def test_what_cannot_be_written_is_refused_before_any_task_starts(
 
 
 class QueryWriters:
-    """What Spark does with the writers of a streaming query, without Spark."""
+    """Simulates how Spark uses the writers of a streaming query."""
 
     def __init__(self, url: str, table: str) -> None:
         self._options = CaseInsensitiveDict({"url": url, "table": table, "checkpointLocation": "/"})
 
     def staged(self, batch: int, rows: int) -> list[Any]:
-        """Two tasks of a micro-batch; their messages."""
+        """Runs two tasks of a micro-batch, and returns their messages."""
         writer = pickle.loads(pickle.dumps(self._writer()))
         messages = []
         for partition in range(2):
@@ -183,11 +183,11 @@ class QueryWriters:
         return spark_bridge.ScanKvDataSource(self._options).streamWriter(spark_schema(SCHEMA), overwrite=False)
 
 
-def test_a_micro_batch_that_was_committed_is_known_over_restarts_of_the_server(server: ServerProcess) -> None:
+def test_the_server_remembers_committed_micro_batches_over_restarts(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = adding_up(client, "test.restarted")
         query = QueryWriters(server.url, table.name)
-        # Never committed, nor aborted with anything that tells its transaction.
+        # This micro-batch is neither committed nor aborted with a message that names its transaction.
         query.staged(7, 10)
         query.abort(7, [None, None])
         server.kill()

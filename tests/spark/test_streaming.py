@@ -1,4 +1,4 @@
-"""`readStream` in Spark: exact over failed batches and restarts, over those of the server too, and refused in time."""
+"""`readStream` in Spark is exact over failed batches and restarts of query and server, and checks options early."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def followed(spark: SparkSession, url: str, table: str, **options: Any) -> DataF
 
 
 class Sink:
-    """Keeps what each micro-batch brings, and fails where it is told to."""
+    """Stores the rows of each micro-batch, and fails on request."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[Row]] = {}
         self.failing: int | None = None
 
     def take(self, rows: DataFrame, batch: int) -> None:
-        """Keeps a micro-batch; one that comes again must be the same."""
+        """Stores a micro-batch, and checks that a repeated one is equal."""
         found = sorted(rows.collect(), key=str)
         assert self.batches.setdefault(batch, found) == found
         if batch == self.failing:
             raise RuntimeError("the sink is full")
 
     def state(self) -> dict[int, str]:
-        """The rows that the changes lead to."""
+        """Replays the changes, and returns the rows."""
         state: dict[int, str] = {}
         changes = [row for _, batch in sorted(self.batches.items()) for row in batch]
         for row in sorted(changes, key=lambda row: -1 if row["_log_offset"] is None else row["_log_offset"]):
@@ -65,7 +65,7 @@ def rows_of(table: sync.Table) -> dict[int, str]:
     return {row["k"]: row["v"] for row in table.scan().to_arrow().to_pylist()}
 
 
-def test_what_there_is_now_comes_once_whatever_fails_and_however_often_the_query_is_started(
+def test_existing_changes_are_delivered_once_despite_failures_and_restarts(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:
     table, sink = filled(client, name), Sink()
@@ -91,7 +91,7 @@ def test_what_there_is_now_comes_once_whatever_fails_and_however_often_the_query
     run()
     assert len(sink.batches) == before + 1
     assert sink.state() == rows_of(table)
-    # A run lets go of what the one before it has read, and of the snapshot.
+    # A run releases what the previous run has read, and the snapshot.
     assert client.snapshots(name) == []
     assert [each.lag for each in table.consumers()] == [2]
 
@@ -121,15 +121,18 @@ def test_a_query_that_runs_goes_on_when_the_server_is_killed_and_started_again(
         assert sink.state() == rows_of(table)
 
 
-def test_what_cannot_be_right_is_refused_before_any_task_starts(
+def test_wrong_options_are_refused_before_any_task_starts(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:
     filled(client, name)
     with pytest.raises(AnalysisException, match='there is no option "row_kind"'):
         followed(spark, shared_server.url, name, row_kind="true")
-    with pytest.raises(AnalysisException, match="option row_kinds is for readStream"):
+    with pytest.raises(AnalysisException, match="option row_kinds is an option of readStream only"):
         spark.read.format("scankv").options(url=shared_server.url, row_kinds="true").load(name).collect()
-    for options, message in [({}, 'option("row_kinds", "true")'), ({"limit": 3}, "option limit is not for readStream")]:
+    for options, message in [
+        ({}, 'option("row_kinds", "true")'),
+        ({"limit": 3}, "option limit cannot be used with readStream"),
+    ]:
         writing = followed(spark, shared_server.url, name, **options).writeStream.format("noop")
         query = writing.option("checkpointLocation", str(tmp_path / str(len(options)))).start()
         with pytest.raises(StreamingQueryException) as caught:

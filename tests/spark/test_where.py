@@ -79,7 +79,7 @@ def predicate(chance: random.Random, depth: int = 0) -> str:
     return f"{negated}{column} {compared} {chance.choice(NUMBERS)}"
 
 
-def test_where_keeps_the_rows_that_filter_keeps(
+def test_option_where_keeps_the_rows_that_filter_keeps(
     load: Callable[..., DataFrame], client: sync.Client, name: str, shared_server: ServerProcess
 ) -> None:
     seed = random.randrange(2**32)
@@ -88,11 +88,11 @@ def test_where_keeps_the_rows_that_filter_keeps(
     texts: list[str] = []
     while len(texts) < PREDICATES:
         text = predicate(chance)
-        # A comparison that would round a value is refused.
+        # The server refuses a comparison that would round a value.
         with suppress(SchemaMismatch):
             spark_predicate(table, text)
             texts.append(text)
-    # All of them in a few queries, since each costs Spark a second.
+    # Combined into a few queries, since each takes Spark a second.
     expected: list[set[int]] = [set() for _ in texts]
     rows = load(table.name)
     for start in range(0, PREDICATES, 60):
@@ -104,14 +104,14 @@ def test_where_keeps_the_rows_that_filter_keeps(
                     expected[start + number].add(row.k)
     for text, keys in zip(texts, expected, strict=True):
         options = ReadOptions(table=table.name, url=shared_server.url, where=text)
-        found = options.scan_of(table).select(["k"]).to_arrow()["k"].to_pylist()
+        found = options.build_scan(table).select(["k"]).to_arrow()["k"].to_pylist()
         assert set(found) == keys, (seed, text)
         assert len(found) == len(keys), (seed, text)
     assert {0, 200} < {len(keys) for keys in expected}
 
 
 @pytest.mark.parametrize("text", ["d > 0", "not (f <= 1)", "s.e >= d", "x > 1 and d <> d"])
-def test_every_way_to_say_where_means_the_same(
+def test_every_way_to_pass_a_predicate_means_the_same(
     load: Callable[..., DataFrame], client: sync.Client, name: str, shared_server: ServerProcess, text: str
 ) -> None:
     table = filled(client, name, random.Random(1))
@@ -122,7 +122,7 @@ def test_every_way_to_say_where_means_the_same(
     assert count(shared_server.url, table.name, text) == len(wanted)
 
 
-def test_what_is_no_float_is_asked_as_it_is_told(client: sync.Client, name: str) -> None:
+def test_predicates_without_floats_are_not_rewritten(client: sync.Client, name: str) -> None:
     table = filled(client, name, random.Random(1))
     for text in (
         "d < 3 and d <= 9",

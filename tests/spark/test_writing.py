@@ -1,4 +1,4 @@
-"""`df.write.format("scankv")`: all rows of a job in one transaction, those of each task once; or nothing."""
+"""`df.write.format("scankv")` writes all rows of a job in one transaction, each task's rows once, or nothing."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string()), ("n", pa.int32())])
 ROWS = 1000
-LARGE_ROWS = 25_000  # Spark hands on 10,000 at a time, and of 1,000 bytes each that is more than a request takes.
+LARGE_ROWS = 25_000  # Spark passes 10,000 rows at a time; with 1,000 bytes each, they exceed the size of a request.
 
 
 @pytest.fixture
 def table(client: sync.Client, name: str) -> sync.Table:
-    """Ten rows."""
+    """A table of ten rows."""
     table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
     table.upsert([{"k": k, "v": "old", "n": k} for k in range(10)])
     return table
@@ -47,7 +47,7 @@ def table(client: sync.Client, name: str) -> sync.Table:
 
 @pytest.fixture
 def rows(spark: SparkSession) -> DataFrame:
-    """A thousand rows, in two partitions."""
+    """A DataFrame of a thousand rows in two partitions."""
     return spark.range(0, ROWS, 1, 2).selectExpr("id AS k", "'new' AS v", "cast(id + 1 AS int) AS n")
 
 
@@ -70,19 +70,19 @@ def expected(rows: DataFrame) -> list[dict[str, Any]]:
     return sorted((row.asDict() for row in rows.collect()), key=lambda row: row["k"])
 
 
-def planned(url: str, table: sync.Table, *, overwrite: bool = False, **options: str) -> ScanKvWriter:
-    """What Spark has when it has planned a write of rows like the table's."""
+def begin_write(url: str, table: sync.Table, *, overwrite: bool = False, **options: str) -> ScanKvWriter:
+    """Returns the writer of a planned write of rows with the table's columns."""
     source = spark_bridge.ScanKvDataSource(CaseInsensitiveDict({"url": url, "path": table.name, **options}))
     return source.writer(spark_schema(SCHEMA), overwrite)
 
 
 def attempted(writer: ScanKvWriter, partition: int, first: int, count: int, *, rows_that_fail: bool = False) -> Any:
-    """What an attempt of a task does, in a process that has a copy; its message."""
+    """Runs an attempt of a task with a pickled copy of the writer, and returns its message."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([{"k": k, "v": "new", "n": k} for k in range(first, first + count)], SCHEMA)
         if rows_that_fail:
-            # With the second of these, the rows above were staged.
+            # When the task takes the second of these batches, the rows above are staged.
             for _ in range(2):
                 yield pa.RecordBatch.from_pylist([{"k": 1, "v": "x" * 9_000_000, "n": 1}] * 2, SCHEMA)
             raise RuntimeError("the task failed")
@@ -91,7 +91,7 @@ def attempted(writer: ScanKvWriter, partition: int, first: int, count: int, *, r
         return pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(writer)).write(batches())))
 
 
-def test_what_is_written_is_there_at_once_in_a_table_that_was_there_or_is_created(
+def test_written_rows_are_visible_at_once_in_existing_and_new_tables(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, client: sync.Client
 ) -> None:
     save(rows, table.name)
@@ -115,7 +115,7 @@ def test_what_is_written_is_there_at_once_in_a_table_that_was_there_or_is_create
         ({"sequence_column": "n, v"}, (4, "a")),
     ],
 )
-def test_a_table_is_created_with_what_its_merge_engine_goes_by(
+def test_a_new_table_gets_the_options_of_its_merge_engine(
     save: Callable[..., None],
     spark: SparkSession,
     client: sync.Client,
@@ -129,13 +129,13 @@ def test_a_table_is_created_with_what_its_merge_engine_goes_by(
     assert content(client.table(name)) == [{"k": 1, "n": kept[0], "v": kept[1]}]
 
 
-def test_overwrite_leaves_the_rows_that_were_written_and_no_others(
+def test_overwrite_leaves_exactly_the_written_rows(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, load: Callable[..., DataFrame]
 ) -> None:
     before = table.scan().to_arrow()
     save(rows.filter("k BETWEEN 5 AND 14"), table.name, "overwrite")
     assert [(row["k"], row["v"]) for row in content(table)] == [(k, "new") for k in range(5, 15)]
-    # Also of what it replaces itself.
+    # Overwriting a table by rows that were read from it works, too.
     save(load(table.name).filter("k > 12"), table.name, "overwrite")
     assert [row["k"] for row in content(table)] == [13, 14]
     save(rows.filter("k < 0"), table.name, "overwrite")
@@ -162,7 +162,7 @@ def test_deletes_columns_and_changes_are_written_as_by_the_client(
     ]
 
 
-def test_every_type_comes_back_as_it_was(
+def test_values_of_every_type_are_read_back_unchanged(
     save: Callable[..., None], client: sync.Client, load: Callable[..., DataFrame], name: str
 ) -> None:
     zoned = datetime.datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=datetime.UTC)
@@ -208,18 +208,23 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
     ("columns", "options", "overwrite", "message"),
     [
         (COLUMNS, {"tabel": "x"}, False, 'there is no option "tabel"; did you mean "table"?'),
-        (COLUMNS, {"operation": "remove"}, False, "option operation is upsert or delete, not 'remove'"),
-        (COLUMNS, {"buckets": "3"}, False, "option buckets is of a table that is created"),
+        (COLUMNS, {"operation": "remove"}, False, "option operation must be upsert or delete, not 'remove'"),
+        (COLUMNS, {"buckets": "3"}, False, "option buckets requires create=true"),
         (COLUMNS, {"create": "true"}, False, "option primary_key is missing"),
-        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates is of a table that is created"),
+        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates requires create=true"),
         (
             COLUMNS,
             {**NEW, "aggregates": "n: sum"},
             False,
-            "option aggregates is column=function between commas, or JSON",
+            "option aggregates must be column=function pairs separated by commas, or JSON",
         ),
-        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates is column=function"),
-        (COLUMNS, {**NEW, "aggregates": "n=sum, n=max"}, False, 'option aggregates names column "n" twice'),
+        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates must be column=function"),
+        (
+            COLUMNS,
+            {**NEW, "aggregates": "n=sum, n=max"},
+            False,
+            'option aggregates must name each column once; it names "n" twice',
+        ),
         (COLUMNS, {**NEW, "aggregates": "n=sum"}, False, 'aggregates is of merge_engine "aggregate"'),
         (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "v=sum"}, False, "of which there is no sum"),
         (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "m=sum"}, False, 'there is no column "m"'),
@@ -231,26 +236,31 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
             False,
             "sequence_column is of merge_engine",
         ),
-        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns does not go with create"),
-        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" is a string'),
-        (COLUMNS, {"create": "maybe"}, False, "option create is true or false, not 'maybe'"),
-        (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl is 1 to"),
-        (COLUMNS, {"operation": "delete"}, True, "option operation delete does not go with mode"),
-        (COLUMNS, {"columns": "k,n"}, True, "option columns does not go with mode"),
+        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns cannot be combined with create"),
+        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" must be a string'),
+        (COLUMNS, {"create": "maybe"}, False, "option create must be true or false, not 'maybe'"),
+        (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl must be between 1 and"),
+        (COLUMNS, {"operation": "delete"}, True, "option operation must be upsert with mode"),
+        (COLUMNS, {"columns": "k,n"}, True, "option columns cannot be combined with mode"),
         (COLUMNS, {"columns": "k,m"}, False, '"m"'),
         (f"{COLUMNS}, m int", {}, False, 'there is no column "m"'),
         ("k long, v string, n string", {}, False, 'column "n" cannot be cast to int32'),
         ("k long, v string", {}, False, 'column "n" is missing'),
-        ("k long, v string, n interval month", {}, False, 'column "n": ScanKV has no interval month'),
-        ("k long, v variant", {}, False, 'column "v": ScanKV has no variant; write it as text, to_json(v)'),
-        ("k long, v array<struct<a variant>>", {}, False, 'column "v": ScanKV has no variant'),
+        ("k long, v string, n interval month", {}, False, 'column "n": ScanKV does not store type interval month'),
+        (
+            "k long, v variant",
+            {},
+            False,
+            'column "v": ScanKV does not store type variant; write it as text, to_json(v)',
+        ),
+        ("k long, v array<struct<a variant>>", {}, False, 'column "v": ScanKV does not store type variant'),
         ("v string", {"operation": "delete"}, False, 'column "k" is missing'),
         (f"{COLUMNS}, _change_type string, _log_offset long, _bucket int", {}, False, 'drop("_log_offset", "_bucket")'),
-        (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" says what becomes of each row'),
+        (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" cannot be combined with mode'),
         (f"{COLUMNS}, _change_type int", {}, False, 'column "_change_type" cannot be cast to string'),
     ],
 )
-def test_what_cannot_be_written_is_refused_when_it_is_planned(
+def test_an_invalid_write_is_refused_when_it_is_planned(
     shared_server: ServerProcess,
     table: sync.Table,
     client: sync.Client,
@@ -278,7 +288,7 @@ def test_a_refusal_is_an_error_of_save(
         (rows.drop("n"), table.name, {}, 'column "n" is missing'),
         (rows, f"{table.name}x", {}, 'option("create", "true")'),
         (rows, table.name, {"url": NOBODY}, f"no ScanKV server answers at {NOBODY}"),
-        # Spark's default.
+        # This is Spark's default mode.
         (rows, table.name, {"mode": "errorifexists"}, 'either the "Append" or "Overwrite" mode'),
     ]:
         with pytest.raises(AnalysisException) as caught:
@@ -300,15 +310,15 @@ def test_a_job_that_fails_leaves_nothing(
             save(rows.withColumn("k", F.expr(wrong)), table.name, "overwrite")
         assert message in str(caught.value)
     assert content(table) == before
-    # Aborted by the driver; a task that was still running then has nothing to write to.
+    # The driver has aborted the transaction. A task that still runs cannot write to it.
     assert client.transactions() == []
 
 
-def test_only_the_attempts_count_that_the_commit_names(
+def test_only_attempts_that_the_commit_names_count(
     shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:
     table = client.create_table(name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
-    writer = planned(shared_server.url, table)
+    writer = begin_write(shared_server.url, table)
     with pytest.raises(RuntimeError, match="the task failed"):
         attempted(writer, 0, 0, 10, rows_that_fail=True)
     first, again = attempted(writer, 0, 0, 10), attempted(writer, 0, 0, 10)
@@ -324,11 +334,11 @@ def test_only_the_attempts_count_that_the_commit_names(
     assert table.count() == 10
 
 
-def test_what_has_expired_or_was_aborted_is_not_written_in_part(
+def test_an_expired_or_aborted_write_is_not_applied_in_part(
     shared_server: ServerProcess, table: sync.Table, client: sync.Client
 ) -> None:
     before = content(table)
-    writer = planned(shared_server.url, table, overwrite=True)
+    writer = begin_write(shared_server.url, table, overwrite=True)
     messages = [attempted(writer, 0, 20, 10)]
     writer.abort(messages)
     with pytest.raises(Exception, match="option transaction_ttl") as caught:
@@ -338,7 +348,7 @@ def test_what_has_expired_or_was_aborted_is_not_written_in_part(
     assert client.transactions() == []
 
 
-def test_a_write_that_has_an_id_counts_once(
+def test_a_write_with_a_transaction_id_counts_once(
     save: Callable[..., None], spark: SparkSession, client: sync.Client, name: str
 ) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64())])
@@ -349,7 +359,7 @@ def test_a_write_that_has_an_id_counts_once(
     assert content(table) == [{"k": 1, "n": 3}]
 
 
-def test_a_job_goes_on_when_the_server_is_killed_and_started_again(
+def test_a_job_continues_when_the_server_is_killed_and_restarted(
     spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -394,12 +404,12 @@ def test_a_task_that_is_killed_leaves_nothing(
 
 
 @pytest.mark.soak
-def test_tasks_that_are_killed_and_tried_again_write_their_rows_once(
+def test_tasks_that_are_killed_and_retried_write_their_rows_once(
     shared_server: ServerProcess, client: sync.Client, name: str
 ) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64()), ("v", pa.string())])
     table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
     done = java.run(program.__name__, "retries", shared_server.url, name)
-    # Tasks that read are killed and tried again, too, when they have written to the table: two of them, twice each.
+    # Tasks that write while they read are killed and repeated, too: two of them, twice each.
     assert done.stdout.splitlines() == ["written", "[20, 28]"], done.stderr[-5000:]
     assert [row["n"] for row in table.scan(["n"]).ordered().to_arrow().to_pylist()] == [1] * program.RETRIED_ROWS

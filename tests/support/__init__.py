@@ -1,1 +1,1 @@
-"""What several test folders use."""
+"""Helpers of several test folders."""

@@ -1,4 +1,4 @@
-"""Columnar bases as tests meet them: built anew all the time, waited for, and looked at on disk."""
+"""Helpers for columnar bases: server arguments, waiting for bases, and finding their files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from aio_client import ScanExplanation, Table
 
 SOON: Final = ("--set", "base_maintenance_seconds=0.02", "--set", "base_cpu_share=1")
-"""Arguments of a server that builds the bases that are due within moments."""
+"""Arguments of a server that builds due bases within moments."""
 
 WHATEVER_IT_WRITES: Final = ("--set", "base_max_write_amplification=1e12")
-"""Arguments of one that builds them anew for a few changes, too."""
+"""Arguments of a server that also rebuilds bases after a few changes."""
 
 ALL_THE_TIME: Final = (*SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0")
-"""The same, and any change is reason enough to build one anew."""
+"""Arguments of a server that rebuilds a base after any change."""
 
 
 async def await_bases(table: Table) -> None:
-    """Waits until every bucket of a table is read from a base. Each needs a row. Opens the buckets, and scans them."""
-    # With `auto`, bases are for tables that are scanned.
+    """Waits until scans read every bucket of a table from a base. Each bucket must have a row."""
+    # With `auto`, the server builds bases only for tables that are scanned.
     async with table.scan().stream():
         pass
 
@@ -34,12 +34,12 @@ async def await_bases(table: Table) -> None:
 
 
 def is_of_bases(explanation: ScanExplanation) -> bool:
-    """Whether a scan would read the base of every bucket that it reads."""
+    """Returns whether a scan would read all of its buckets from bases."""
     return explanation.read_path == "columnar" and "have no base" not in explanation.read_path_reason
 
 
 def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:
-    """The names of what lies where the bases of each bucket are, unfinished ones among it, the oldest first."""
+    """Returns the names of the bases of each bucket on disk, including unfinished ones, the oldest first."""
     directory = data_dir.joinpath("tables", *table.split("."), "bases")
     if not directory.is_dir():
         return {}
@@ -47,7 +47,7 @@ def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:
 
 
 def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
-    """The directory of the only base of a bucket; waits for that while there are two, because it was built anew."""
+    """Returns the directory of the only base of a bucket. Waits while a rebuild has left two."""
 
     def names() -> list[str]:
         return bases_on_disk(data_dir, table)[bucket]
@@ -58,6 +58,6 @@ def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
 
 
 def built_at(data_dir: Path, table: str) -> dict[int, int]:
-    """When the only base of each bucket was built, in nanoseconds."""
+    """Returns when the only base of each bucket was built, in nanoseconds."""
     buckets = bases_on_disk(data_dir, table)
     return {bucket: (base_path(data_dir, table, bucket) / "manifest.json").stat().st_mtime_ns for bucket in buckets}

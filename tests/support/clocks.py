@@ -1,4 +1,4 @@
-"""Clocks that a test sets, for a server in its own process."""
+"""Clocks that a test controls, for a server in the test's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = 1_700_000_000 * 1_000_000_000
 
 
 class FakeClocks(MachineClocks):
-    """The clocks of a machine on which time passes, and on which the wall clock is set, when the test says so."""
+    """The clocks of a machine. Time passes, and the wall clock is set, only when the test calls a method."""
 
     def __init__(self) -> None:
         self._boot = 1
@@ -30,30 +30,30 @@ class FakeClocks(MachineClocks):
         self._wall = START
 
     def pass_time(self, seconds: float) -> None:
-        """Lets time pass on all clocks."""
+        """Advances all clocks."""
         nanos = round(seconds * 1e9)
         self._nanos += nanos
         self._uptime += nanos
         self._wall += nanos
 
     def set_wall(self, by: float) -> None:
-        """Sets the wall clock forward by so many seconds, or back."""
+        """Sets the wall clock forward by some seconds, or back."""
         self._wall += round(by * 1e9)
 
     def suspend(self, seconds: float) -> None:
-        """Has the machine sleep."""
+        """Simulates that the machine sleeps."""
         self._uptime += round(seconds * 1e9)
         self._wall += round(seconds * 1e9)
 
     def reboot(self, away: float = 0.0) -> None:
-        """Has the machine start again, after it was off for so many seconds."""
+        """Simulates a reboot of the machine after it was off for some seconds."""
         self._boot += 1
         self._nanos = self._uptime = 1_000_000_000
         self._wall += round(away * 1e9)
 
     @property
     def wall_micros(self) -> int:
-        """The wall clock, in microseconds since 1970."""
+        """Returns the wall clock in microseconds since 1970."""
         return self._wall // 1000
 
     @property
@@ -76,14 +76,14 @@ class FakeClocks(MachineClocks):
 
 @asynccontextmanager
 async def serving(data: Path, machine: FakeClocks, **settings: Any) -> AsyncIterator[tuple[Server, Client]]:
-    """A server in this process on a machine whose clocks the test sets; nothing is looked after unless it says so."""
+    """Runs a server in this process with the test's clocks. Maintenance runs only when the test calls `look_after`."""
     config = ServerConfig(data=data, port=0, **{**SETTINGS, **settings})
     async with Server(config, clocks=machine) as server, connect(server.address) as client:
         yield server, client
 
 
 async def look_after(server: Server, name: str) -> None:
-    """Has done what is due: expired writers are forgotten, and old changes removed."""
+    """Runs the maintenance that is due: forgets expired writers and removes old changes."""
     table = server._tables.table(name)
     for live in table.buckets:
         async with live.mutex:

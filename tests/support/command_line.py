@@ -1,4 +1,4 @@
-"""The `scankv` command as tests run it: in this process, or as a process of its own where that matters."""
+"""Runs the `scankv` command in this process, or in its own process where that matters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.forked import ForkedProcess
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
         code: Its exit code.
         stdout: What it printed.
-        stderr: What it said besides.
+        stderr: What it printed to stderr.
     """
 
     code: int
@@ -33,12 +33,12 @@ class Finished:
 
     @property
     def text(self) -> str:
-        """What it printed, as text."""
+        """Returns stdout as text."""
         return self.stdout.decode()
 
     @property
     def json(self) -> Any:
-        """What it printed, as JSON."""
+        """Returns stdout parsed as JSON."""
         return json.loads(self.stdout)
 
 
@@ -49,10 +49,10 @@ class CommandLine:
         self.url = url
 
     def __call__(self, *arguments: str, stdin: bytes | str | None = None, code: int = 0) -> Finished:
-        """Runs a command in this process; fails when it does not end with `code`."""
+        """Runs a command in this process. Fails unless it exits with `code`."""
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         stdout, stderr = io.BytesIO(), io.StringIO()
-        # Named, because without a name it would close `stdout` too early.
+        # Kept in a variable: when the wrapper is garbage-collected, it closes `stdout`.
         output = io.TextIOWrapper(stdout, write_through=True)
         with (
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))),
@@ -66,7 +66,7 @@ class CommandLine:
         return Finished(code, stdout.getvalue(), stderr.getvalue())
 
     def fails(self, *arguments: str, stdin: bytes | str | None = None) -> str:
-        """Runs a command that has to fail with one line; gives what the line says."""
+        """Runs a command that must fail with one line on stderr, and returns the line."""
         finished = self(*arguments, stdin=stdin, code=1)
         errors = [line for line in finished.stderr.splitlines() if line.startswith("scankv: error: ")]
         assert len(errors) == 1, finished.stderr
@@ -80,7 +80,7 @@ class CommandLine:
         stderr: int = subprocess.PIPE,
         terminal: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Starts a command as a process of its own; on a terminal its width is that of the terminal."""
+        """Starts a command in its own process; on a terminal, with the width of the terminal."""
         environment = {"SCANKV_URL": self.url, "TERM": "xterm"} if terminal else self.environment
         return ForkedProcess(
             [sys.executable, "-m", "scankv", *arguments],
@@ -92,5 +92,5 @@ class CommandLine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a command sees."""
+        """Returns the environment variables of a command."""
         return {"SCANKV_URL": self.url, "COLUMNS": "80", "TERM": "dumb"}

@@ -1,7 +1,7 @@
-"""A consumer in a process of its own, which a test may kill at any moment.
+"""A consumer in its own process, which a test may kill at any moment.
 
-Run as `python -m tests.support.consuming_process URL TABLE CONSUMER_ID`. It tells each batch on a line, as JSON, then
-waits for a line: `commit` commits what was told so far, and is answered; anything else goes on.
+Run as `python -m tests.support.consuming_process URL TABLE CONSUMER_ID`. It prints each batch on a line, as JSON, then
+waits for a line: `commit` commits all batches so far and prints an answer; any other line requests the next batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK_ROWS = 20
 
 
 class ConsumingProcess:
-    """The process, as a test sees it; leaving `with` kills it."""
+    """Controls the process. Leaving `with` kills it."""
 
     def __init__(self, url: str, table: str, consumer_id: str) -> None:
         self._process = ForkedProcess[str](
@@ -34,24 +34,24 @@ class ConsumingProcess:
         )
 
     def next_batch(self) -> list[dict[str, Any]]:
-        """The next changes, which it has handed to its loop."""
+        """Returns the next batch that the consumer has received."""
         return list(self._answer())
 
     def go_on(self) -> None:
-        """Has it ask for more, without a commit."""
+        """Lets the consumer request the next batch without a commit."""
         self._say("go on")
 
     def begin_commit(self) -> None:
-        """Has it commit, without waiting for the answer."""
+        """Starts a commit without waiting for the answer."""
         self._say("commit")
 
     def commit(self) -> None:
-        """Has it commit; returns when it has been told that this is done."""
+        """Commits, and waits until the consumer reports that the commit is done."""
         self.begin_commit()
         assert self._answer() == "committed"
 
     def kill(self) -> None:
-        """Ends it as `kill -9` does."""
+        """Ends the process with SIGKILL."""
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()

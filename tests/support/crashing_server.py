@@ -1,11 +1,11 @@
-"""Runs a server that ends itself, as `kill -9` does, at a given step of a write.
+"""Runs a server that kills itself with SIGKILL at a given step of a write.
 
 `ServerProcess(data, wrapper=crashing(points))` starts it; writing a point such as `write 3 before` into the file
-`points` arms it, and the server removes the file when it gets there. Then the third WriteBatch from now on is not made.
+`points` arms it: the server dies before its third WriteBatch from then on, and removes the file right before.
 
 - `write N before`, `write N after`: around the Nth WriteBatch of any bucket.
 - `sync N before`, `sync N after`: around the Nth sync of a write-ahead log.
-- `answer N before`: when the Nth write is done, before it is answered.
+- `answer N before`: after the Nth write is done, before its response is sent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from streaming_server.storage.rocks.store import RocksStore
 
 
 def crashing(points: Path) -> tuple[str, ...]:
-    """The wrapper for a server that crashes at the point that the file says."""
+    """Returns the wrapper for a server that crashes at the point in the file."""
     return (sys.executable, "-m", __name__, str(points))
 
 
 class Crash:
-    """Counts the steps since the file is there, and ends the process at the one that it names."""
+    """Counts the steps since the file exists, and kills the process at the step that the file names."""
 
     def __init__(self, points: Path) -> None:
         self._points = points
@@ -37,8 +37,8 @@ class Crash:
         self._counting = Lock()
 
     def before(self, what: str) -> int:
-        """Notes that a step is about to be done: its number."""
-        with self._counting:  # steps of several buckets run side by side, in threads
+        """Counts a step that is about to begin, and returns its number."""
+        with self._counting:  # steps of several buckets run concurrently, in threads
             point = self._point()
             self._seen = self._seen + Counter([what]) if point else Counter()
             number = self._seen[what]
@@ -46,7 +46,7 @@ class Crash:
         return number
 
     def after(self, what: str, number: int) -> None:
-        """Notes that the step of this number was done."""
+        """Records that the step with this number is done."""
         self._end_at((what, number, "after"), self._point())
 
     def _point(self) -> tuple[str, int, str] | None:
@@ -62,7 +62,7 @@ class Crash:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def around(self, cls: type, method: str, what: str) -> None:
-        """Has a method counted."""
+        """Wraps a method such that its calls are counted."""
         original = getattr(cls, method)
 
         def counted(*args: Any) -> Any:
@@ -74,7 +74,7 @@ class Crash:
         setattr(cls, method, counted)
 
     def before_answer(self, method: str) -> None:
-        """Has the answers of a call counted."""
+        """Wraps a call such that its responses are counted."""
         original = getattr(WriteService, method)
 
         async def answered(*args: Any) -> Any:

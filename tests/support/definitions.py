@@ -1,4 +1,4 @@
-"""Random table definitions: everything that `create_table` can be given, as far as it fits together."""
+"""Random table definitions: all consistent combinations of arguments of `create_table`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RandomDefinition:
 
 @st.composite
 def definitions(draw: st.DrawFn) -> RandomDefinition:
-    """Any merge engine, with what it goes by; any options, indexes and column names."""
+    """Returns definitions with any merge engine, options, indexes and column names."""
     names = draw(st.lists(field_names(), min_size=1, max_size=7, unique=True))
     types = [draw(key_types()), *(draw(storable_types()) for _ in names[1:])]
     fields = [pa.field(name, type_, draw(st.booleans())) for name, type_ in zip(names, types, strict=True)]
@@ -73,7 +73,7 @@ def definitions(draw: st.DrawFn) -> RandomDefinition:
 
 @st.composite
 def _merging(draw: st.DrawFn, engine: str, others: list[pa.Field], options: dict[str, Any]) -> dict[str, Any]:
-    """The engine, with what it goes by; the last row counts where the columns allow no other."""
+    """Returns a merge engine with its options; `last_row` if the columns allow no other."""
     orders = [field.name for field in others if is_key_type(field.type)]
     match engine:
         case "versioned" if orders:

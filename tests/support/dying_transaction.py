@@ -1,7 +1,7 @@
-"""Commits a transaction and dies in between, once at each step that it takes on disk; then looks at what is left.
+"""Commits a transaction and kills the process at each step on disk in turn, then checks what is left.
 
-Run as `python -m tests.support.dying_transaction DIRECTORY`. Every death is one of a process of its own, forked from
-here as long as there is only one thread, so that nothing has to be imported again. Prints how many there were.
+Run as `python -m tests.support.dying_transaction DIRECTORY`. Each death happens in its own process. It is forked from
+this one while that has only one thread, so that nothing has to be imported again. Prints the number of deaths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STEP_ROWS = 5
 
 
 def rows(keys: range, value: int) -> bytes:
-    # Against key order, in which a commit takes them.
+    # In the reverse of the key order, in which a commit applies them.
     columns = [pa.array(keys[::-1], pa.int64()), pa.repeat(pa.scalar(value, pa.int64()), len(keys))]
     return ipc_stream(SCHEMA, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
@@ -64,13 +64,13 @@ def keys_of(keys: range) -> bytes:
 
 
 class Death:
-    """Ends the process, as `kill -9` does, when a number of steps were taken; or counts them."""
+    """Kills the process at a given step, or counts the steps."""
 
     def __init__(self) -> None:
         self.left: int | None = None
 
     def step(self) -> bool:
-        """Whether this is the step to die at."""
+        """Counts a step, and returns whether it is the one to die at."""
         if self.left is None:
             return False
         self.left -= 1
@@ -80,7 +80,7 @@ class Death:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
-        """Makes every write, sync, and removal a step."""
+        """Wraps writes, syncs and removals, so that each of them is a step."""
         for owner, name in (
             (RocksStore, "write"),
             (RocksStore, "sync"),
@@ -160,7 +160,7 @@ async def make(data: Path) -> None:
 
 
 async def begin_and_commit(tables: Tables) -> None:
-    """All of a transaction; nothing where its id was committed."""
+    """Runs a complete transaction; does nothing if its id is committed."""
     transactions = tables.transactions
     begun = await transactions.begin(
         TransactionOptions(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
@@ -168,7 +168,7 @@ async def begin_and_commit(tables: Tables) -> None:
     if not isinstance(begun, OpenTransaction):
         return
     plain, sums = tables.table(PLAIN), tables.table(SUMS)
-    # The rows that stand: each of them is written again, or deleted once more, so that the net changes stay the same.
+    # Rows that are staged already are written or deleted again, which leaves the net changes the same.
     first = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await transactions.staging.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
     for number, (table, action, data) in enumerate(
@@ -193,7 +193,7 @@ async def commit_and_die(data: Path, steps: int) -> None:
         DEATH.left = steps
         await begin_and_commit(tables)
         data.with_suffix(".acknowledged").touch()
-        # What is left is done in the background.
+        # The rest is applied in the background.
         await tables.transactions._tasks.join()
 
 
@@ -204,20 +204,20 @@ async def recover_and_die(data: Path, steps: int) -> None:
 
 
 async def check(data: Path) -> None:
-    """All or nothing; all if it was acknowledged; and all of it, once, when it is repeated."""
+    """Checks that all or nothing is applied, all if it was acknowledged, and all exactly once after a repetition."""
     async with opened(data) as tables:
         found = {name: await contents(tables, name) for name in BEFORE}
         assert found == AFTER or (found == BEFORE and not data.with_suffix(".acknowledged").exists()), found
         await begin_and_commit(tables)
         assert {name: await contents(tables, name) for name in BEFORE} == AFTER
         assert not tables.transactions.open
-    # Nothing of it is left but the log.
+    # Only the transaction log is left of it.
     left = sorted(path.name for path in (data / "transactions").iterdir())
     assert len(left) == 2, left
 
 
 async def contents(tables: Tables, name: str) -> dict[int, int]:
-    """The rows, which the changelog has made, each change once, and the index agrees with."""
+    """Returns the rows, after checking that changelog and index agree with them and have each change once."""
     table = tables.table(name)
     replayed: dict[int, int] = {}
     changes = 0
@@ -249,14 +249,14 @@ CHANGES = {
 
 
 def import_what_arrow_needs() -> None:
-    """Before the first fork: each child would import it again with its first conversion, and pandas with it."""
+    """Imports what Arrow needs for conversions. Otherwise each forked child would import it again, with pandas."""
     keep_pandas_out()
     for module in ("numpy.ma", "dateutil.relativedelta"):
         importlib.import_module(module)
 
 
 def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
-    """Runs something in a process of its own: whether it came to its end, and was not killed."""
+    """Runs a function in a forked process. Returns whether it finished without being killed."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -275,7 +275,7 @@ def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool
 
 
 def main(directory: Path) -> None:
-    """Dies everywhere, in the commit and in the recovery."""
+    """Kills the commit and the recovery at every step."""
     import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
@@ -300,7 +300,7 @@ def main(directory: Path) -> None:
 
 
 def die_recovering(killed: Path, data: Path, first: int) -> int:
-    """Has the recovery of a killed server die, too, at some of its steps; how many deaths that were."""
+    """Kills the recovery of a killed server at some of its steps, too. Returns the number of deaths."""
     for deaths, steps in enumerate(range(first % 4, 1000, 4)):
         shutil.copytree(killed, data)
         if killed.with_suffix(".acknowledged").exists():

@@ -1,6 +1,6 @@
-"""Undoes a writer and dies in between, once at each step that it takes on disk; then it is repeated.
+"""Undoes a writer and kills the process at each step on disk in turn, then repeats the undo.
 
-Run as `python -m tests.support.dying_undo DIRECTORY`, as `dying_transaction`. Prints how many deaths there were.
+Run as `python -m tests.support.dying_undo DIRECTORY`; see `dying_transaction`. Prints the number of deaths.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def _undo(tables: Tables) -> UndoResult:
 
 
 async def check(data: Path) -> None:
-    """Each key is as it was, or as it was written; after the repetition, all are as they were; and that is the end."""
+    """Checks that each key has its old or written value, a repetition restores all, and a further one does nothing."""
     async with opened(data) as tables:
         found = await contents(tables)
         for key in range(30):
@@ -74,7 +74,7 @@ async def contents(tables: Tables) -> dict[int, int]:
 
 
 def main(directory: Path) -> None:
-    """Dies everywhere."""
+    """Kills the undo at every step."""
     import_what_arrow_needs()
     DEATH.install()
     streaming_server.engine.transactions.undo._WRITE_ROWS = 7  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Writes to a bucket and ends without closing anything, as `kill -9` does.
+"""Writes to a bucket and ends without closing anything, as after SIGKILL.
 
 Run as `python -m tests.support.dying_writer PATH STEPS`; the steps are JSON: `[["upsert", [row, ...]], ["sync"]]`.
 """
@@ -20,13 +20,13 @@ _EXIT_CODE = 7
 
 
 def write_and_die(path: Path, *steps: tuple[str, *tuple[list[Any], ...]]) -> None:
-    """Does the steps in another process, which then dies."""
+    """Runs the steps in another process, which then dies."""
     done = run_forked(sys.executable, "-m", __name__, str(path), json.dumps(steps), timeout=600)
     assert done.returncode == _EXIT_CODE, done.stderr.decode()
 
 
 def main(path: str, steps: str) -> None:
-    """Does the steps and dies."""
+    """Runs the steps and dies."""
     offline = OfflineBucket(Path(path), DEFINITION)
     for name, *rows in json.loads(steps):
         if name == "flush":

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: few in each run of the tests, and many more in `make soak`."""
+"""Sets how many examples Hypothesis draws: few in a normal run, many more in `make soak`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import settings
 __all__ = ["FACTOR", "examples"]
 
 FACTOR: Final = int(os.environ.get("SCANKV_EXAMPLES_FACTOR", "1"))
-"""How many times as many examples are drawn as a test asks for."""
+"""The factor by which to multiply the number of examples."""
 
 
 def examples(number: int) -> settings:
-    """Settings of a test that draws so many examples: each run draws others, and `make soak` draws many more."""
+    """Returns settings with the given number of examples. Each run draws others, and `make soak` draws many more."""
     return settings(max_examples=number * FACTOR)

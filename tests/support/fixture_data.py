@@ -1,6 +1,6 @@
-"""Makes a small data directory with everything that a server keeps on disk, and a record of what must be read.
+"""Creates a small data directory with everything that a server keeps on disk, and a record of what must be read.
 
-Releases keep one: `make fixture` packs it into `tests/fixtures/VERSION/data.tar.gz`. The record is Arrow files and
+Each release keeps one: `make fixture` packs it into `tests/fixtures/VERSION/data.tar.gz`. The record is Arrow files and
 JSON, so that it does not depend on the code of any version.
 """
 
@@ -54,15 +54,15 @@ ALL_TYPES: Final = pa.schema(
         ("map", pa.map_(pa.string(), pa.float64())),
     ]
 )
-"""Each type that can be stored, with the width or unit that it has."""
+"""All types that can be stored, with all widths and units."""
 
 
 @dataclass
 class Record:
-    """What must be read from the directory.
+    """The data that a reader of the directory must find.
 
     Attributes:
-        rows: By the name of a read, its rows in the order of the keys, or of the changes.
+        rows: By the name of a read, its rows in the order of the keys or of the changes.
         facts: Everything else, as JSON has it.
     """
 
@@ -86,7 +86,7 @@ class Record:
 
 
 def make_data(directory: Path) -> None:
-    """Makes `directory/data`, with a server that is stopped in the end, and `directory/record`."""
+    """Creates `directory/data`, by a server that is then stopped, and `directory/record`."""
     with ServerProcess(directory / "data", *SERVER_ARGUMENTS) as server:
         with sync.connect(server.url) as client:
             write_everything(client)
@@ -98,7 +98,7 @@ def make_data(directory: Path) -> None:
 
 
 def write_everything(client: Client) -> None:
-    """Writes tables of all kinds, and leaves something behind of everything that outlives a client."""
+    """Writes tables of all kinds, and creates one of everything that outlives a client."""
     plain = write_plain(client)
     write_types(client)
     write_merging(client)
@@ -115,7 +115,7 @@ def write_everything(client: Client) -> None:
 
 
 def write_plain(client: Client) -> Table:
-    """A table with the default options, several buckets, and rows that were replaced and deleted."""
+    """Writes a table with default options, several buckets, and replaced and deleted rows."""
     plain = client.create_table("fixture.plain", player_schema(), primary_key=["id"], buckets=3)
     plain.upsert([{"id": n, "name": f"player {n}", "score": n * n} for n in range(200)])
     plain.upsert([{"id": n, "name": f"renamed {n}", "score": None} for n in range(0, 200, 7)])
@@ -124,12 +124,12 @@ def write_plain(client: Client) -> Table:
 
 
 def player_schema() -> pa.Schema:
-    """The columns of most of the tables."""
+    """Returns the columns of most tables."""
     return pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("score", pa.int64())])
 
 
 def write_types(client: Client) -> None:
-    """One row with a value of each type, one with extreme values, one of nulls, in a table with each compression."""
+    """Writes rows with ordinary values, extreme values and nulls of each type, in a table with each compression."""
     time = dt.datetime(2024, 2, 29, 23, 59, 59)
     values: list[Any] = [
         1,
@@ -158,7 +158,7 @@ def write_types(client: Client) -> None:
 
 
 def write_merging(client: Client) -> None:
-    """A table of each merge engine, with two rows of each key."""
+    """Writes a table of each merge engine, with two rows of each key."""
     schema = player_schema()
     tables = [
         client.create_table("fixture.first", schema, primary_key=["id"], buckets=1, merge_engine="first_row"),
@@ -194,7 +194,7 @@ def write_merging(client: Client) -> None:
 
 
 def write_indexed(client: Client) -> None:
-    """A table with indexes, one of which was built over rows that were there before."""
+    """Writes a table with indexes, one of which is built over existing rows."""
     table = client.create_table(
         "fixture.indexed", player_schema(), primary_key=["id"], buckets=2, indexes=[("name", "score")]
     )
@@ -204,7 +204,7 @@ def write_indexed(client: Client) -> None:
 
 
 def write_based(client: Client) -> None:
-    """A table with columnar bases, and changes since they were built."""
+    """Writes a table with columnar bases, and changes after the build."""
     table = client.create_table("fixture.based", player_schema(), primary_key=["id"], buckets=2, columnar_base="eager")
     table.upsert([{"id": n, "name": f"player {n}", "score": n} for n in range(300)])
     wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base")
@@ -213,7 +213,7 @@ def write_based(client: Client) -> None:
 
 
 def write_altered(client: Client) -> None:
-    """A table with rows of two schema versions."""
+    """Writes a table with rows of two schema versions."""
     table = client.create_table("fixture.altered", player_schema(), primary_key=["id"], buckets=1)
     table.upsert([{"id": 1, "name": "before", "score": 1}])
     table = client.alter_table("fixture.altered", add_columns=pa.schema([("added", pa.float64())]))
@@ -221,7 +221,7 @@ def write_altered(client: Client) -> None:
 
 
 def consume_half(table: Table) -> None:
-    """Leaves a consumer that has committed some of the changes."""
+    """Creates a consumer that has committed some of the changes."""
     with (
         table.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="billing").with_chunk(rows=100).stream() as stream
     ):
@@ -230,7 +230,7 @@ def consume_half(table: Table) -> None:
 
 
 def write_transactions(client: Client, plain: Table) -> None:
-    """A transaction over two tables that is committed, and one that is still open."""
+    """Commits a transaction over two tables, and leaves another one open."""
     totals = client.table("fixture.totals")
     with client.transaction(id="job:1", ttl=SEVEN_DAYS) as committed:
         committed.upsert(plain, [{"id": 2000, "name": "of a transaction", "score": 1}])
@@ -240,7 +240,7 @@ def write_transactions(client: Client, plain: Table) -> None:
 
 
 def read_everything(client: Client) -> Record:
-    """Reads all that there is."""
+    """Reads all tables and everything else in the directory."""
     record = Record()
     for table in client.tables():
         name = table.name.removeprefix("fixture.")
@@ -260,7 +260,7 @@ def read_everything(client: Client) -> Record:
 
 
 def read_what_is_left(client: Client, record: Record) -> None:
-    """Reads what outlives the clients that made it: a snapshot, a consumer, transactions, a lock."""
+    """Reads what outlives its client: a snapshot, a consumer, transactions, a lock."""
     plain = client.table("fixture.plain")
     (snapshot,) = client.snapshots()
     record.rows["plain.snapshot"] = plain.scan().ordered().at(snapshot).to_arrow()
@@ -278,12 +278,12 @@ def read_what_is_left(client: Client, record: Record) -> None:
 
 
 def in_order(changes: Scan) -> pa.Table:
-    """Changes in the order of buckets, and of those of each bucket."""
+    """Returns changes ordered by bucket and offset."""
     return changes.to_arrow().combine_chunks()
 
 
 def resume_token_of(client: Client) -> bytes:
-    """The token behind the first rows of a scan of the snapshot, with which a later version must continue."""
+    """Returns the token after the first rows of a scan of the snapshot, from which a later version must resume."""
     (snapshot,) = client.snapshots()
     with client.table("fixture.plain").scan().at(snapshot).with_chunk(rows=50).stream() as stream:
         next(stream)
@@ -293,7 +293,7 @@ def resume_token_of(client: Client) -> bytes:
 
 
 def check(record: Record) -> None:
-    """Compares what was read with what was written, so that no fixture is kept that was wrong from the start."""
+    """Compares what was read with what was written, so that no wrong fixture is kept."""
     plain: dict[int, tuple[str, int | None]] = {n: (f"player {n}", n * n) for n in range(200)}
     plain |= {n: (f"renamed {n}", None) for n in range(0, 200, 7)}
     before = {n: row for n, row in plain.items() if n % 10}
@@ -314,17 +314,17 @@ def check(record: Record) -> None:
 
 
 def score(row: tuple[str, int]) -> int:
-    """The score of a player."""
+    """Returns the score of a player."""
     return row[1]
 
 
 def players(rows: pa.Table) -> dict[int, tuple[str, int | None]]:
-    """The rows of a table of `player_schema`, by their key."""
+    """Returns rows of `player_schema` for some keys."""
     return {row["id"]: (row["name"], row["score"]) for row in rows.to_pylist()}
 
 
 def packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """A file as it is packed: without its owner, and not at all if it is a log of RocksDB, which nothing reads."""
+    """Filters files for packing: removes the owner, and leaves out RocksDB's LOG files, which nothing reads."""
     if Path(member.name).name.startswith("LOG"):
         return None
     member.uid = member.gid = 0

@@ -1,4 +1,4 @@
-"""Processes that tests start often, without a second of imports each: forked from one that has imported everything."""
+"""Starts processes without a second of imports each, by forking one that has imported everything."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["ForkedProcess", "end_zygote", "run_forked"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
-# OpenBLAS would start a thread as it is imported, and so would the allocator of Arrow.
+# Without these, OpenBLAS and the allocator of Arrow would start threads when they are imported.
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class ForkedProcess(subprocess.Popen[AnyStr]):
     """`subprocess.Popen` for `[sys.executable, "-m", MODULE, ...]`, which runs in a fork of the zygote.
 
-    It is a child of this process with streams, environment, session and end of its own, as if it was started: only its
-    imports were made before, and `/proc/PID/cmdline` names the zygote.
+    It is a child of this process with its own streams, environment, session and exit code, as if it was started. Only
+    its imports were made before, and `/proc/PID/cmdline` names the zygote.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
         start_new_session: bool = False,
         **streams: Any,
     ) -> None:
-        """Starts the process; `streams` are `stdin`, `stdout`, `stderr` and how they are opened here."""
+        """Starts the process. `streams` are `stdin`, `stdout` and `stderr`, and how this process opens them."""
         assert tuple(command[:2]) == (sys.executable, "-m"), command
         self._request: zygote.Request = {
             "module": command[2],
@@ -49,7 +49,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
         super().__init__(command, **streams)
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Overrides how Popen starts a process, with the pipes that it has made."""
+        """Overrides how Popen starts a process with the pipes that it has created."""
         pipes = arguments[10:16]
         streams = [given if given >= 0 else number for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
         try:
@@ -60,10 +60,10 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
 
 
 def run_forked(*command: str, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` for such a command, with what it wrote.
+    """Works as `subprocess.run` with captured output, in a fork of the zygote.
 
     Raises:
-        subprocess.TimeoutExpired: It took longer than `timeout` seconds, and was killed.
+        subprocess.TimeoutExpired: The process took longer than `timeout` seconds and was killed.
     """
     pipe = subprocess.PIPE
     with ForkedProcess[bytes](command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -75,14 +75,14 @@ def run_forked(*command: str, stdin: bytes = b"", timeout: float = 60) -> subpro
 
 
 class _Zygote:
-    """The zygote of this process, started when the first process is wanted. Thread-safe."""
+    """The zygote of this process, started on first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self, request: zygote.Request, streams: Sequence[int]) -> int:
-        """The number of a new child of this process, which carries out `request`."""
+        """Forks a child of this process that carries out `request`, and returns its process id."""
         message = json.dumps(request).encode()
         assert len(message) <= zygote.MAX_REQUEST_BYTES
         with self._mutex:
@@ -92,14 +92,14 @@ class _Zygote:
                 socket.send_fds(self._socket, [message], streams)
                 return int(self._socket.recv(16))
             except BaseException:
-                # The next answer might be to this request.
+                # The zygote is unusable now, since its next answer might belong to this request.
                 self._end()
                 raise
 
     def _start(self) -> None:
-        # What the zygote forks becomes an orphan at once, and so a child of this process.
+        # The processes that the zygote forks become orphans at once, and so children of this process.
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "this process cannot take in orphans")
+            raise OSError(ctypes.get_errno(), "this process cannot become the parent of orphans")
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno())]
@@ -107,7 +107,7 @@ class _Zygote:
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
     def end(self) -> None:
-        """Ends it, if there is one; the children live on."""
+        """Ends the zygote if it is running. Its children continue."""
         with self._mutex:
             self._end()
 

@@ -1,4 +1,4 @@
-"""Arrow IPC streams that lie: valid ones whose metadata is changed by hand, as a hostile client could send them.
+"""Malicious Arrow IPC streams: valid streams whose metadata is changed, as a hostile client could send them.
 
 An IPC stream is messages of a continuation mark, a length, a flatbuffer `Message` and a body; see Arrow's
 `format/Message.fbs`. Table fields used here: `Message` 1 header type, 2 header, 3 body length; `RecordBatch` 0 length,
@@ -27,20 +27,20 @@ class IpcMessage:
 
     @property
     def is_batch(self) -> bool:
-        """Whether it carries a record batch."""
+        """Returns whether the message contains a record batch."""
         return bool(self.metadata) and self.metadata[self._field(self._root(), 1)] == _RECORD_BATCH
 
     @property
     def body_length(self) -> int:
-        """How many bytes it says that its body has; record batches only."""
+        """Returns the size of the body according to the metadata. For record batches only."""
         return int(struct.unpack_from("<q", self.metadata, self._field(self._root(), 3))[0])
 
     def set_body_length(self, length: int) -> None:
-        """Says that the body has this many bytes."""
+        """Sets the size of the body in the metadata."""
         struct.pack_into("<q", self.metadata, self._field(self._root(), 3), length)
 
     def set_rows(self, rows: int) -> None:
-        """Says that the batch has this many rows; its columns keep their lengths."""
+        """Sets the number of rows of the batch; the lengths of its columns stay."""
         struct.pack_into("<q", self.metadata, self._field(self._batch(), 0), rows)
 
     def change_nodes(self, change: Callable[[int, int, int], tuple[int, int]]) -> None:
@@ -48,7 +48,7 @@ class IpcMessage:
         self._change_pairs(1, change)
 
     def change_buffers(self, change: Callable[[int, int, int], tuple[int, int]]) -> None:
-        """Replaces where every buffer lies in the body: `change(number, offset, length)`."""
+        """Replaces offset and length of every buffer: `change(number, offset, length)`."""
         self._change_pairs(2, change)
 
     def _change_pairs(self, field: int, change: Callable[[int, int, int], tuple[int, int]]) -> None:
@@ -75,7 +75,7 @@ class IpcMessage:
 
 
 def split(stream: bytes) -> list[IpcMessage]:
-    """The messages of a stream, without its end mark."""
+    """Returns the messages of a stream, without its end mark."""
     messages, at = [], 0
     while at < len(stream):
         _, size = struct.unpack_from("<II", stream, at)
@@ -91,18 +91,18 @@ def split(stream: bytes) -> list[IpcMessage]:
 
 
 def joined(messages: list[IpcMessage]) -> bytes:
-    """The stream of these messages."""
+    """Returns the stream that consists of these messages."""
     parts = [struct.pack("<II", _MARK, len(m.metadata)) + bytes(m.metadata) + m.body for m in messages]
     return b"".join(parts) + struct.pack("<II", _MARK, 0)
 
 
 def changed(stream: bytes, change: Callable[[IpcMessage], None]) -> bytes:
-    """The stream with its first record batch changed."""
+    """Returns the stream with a change applied to its first record batch."""
     messages = split(stream)
     change(next(message for message in messages if message.is_batch))
     return joined(messages)
 
 
 def with_schema_of(stream: bytes, other: bytes) -> bytes:
-    """The batches of one stream under the schema of another."""
+    """Returns the batches of one stream with the schema of another."""
     return joined([split(other)[0], *split(stream)[1:]])

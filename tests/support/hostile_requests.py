@@ -1,4 +1,4 @@
-"""Write requests that no honest client sends, by what is wrong with them; for a table of `SCHEMA`."""
+"""Write requests that no correct client sends, by what is wrong with them, for a table with `SCHEMA`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SCHEMA = pa.schema(
 )
 """Arrays of a batch: k, n, items, its values, pairs, its entries, keys and values. Buffers: see `_BUFFERS`."""
 
-# The numbers of the buffers of a batch of SCHEMA: validity, offsets, data, in the order of the arrays.
+# The numbers of the buffers in a batch of SCHEMA: validity, offsets and data, in the order of the arrays.
 _BUFFERS = {"k offsets": 1, "k data": 2, "n data": 4, "items offsets": 6, "pairs offsets": 10}
 _HUGE = 2**62
 
 
 def good_batch(rows: int = 3) -> pa.RecordBatch:
-    """Rows that any table of `SCHEMA` takes."""
+    """Returns rows that every table with `SCHEMA` accepts."""
     values: list[dict[str, Any]] = [
         {"k": f"key {i}", "n": i, "items": [i, None], "pairs": [("a", i), ("b", None)]} for i in range(rows)
     ]
@@ -38,12 +38,12 @@ def good_batch(rows: int = 3) -> pa.RecordBatch:
 
 
 def good_request() -> bytes:
-    """A request that is taken."""
+    """Returns a request that is accepted."""
     return ipc_stream(SCHEMA, good_batch())
 
 
 def hostile_requests() -> dict[str, bytes]:
-    """Each request is wrong in one way, which is its name."""
+    """Returns requests that are wrong in one way each, by a name that says how."""
     good = good_request()
     requests = {
         "nothing": b"",
@@ -171,13 +171,13 @@ BOMB_COLUMNS = 1000
 
 
 def bomb_schema(type_: pa.DataType) -> pa.Schema:
-    """A table of so many columns of one type that a short request can name the same bytes for each of them."""
+    """Returns a schema with so many columns of one type that a short request can reuse the same bytes for all."""
     key = pa.field("c0", type_, nullable=False)
     return pa.schema([key, *(pa.field(f"c{i}", type_) for i in range(1, BOMB_COLUMNS))])
 
 
 def bool_bomb() -> bytes:
-    """250 KB of bits that 1,000 columns share: two billion values."""
+    """Returns a batch of two billion booleans: 250 KB of bits that 1,000 columns share."""
     rows = 2_000_000
     schema = bomb_schema(pa.bool_())
     bits = np.full(rows // 8, 0x55, np.uint8).tobytes()
@@ -193,7 +193,7 @@ def bool_bomb() -> bytes:
 
 
 def binary_bomb() -> bytes:
-    """8 MiB of bytes that 1,000 columns of one row share: 8 GB."""
+    """Returns a batch of 8 GB of binary values: 8 MiB that 1,000 columns of one row share."""
     schema = bomb_schema(pa.binary())
     size = 8 << 20
     body = struct.pack("<4i", 0, 4, 0, size) + bytes(size)
@@ -212,6 +212,6 @@ def binary_bomb() -> bytes:
 
 
 def many_small_batches(batches: int) -> bytes:
-    """One stream of very many batches of one row."""
+    """Returns a stream of very many batches of one row."""
     schema_message, batch_message = split(ipc_stream(SCHEMA, good_batch(1)))
     return joined([schema_message, *([batch_message] * batches)])

@@ -1,4 +1,4 @@
-"""Tables with indexes on disk without a server, read by an index and without one."""
+"""Tables with indexes on disk, without a server, for scans with and without an index."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def random_rows(count: int, seed: int) -> pa.RecordBatch:
-    """Rows with few different values in each column: nulls, NaN, both zeros, texts with zero bytes, many ties."""
+    """Returns rows with few distinct values per column: nulls, NaN, both zeros, texts with zero bytes, many ties."""
     rng = random.Random(seed)
     places = list(range(count))
     arrays = [
@@ -88,11 +88,11 @@ def random_rows(count: int, seed: int) -> pa.RecordBatch:
 
 
 class IndexedTable:
-    """Buckets of one table, open.
+    """The open buckets of one table.
 
     Attributes:
         rows: All rows that were written.
-        buckets: Its buckets, by number.
+        buckets: The buckets, by number.
     """
 
     def __init__(self, buckets: dict[int, OfflineBucket], rows: pa.RecordBatch) -> None:
@@ -109,7 +109,7 @@ class IndexedTable:
         )
 
     def locked_view(self) -> LockedView:
-        """All of it, held."""
+        """Returns a locked view of all buckets."""
         filled = {number: one.bucket for number, one in self.buckets.items() if one.bucket.state.rows}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
         return LockedView(
@@ -122,7 +122,7 @@ class IndexedTable:
         )
 
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
-        """A scan, and how it reads."""
+        """Opens a scan, and returns it with its row reader."""
         reader, choices = plan_reads(plan, TableCodec.of(self.definition))
         if indexed:
             reader = asyncio.run(read_through_index(reader, choices, self.locked_view()))
@@ -131,7 +131,7 @@ class IndexedTable:
 
 
 def in_bucket(number: int, error: ScanKvError) -> ScanKvError:
-    """What the engine does with an error of a bucket."""
+    """Adds the bucket to an error, as the engine does."""
     error.details.setdefault("bucket", str(number))
     return error
 
@@ -146,7 +146,7 @@ def plan_of(
     token: bytes = b"",
     key_range: KeyRange = _ALL_KEYS,
 ) -> ReadPlan:
-    """A question about the rows of a table."""
+    """Returns the plan of a query."""
     return ReadPlan(
         buckets=None,
         columns=None if columns is None else tuple(columns),
@@ -164,7 +164,7 @@ def plan_of(
 def indexed_table(
     path: Path, rows: pa.RecordBatch, *, buckets: int, indexes: Sequence[Sequence[str]] = INDEXES, **options: str
 ) -> Iterator[IndexedTable]:
-    """A table of such rows, the key is (k, l), or k alone, with its entries in table files."""
+    """Creates a table of random rows with the key (k, l), or k alone, and index entries in table files."""
     key = [name for name in ("k", "l") if name in rows.schema.names]
     definition = define(rows.schema, *key, buckets=buckets, **options).add_indexes(indexes)
     with ExitStack() as stack:

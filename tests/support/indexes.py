@@ -1,4 +1,4 @@
-"""Tables with indexes in the engine of this process, for tests of how indexes are kept, built and checked."""
+"""Tables with indexes in an engine in this process, for tests of index maintenance, builds and checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAYERS = pa.schema([("k", pa.int64()), ("score", pa.int64()), ("name", pa.strin
 async def players_table(
     tables: Tables, *, buckets: int = 1, indexes: Sequence[Sequence[str]] = (), rows: int = 0
 ) -> LiveTable:
-    """Makes a table of players with the keys 0, 1, 2, ..."""
+    """Creates a table of players with the keys 0, 1, 2, ..."""
     await tables.create(
         INDEXED_TABLE, PLAYERS, primary_key=["k"], bucket_key=(), buckets=buckets, options={}, indexes=indexes
     )
@@ -34,7 +34,7 @@ async def players_table(
 
 
 def player(key: int, score: int | None = None) -> dict[str, Any]:
-    """A row; its score is one of a thousand unless given."""
+    """Returns a row. Its score is one of a thousand unless given."""
     return {"k": key, "score": key * 7 % 1000 if score is None else score, "name": f"player {key % 17}"}
 
 
@@ -51,7 +51,7 @@ async def delete_players(table: LiveTable, keys: Sequence[int]) -> None:
 
 
 async def built(table: LiveTable) -> None:
-    """Returns once every index of a table is ready in all buckets."""
+    """Waits until every index of a table is ready in all buckets."""
 
     async def ready() -> bool:
         _, statuses = await table.statistics()
@@ -62,12 +62,12 @@ async def built(table: LiveTable) -> None:
 
 
 async def findings(table: LiveTable) -> list[BucketFindings]:
-    """What a check finds in each bucket of a table."""
+    """Returns the findings of a check in each bucket of a table."""
     return [await (await table.open_check(live.number)).run() for live in table.buckets]
 
 
 async def assert_sound(table: LiveTable) -> None:
-    """A check finds every index ready and nothing wrong."""
+    """Asserts that a check finds every index ready and nothing wrong."""
     for found in await findings(table):
         assert found.problem == ""
         for index in found.indexes:

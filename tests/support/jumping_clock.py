@@ -1,6 +1,6 @@
 """Runs a server whose wall clock a test sets: `ServerProcess(data, wrapper=jumping(file))`.
 
-The file has by how many seconds the server's wall clock is off; it may change at any time. No file: by none.
+The file contains by how many seconds the server's wall clock is off, and may change at any time. No file means 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from streaming_server.clock import SystemClocks
 
 
 def jumping(offset: Path) -> tuple[str, ...]:
-    """The wrapper for a server whose wall clock is off by what the file says."""
+    """Returns the wrapper for a server whose wall clock is off by the number in the file."""
     return (sys.executable, "-m", __name__, str(offset))
 
 
@@ -23,12 +23,12 @@ def main(offset: str, _: str, __: str, module: str, *arguments: str) -> None:
     file = Path(offset)
 
     class SetClocks(SystemClocks):
-        """The machine's, but for the wall clock."""
+        """The machine's clocks, except for the wall clock."""
 
         def wall_nanos(self) -> int:
             try:
                 return super().wall_nanos() + int(file.read_text()) * 1_000_000_000
-            except (FileNotFoundError, ValueError):  # There is none yet, or it is being written.
+            except (FileNotFoundError, ValueError):  # The file does not exist yet, or is being written.
                 return super().wall_nanos()
 
     clock.SystemClocks = SetClocks  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A second `ChangeLog`, which keeps every change by itself, by its number: the contract without records and disk."""
+"""A second `ChangeLog` for the contract tests: it keeps single changes in memory, without records or disk."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class MemoryBatch(StoreBatch):
-    """Writes that happen when they are applied."""
+    """A batch whose writes take effect when it is applied."""
 
     def __init__(self) -> None:
         self.effects: list[Callable[[], None]] = []
 
     def apply(self) -> None:
-        """Does them."""
+        """Applies the writes."""
         for effect in self.effects:
             effect()
 
 
 @dataclass(frozen=True)
 class _Change:
-    """One change: a record of its own. Pairs are told by their kinds."""
+    """One change in its own record. The kinds of two changes show whether they are a pair."""
 
     record: LogRecord
     nbytes: int
@@ -129,12 +129,12 @@ class MemoryLog:
         return first
 
     def lose_from(self, count: int) -> None:
-        """Goes on in a new epoch, without the changes from one on."""
+        """Begins a new epoch without the changes from one on."""
         self._changes = {number: change for number, change in self._changes.items() if number < count}
         self._span = LogSpan(min(self._span.first, count), count, (*self._span.epoch_starts, count))
 
     def lose(self, count: int) -> None:
-        """Loses one change, as damage does."""
+        """Removes one change, as damage does."""
         del self._changes[count]
 
 
@@ -148,7 +148,7 @@ def _joined(records: list[LogRecord]) -> LogRecord:
 
 
 class MemoryTail:
-    """A `LogTail` over a `MemoryLog`. What was written is durable when the test says so."""
+    """A `LogTail` over a `MemoryLog`. Writes become durable when the test calls `sync`."""
 
     def __init__(self, definition: TableDefinition) -> None:
         self._definition = definition
@@ -157,7 +157,7 @@ class MemoryTail:
         self.listeners: set[Callable[[], None]] = set()
 
     def write(self, *rows: tuple[Any, ...], kinds: list[RowKind] | None = None, schema_id: int = 1) -> None:
-        """Appends changes in one commit, inserts unless told otherwise; not yet durable."""
+        """Appends changes in one commit, inserts by default. They are not durable yet."""
         schema = self._definition.schema_at(schema_id).arrow
         columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
         batch = MemoryBatch()
@@ -167,18 +167,18 @@ class MemoryTail:
         batch.apply()
 
     def sync(self) -> None:
-        """Makes all that was written durable."""
+        """Makes all writes durable."""
         self.durable_offset = self.log.span.end
         for listener in list(self.listeners):
             listener()
 
     def put(self, *keys: int) -> None:
-        """Writes rows of a key alone, and makes them durable."""
+        """Writes rows that have only a key, and makes them durable."""
         self.write(*((key,) for key in keys))
         self.sync()
 
     def trim(self) -> int:
-        """Trims as far as nothing is held; the first that is left."""
+        """Trims all changes that are not held, and returns the first remaining one."""
         batch = MemoryBatch()
         first = self.log.trim(batch, self.log.span.end)
         batch.apply()
@@ -209,12 +209,12 @@ class MemoryTail:
 
 
 class StopsAt:
-    """A `LogStops`; of a time, it is known once `settle` was called at that time.
+    """A `LogStops`. The stop at a time is known once `settle` is called at that time.
 
     Attributes:
-        offsets: Where it ends, None as long as that is not known.
-        left: How long until it is.
-        then: What it is then.
+        offsets: The offsets of the stop; None as long as they are not known.
+        left: How long until they are known, in seconds.
+        then: The offsets that become known then.
     """
 
     def __init__(self, offsets: Mapping[int, int] | None = None, left: float | None = None) -> None:

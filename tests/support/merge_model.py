@@ -1,6 +1,6 @@
-"""What merge engines and aggregate functions do, in plain Python: dictionaries, one row at a time.
+"""A model of merge engines and aggregate functions in plain Python: dictionaries, one row at a time.
 
-Written from what the documentation promises, and knows nothing of how it is done.
+It is written from the documentation and independent of the implementation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Event = tuple[str, Row]
-"""A change type and a row."""
+"""The change type and the row of one change."""
 
 
 class RefusedError(Exception):
-    """The documentation says that this is refused."""
+    """The documentation says that the input is refused."""
 
 
 class Function:
@@ -42,18 +42,18 @@ class Function:
         self.parameters = parameters
 
     def fold(self, before: Any, hidden: Any, value: Any, *, back: bool = False) -> tuple[Any, Any]:
-        """The column and what is hidden beside it after one more input."""
+        """Returns the column and its hidden state after one more input."""
         if back and self.parameters.get("ignore_retract"):
             return before, hidden
         results: tuple[Any, Any] = getattr(self, f"_{self.name}")(before, hidden, value, back)
         return results
 
     def alone(self, value: Any) -> Any:
-        """What is hidden beside a value that was put there."""
+        """Returns the hidden state of a value that was set directly."""
         return self.fold(None, None, value)[1]
 
     def older(self, before: Any, hidden: Any, value: Any) -> tuple[Any, Any]:
-        """The same of an input that is older than all before."""
+        """As `fold`, for an input that is older than all before."""
         match self.name:
             case "last_value":
                 return before, hidden
@@ -70,7 +70,7 @@ class Function:
         return self.fold(before, hidden, value)
 
     def _number(self, value: Any) -> Any:
-        """A number as the type holds it. Raises RefusedError where it does not."""
+        """Converts a number to the type of the column. Raises RefusedError if it does not fit."""
         if pat.is_floating(self.type):
             return self.type.to_pandas_dtype()(value)
         if pat.is_decimal(self.type):
@@ -205,14 +205,14 @@ class MergeModel:
 
     Attributes:
         engine: Its merge engine.
-        deletes: What deletes do, without default.
+        deletes: The option that says what deletes do.
         key: The key column.
         columns: The other columns.
         order: The columns that say which row is newer.
         groups: Sequence groups: sequence columns and the others.
         functions: By column.
         rows: By key.
-        hidden: What is kept beside the rows, by key and column.
+        hidden: The hidden state of aggregates, by key and column.
     """
 
     engine: str
@@ -226,7 +226,7 @@ class MergeModel:
     hidden: dict[Any, Row] = field(default_factory=dict)
 
     def write(self, events: Iterable[Event], columns: Sequence[str] | None = None, *, overwrite: bool = False) -> None:
-        """Writes rows one after another; `columns` without the key."""
+        """Writes rows one after another. `columns` does not contain the key."""
         for kind, row in events:
             targets = [name for name in self.columns if columns is None or name in columns]
             if kind in ("+I", "+U"):
@@ -238,7 +238,7 @@ class MergeModel:
                     self.delete(row[self.key], columns)
 
     def delete(self, key: Any, columns: Sequence[str] | None = None) -> None:
-        """Deletes a row, or columns of it."""
+        """Deletes a row or some of its columns."""
         row = self.rows.get(key)
         if row is None:
             return
@@ -317,5 +317,5 @@ class MergeModel:
 
 
 def _sequence(row: Row, columns: Sequence[str]) -> tuple[tuple[bool, Any], ...]:
-    """Compares as sequence columns do: null is least."""
+    """Returns a sort key for sequence columns: null is least."""
     return tuple((row[name] is not None, 0 if row[name] is None else row[name]) for name in columns)

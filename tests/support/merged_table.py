@@ -1,4 +1,4 @@
-"""A table in memory, merged as the server merges, without a server: one bucket, rows as they are stored."""
+"""A table in memory that is merged by the server's code, without a server: one bucket with encoded rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def merging_table(
     indexes: Sequence[Sequence[str]] = (),
     **options: str,
 ) -> TableDefinition:
-    """A definition whose key is the first column."""
+    """Returns a definition whose key is the first column."""
     spec = MergeSpec(
         version_column=version_column,
         sequence_columns=tuple(sequence),
@@ -57,7 +57,7 @@ def merging_table(
 
 
 class MergedTable:
-    """Rows, entries and log of a bucket.
+    """The rows, index entries and changelog of a bucket.
 
     Attributes:
         stored: The rows by encoded key.
@@ -74,7 +74,7 @@ class MergedTable:
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
-        """Goes on with a newer definition."""
+        """Switches to a newer definition."""
         self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
         self.merger = Merger.of(TableCodec.of(definition), {})
         self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
@@ -87,7 +87,7 @@ class MergedTable:
         *,
         overwrite: bool = False,
     ) -> None:
-        """One request; `columns` with the key."""
+        """Applies one upsert request. `columns` contains the key."""
         kind = WriteKind(columns=tuple(columns), overwrite=overwrite)
         schema = request_schema(self.definition, 0, kind)
         arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
@@ -97,7 +97,7 @@ class MergedTable:
             self._apply(part)
 
     def delete(self, keys: Sequence[Any], columns: Sequence[str] = (), *, overwrite: bool = False) -> None:
-        """One request that deletes rows, or columns of them."""
+        """Applies one request that deletes rows or some of their columns."""
         batch = pa.RecordBatch.from_pylist(
             [{self.keys.names[0]: key} for key in keys], schema=self.definition.key_schema
         )
@@ -106,7 +106,7 @@ class MergedTable:
             self._apply(part)
 
     def rows(self) -> dict[Any, dict[str, Any]]:
-        """The rows by key."""
+        """Returns the rows by key."""
         values = pa.array([self.stored[key] for key in sorted(self.stored)], pa.binary())
         batch = self.codec.decoder().decode(values)
         batch.validate(full=True)
@@ -131,12 +131,12 @@ class MergedTable:
             self.entries |= zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys."""
+        """Returns the stored rows of some encoded keys."""
         return [self.stored.get(key) for key in keys]
 
 
 def replayed(log: Sequence[tuple[str, dict[str, Any]]], key: str) -> dict[Any, dict[str, Any]]:
-    """The rows that a full changelog leads to; each change fits what was before it."""
+    """Replays the full changelog, checks that each change fits the previous state, and returns the rows."""
     rows: dict[Any, dict[str, Any]] = {}
     for kind, row in log:
         if kind == "+I":
@@ -145,7 +145,7 @@ def replayed(log: Sequence[tuple[str, dict[str, Any]]], key: str) -> dict[Any, d
             assert row[key] in rows
         if kind in ("-U", "-D"):
             assert repr(rows.pop(row[key])) == repr(row)
-            # Its row after follows at once, and is not the same.
+            # The row after the update follows at once and differs.
             rows |= {row[key]: row} if kind == "-U" else {}
         else:
             rows[row[key]] = row

@@ -1,4 +1,4 @@
-"""A data directory that no server uses, looked at and changed from the inside."""
+"""Reads and changes a data directory that no server uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def resources() -> RocksResources:
 
 
 class OfflineBucket:
-    """A bucket opened by a test, written and read as the engine does, without a server.
+    """A bucket that a test opens, writes and reads as the engine does, without a server.
 
     Attributes:
         bucket: The open bucket.
@@ -65,18 +65,18 @@ class OfflineBucket:
         self.bucket.set_indexes([index.id for index in definition.indexes])
 
     def upsert(self, *rows: dict[str, Any]) -> None:
-        """Applies one batch of rows; not durable before `sync`."""
+        """Applies one batch of rows. It is not durable before `sync`."""
         self.upsert_batch(pa.RecordBatch.from_pylist(list(rows), schema=self.codec.schema))
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
-        """Applies a batch of rows; not durable before `sync`."""
+        """Applies a batch of rows. It is not durable before `sync`."""
         for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
             old = self._old(part)
             deduplicate = self.definition.options.row_deduplicate
             self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate, indexes=self.indexes))
 
     def delete(self, *keys: dict[str, Any]) -> None:
-        """Deletes rows in one batch; not durable before `sync`."""
+        """Deletes rows in one batch. It is not durable before `sync`."""
         batch = pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema)
         for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=True):
             old = self._old(part)
@@ -86,11 +86,11 @@ class OfflineBucket:
         return self.bucket.get(part.keys.to_pylist()) if reads_old_rows(self.definition, self.indexes) else None
 
     def sync(self) -> None:
-        """Makes all that was written durable."""
+        """Makes all writes durable."""
         self.bucket.sync(self.bucket.state.log_offset)
 
     def rows(self) -> pa.Table:
-        """All rows, read as a scan reads them."""
+        """Returns all rows, read as a scan reads them."""
         decoder = self.codec.decoder()
         cursor = self.bucket.cursor(self.codec, decoder, self.keys.codec)
         try:
@@ -100,11 +100,11 @@ class OfflineBucket:
         return pa.Table.from_batches(batches, schema=decoder.schema)
 
     def entries(self) -> dict[bytes, bytes]:
-        """All index entries, read from the column family itself."""
+        """Returns all index entries, read from the column family."""
         return dict(self.bucket._store.index.items())  # type: ignore[arg-type]  # its keys are bytes
 
     def expected_entries(self) -> dict[bytes, bytes]:
-        """The index entries that the rows should have."""
+        """Returns the index entries that the rows should have."""
         entries: dict[bytes, bytes] = {}
         for batch in self.rows().to_batches():
             keys, _ = self.keys.encode(batch)
@@ -114,11 +114,11 @@ class OfflineBucket:
         return entries
 
     def log(self) -> list[LogRecord]:
-        """All records of the changelog."""
+        """Returns all records of the changelog."""
         return list(self.bucket.changes(self.definition, EVERYTHING))
 
     def changes(self) -> list[tuple[str, dict[str, Any]]]:
-        """All changes, as the symbol of their kind and their row."""
+        """Returns all changes, each as the symbol of its kind and its row."""
         return [
             (RowKind(int(kind)).symbol, row)
             for record in self.log()
@@ -128,7 +128,7 @@ class OfflineBucket:
 
 @contextmanager
 def opened(path: Path, definition: TableDefinition, clock: ServerClock | None = None) -> Iterator[OfflineBucket]:
-    """An `OfflineBucket`, closed in order at the end of the block."""
+    """Opens an `OfflineBucket` for the block."""
     offline = OfflineBucket(path, definition, clock)
     try:
         yield offline
@@ -137,13 +137,13 @@ def opened(path: Path, definition: TableDefinition, clock: ServerClock | None = 
 
 
 def bucket_path(data_dir: Path, table: str, bucket: int) -> Path:
-    """Where a bucket lies in a data directory."""
+    """Returns the path of a bucket in a data directory."""
     database, name = table.split(".")
     return data_dir / "tables" / database / name / "buckets" / f"{bucket:04}"
 
 
 def definition_in(data_dir: Path, table: str) -> TableDefinition:
-    """The definition of a table of a stopped server."""
+    """Returns the definition of a table of a stopped server."""
     directory = DataDirectory(data_dir)
     try:
         return Catalog(directory).get(table)
@@ -153,7 +153,7 @@ def definition_in(data_dir: Path, table: str) -> TableDefinition:
 
 @contextmanager
 def offline_table(data_dir: Path, table: str) -> Iterator[list[OfflineBucket]]:
-    """All buckets of a table of a stopped server."""
+    """Opens all buckets of a table of a stopped server."""
     definition = definition_in(data_dir, table)
     with ExitStack() as stack:
         yield [
@@ -163,15 +163,15 @@ def offline_table(data_dir: Path, table: str) -> Iterator[list[OfflineBucket]]:
 
 
 def replayed(offline: OfflineBucket) -> list[tuple[Any, ...]]:
-    """The rows that the bucket's whole changelog amounts to; see `replayed_to`."""
+    """Returns the rows to which the bucket's complete changelog leads; see `replayed_to`."""
     return replayed_to(offline, EVERYTHING)
 
 
 def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
-    """The rows that the changes below an offset amount to, by encoded key; checks each change against those before.
+    """Returns the rows to which the changes below an offset lead, by encoded key, and checks each change.
 
-    `+I` needs an absent key; `-U` and `-D` the row as it is, to the bit; `+U` comes right after the `-U` of its key.
-    Without before-images there are `+U` of a row and `-D` of a key, whatever was there.
+    `+I` requires an absent key, `-U` and `-D` exactly the current row, and `+U` must follow the `-U` of its key.
+    Without before-images, changes are `+U` with a row and `-D` with a key, whatever the previous state was.
     """
     before_images = offline.definition.options.before_images
     state: dict[bytes, tuple[Any, ...]] = {}
@@ -179,7 +179,7 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
     for record in offline.log():
         if record.offset >= offset:
             break
-        # The log's maintenance rewrites small records as larger ones, so that the offset may lie within one.
+        # Maintenance merges small records of the changelog, so the offset may lie inside a record.
         count = min(len(record.changes), offset - record.offset)
         rows = widened(record.changes.rows.slice(0, count), offline.codec.schema)
         encoded, _ = offline.keys.encode(rows)
@@ -191,13 +191,13 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
                 continue
             assert (updating is not None) == (kind == RowKind.UPDATE_AFTER), "+U without its -U"
             if kind == RowKind.INSERT:
-                assert key not in state, "+I of a row that is there"
+                assert key not in state, "+I of a row that exists"
                 state[key] = row
             elif kind == RowKind.UPDATE_AFTER:
-                assert updating == key, "+U of another key than the -U before"
+                assert updating == key, "+U of another key than its -U"
                 state[key] = row
             else:
-                assert state[key] == row, "the before-image is not the row"
+                assert state[key] == row, "the before-image differs from the row"
                 del state[key]
             updating = key if kind == RowKind.UPDATE_BEFORE else None
     assert updating is None, "-U without its +U"
@@ -205,7 +205,7 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
 
 
 def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with null for the columns that it lacks."""
+    """Returns the batch with nulls in the columns that it lacks."""
     columns = [
         batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type) for f in schema
     ]
@@ -213,7 +213,7 @@ def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def check_log(records: Iterable[LogRecord]) -> None:
-    """Offsets have no gap within an epoch, counts none at all; epochs and commit times never go back."""
+    """Checks that offsets have no gap within an epoch, counts have none, and epochs and commit times never decrease."""
     count, epoch, micros = 0, 0, 0
     for record in records:
         assert count_of(record.offset) == count, f"offset {record.offset} where change {count} belongs"
@@ -226,20 +226,20 @@ def check_log(records: Iterable[LogRecord]) -> None:
 
 
 def check_entries(offline: OfflineBucket) -> None:
-    """Every ready index has exactly the entries of the rows, one that is not has no others, and there are no more."""
+    """Checks that ready indexes have exactly the entries of the rows, and other indexes have no wrong entries."""
     found, expected = offline.entries(), offline.expected_entries() if offline.indexes else {}
     for index in offline.indexes:
         there = {key: value for key, value in found.items() if key in index.all_entries}
         wanted = {key: value for key, value in expected.items() if key in index.all_entries}
         if index.index.id in offline.bucket.state.ready_indexes:
-            assert there == wanted, f"index {index.index} is not what the rows say"
+            assert there == wanted, f"the entries of index {index.index} differ from the rows"
         else:
-            assert there.items() <= wanted.items(), f"index {index.index} has entries of rows that are not there"
+            assert there.items() <= wanted.items(), f"index {index.index} has entries of rows that do not exist"
     assert found.keys() == {key for key in found if any(key in index.all_entries for index in offline.indexes)}
 
 
 def check_bucket(offline: OfflineBucket) -> pa.Table:
-    """The rows of a bucket, after checking that changelog and indexes are in order and amount to exactly these rows."""
+    """Checks that changelog and indexes of a bucket are sound and lead to exactly its rows, and returns the rows."""
     records = offline.log()
     check_log(records)
     rows = offline.rows()
@@ -247,7 +247,7 @@ def check_bucket(offline: OfflineBucket) -> pa.Table:
     state = offline.bucket.state
     assert state.rows in ({len(found)} if offline.definition.options.before_images else {len(found), None})
     if offline.definition.options.changelog != "none":
-        assert replayed(offline) == found, "the rows are not what the changelog says"
+        assert replayed(offline) == found, "the rows differ from the replayed changelog"
         assert state.count == sum(len(record.changes) for record in records)
     else:
         assert records == []

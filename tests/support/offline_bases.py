@@ -1,4 +1,4 @@
-"""Columnar bases of offline buckets, without anything that keeps them."""
+"""Columnar bases of offline buckets, without the engine that manages them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_ROWS = 50
 
 
 def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
-    """Every second row of a bucket in the small batches of a base, the others as if they were written since."""
+    """Returns a view with every second row in a base of small batches, and the others in its delta."""
     batches = offline.rows().combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=offline.codec.schema)
     keys = offline.keys.encode_stored(batch)
@@ -34,7 +34,7 @@ def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
 
 
 def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Path:
-    """The directory of a base of some rows, in small batches."""
+    """Writes a base of some rows in small batches, and returns its directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_writer, "BATCH_ROWS", BATCH_ROWS)
         writer = BaseWriter(directory, offline.definition, 0, now_micros=time.time_ns() // 1000)
@@ -43,7 +43,7 @@ def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Pa
 
 
 def flip_in_batch(base: Path, name: str, share: float) -> None:
-    """Flips a bit in a batch of one of the files of a base: of the batch that is so far through it."""
+    """Flips a bit in one batch of a file of a base, at a relative position in the file."""
     opened = ColumnarBase.open(base, "")
     blocks = {"rows.arrow": opened._rows, "keys.arrow": opened._keys}[name]._blocks
     block = blocks[1 + round(share * (len(blocks) - 3))]

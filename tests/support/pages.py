@@ -1,16 +1,16 @@
-"""Runs the code of a page of the documentation, from top to bottom, as its reader would.
+"""Runs the code of a documentation page from top to bottom, as a reader would.
 
 A page is Markdown. Its fenced blocks run in order: `bash` in one shell, `python` in one namespace with top-level
 `await`, `sql` in a Spark session. A comment after a `print` is what that line must print. A `text` block is what the
 block before it must print last. A page says three things about its own snippets:
 
 - A fence whose info string ends with `no-run` is only shown.
-- A comment `<!-- python ... -->` or `<!-- bash ... -->`, with its code on lines of its own, runs but is not shown. It
-  holds what a snippet needs and its reader already has.
+- A comment `<!-- python ... -->` or `<!-- bash ... -->`, with its code on separate lines, runs but is not shown. It
+  contains what a snippet needs and the reader already has.
 - A comment `<!-- snippets: spark -->` makes the page run in a Spark session, available as `spark`.
 
-A page with a block `python -m asyncio` is typed into that program. All other pages share one server and find `client`
-and `table` as the quickstart leaves them, unless the page starts a server of its own with `scankv serve`.
+The blocks of a page that has a block `python -m asyncio` are typed into that program. All other pages share one server
+and find `client` and `table` as the quickstart leaves them, unless the page starts its own server with `scankv serve`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ QUICKSTART_ROWS = [
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """Code of a page, and the line of the page that it begins in."""
+    """A code block of a page, and the line on which it begins."""
 
     language: str
     code: str
@@ -68,7 +68,7 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page by its path in the repository, and the blocks of it that run."""
+    """A page, by its path in the repository, and the blocks that run."""
 
     path: str
     blocks: tuple[CodeBlock, ...]
@@ -99,7 +99,7 @@ def read_page(path: str) -> Page:
 
 
 def list_pages() -> list[Page]:
-    """All pages that have code to run, and all that run in Spark."""
+    """Returns all pages that have code to run or are marked for Spark."""
     docs = (path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))
     paths = ["README.md", *(path for path in docs if not path.startswith("docs/_"))]
     return [
@@ -110,7 +110,7 @@ def list_pages() -> list[Page]:
 
 
 def run_page(page: Page, directory: Path, url: str, **names: Any) -> dict[str, Any]:
-    """Runs a page in an empty directory, against the server at `url`; gives the names that its Python has defined."""
+    """Runs a page in an empty directory against the server at `url`, and returns the names that its Python defines."""
     if page.starts_a_server:
         with contextlib.chdir(directory), _environment(directory, f"127.0.0.1:{_free_port()}"):
             return _run_blocks(page, directory, names)
@@ -147,7 +147,7 @@ def _run_blocks(page: Page, directory: Path, names: dict[str, Any]) -> dict[str,
 
 
 class _InProcess:
-    """Python of a page, in this process, in one event loop."""
+    """Runs the Python blocks of a page in this process, in one event loop."""
 
     def __init__(self, names: dict[str, Any], *, has_client: bool) -> None:
         self.names = names
@@ -165,9 +165,9 @@ class _InProcess:
         self.names["table"] = await self.names["client"].table("game.scores")
 
     def run(self, block: CodeBlock, path: str) -> str:
-        """Runs a block, in the event loop only where it awaits: the blocking client refuses to run inside one."""
+        """Runs a block, in the event loop only if it awaits, since the blocking client refuses to run inside a loop."""
         source = "\n" * (block.line - 1) + block.code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"])
-        # Spark's JVM has a working directory of its own.
+        # Spark's JVM has its own working directory.
         source = source.replace(CHECKPOINT, f"{CHECKPOINT}{Path.cwd()}/")
         code = compile(source, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         printed = io.StringIO()
@@ -187,7 +187,7 @@ class _InProcess:
 
 
 class _Session:
-    """A program that blocks are typed into."""
+    """An interactive program that gets blocks as input."""
 
     def __init__(self, command: list[str], directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -204,7 +204,7 @@ class _Session:
         return self
 
     def type(self, text: str, at_the_end: str, where: str) -> str:
-        """Types a block, and gives what is printed until it has run; fails where the session ends before."""
+        """Types a block, and returns the output until the block has run. Fails if the program ends before."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{text.replace(SHOWN_ADDRESS, os.environ['SCANKV_URL'])}{at_the_end}\n")
@@ -223,7 +223,7 @@ class _Session:
 
 
 class _Typed:
-    """Python of a page, as typed at the prompts of `python -m asyncio`."""
+    """Types the Python blocks of a page at the prompt of `python -m asyncio`."""
 
     def __init__(self, directory: Path) -> None:
         self._session = _Session([sys.executable, "-W", "ignore", "-m", "asyncio"], directory)
@@ -232,7 +232,7 @@ class _Typed:
         return self
 
     def run(self, block: CodeBlock, path: str) -> str:
-        # Behind an empty line, which ends a loop; what is printed comes behind prompts.
+        # An empty line ends a loop. The output comes after prompts.
         output = self._session.type(block.code, f"\nprint({END!r})", f"{path}:{block.line}")
         assert "Traceback" not in output, output
         return re.sub(r"^(?:(?:>>>|\.\.\.) )+", "", output, flags=re.MULTILINE)
@@ -248,7 +248,7 @@ def _run_sql(code: str, spark: Any) -> str:
 
 @contextlib.contextmanager
 def _quickstart_table(url: str) -> Iterator[None]:
-    """The table `game.scores` as the quickstart leaves it; afterwards, what the page has made is dropped."""
+    """Creates the table `game.scores` as the quickstart leaves it. Drops all tables of the page afterwards."""
     columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
     with sync.connect(url) as client:
         before = {table.name for table in client.tables()}
@@ -263,7 +263,7 @@ def _quickstart_table(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(directory: Path, url: str) -> Iterator[None]:
-    """The environment of programs and clients, with `python` and `scankv` of this interpreter, installed or not."""
+    """Returns the environment of programs and clients, with the `python` and `scankv` of this interpreter."""
     programs = directory / "bin"
     programs.mkdir()
     for name, arguments in {"python": "", "scankv": "-m scankv "}.items():

@@ -1,4 +1,4 @@
-"""Data directories made without a server, for tests that then damage them."""
+"""Creates data directories without a server, for tests that damage them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
-"""The columns of a prepared table; the key is `k`, and a row's value is `value_of` its key."""
+"""The columns of a prepared table. The key is `k`, and the value of a row is `value_of(k)`."""
 
 
 def value_of(key: int) -> str:
-    """The value of a row, which is found nowhere else in a file."""
+    """Returns the value of a row, which occurs nowhere else in a file."""
     return f"<value {key:08} of a row>"
 
 
 def prepared_table(data_dir: Path, name: str, rows: int, *, buckets: int = 2, compression: str = "none") -> None:
-    """Makes a table with the rows 0, 1, 2, ..., all of them in table files."""
+    """Creates a table with the rows 0, 1, 2, ..., all of them in table files."""
     definition = TableDefinition.create(
         name,
         SCHEMA,
@@ -47,14 +47,14 @@ def prepared_table(data_dir: Path, name: str, rows: int, *, buckets: int = 2, co
 
 
 def keys_in(data_dir: Path, name: str, bucket: int) -> list[int]:
-    """The keys of a prepared table's bucket, ascending, read from its file as they lie there."""
+    """Returns the keys in the file of a prepared table's bucket, ascending."""
     data = rows_file(bucket_path(data_dir, name, bucket)).read_bytes()
     return [int(part[:8]) for part in data.split(b"<value ")[1:]]
 
 
 def rows_file(path: Path) -> Path:
-    """The largest table file of a bucket that holds rows, not changes."""
-    # The column family's name, as a table file's properties have it: the rest of the property's name is shared.
+    """Returns the largest table file of a bucket that contains rows, not changes."""
+    # The column family's name in the properties of a table file, after the end of the property's name.
     files = [file for file in path.glob("*.sst") if b"namerows" in file.read_bytes()]
     return max(files, key=lambda file: file.stat().st_size)
 

@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: its memory."""
+"""The memory of a process, from the kernel."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process now."""
+    """Returns the current resident memory of a process."""
     return _status(pid)["VmRSS"]
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most memory the process has had since its start or the last `forget_peak`."""
+    """Returns the peak memory of the process since its start or the last `forget_peak`."""
     return _status(pid)["VmHWM"]
 
 
 def forget_peak(pid: int) -> None:
-    """Lets the peak begin anew at what the process has now; see `proc_pid_clear_refs(5)`."""
+    """Resets the peak to the current memory; see `proc_pid_clear_refs(5)`."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, as tests start, kill and restart it: the one that is shipped, forked."""
+"""A real server in its own process, which tests start, kill and restart: the shipped server, forked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess(testing.ServerProcess):
-    """The server of `scankv.testing`, forked from the zygote unless its wrapper is a program of its own."""
+    """The server of `scankv.testing`, forked from the zygote unless its wrapper is another program."""
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
         if command[0] != sys.executable:

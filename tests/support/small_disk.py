@@ -1,4 +1,4 @@
-"""A small file system of its own, which a test fills up and empties."""
+"""A small file system that a test fills and empties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BALLAST = "ballast"
 
 
 class SmallDisk:
-    """A mounted tmpfs; needs root, or sudo that asks for no password.
+    """A mounted tmpfs. Needs root or passwordless sudo.
 
     Attributes:
         path: Where it is mounted.
@@ -26,7 +26,7 @@ class SmallDisk:
 
     @contextmanager
     def full(self, spare_bytes: int = 0) -> Iterator[None]:
-        """Leaves no more than `spare_bytes` free for the block."""
+        """Leaves at most `spare_bytes` free during the block."""
         ballast = self.path / _BALLAST
         try:
             with ballast.open("wb") as file:
@@ -36,7 +36,7 @@ class SmallDisk:
             ballast.unlink()
 
     def _fill(self, file: int, spare_bytes: int) -> None:
-        """Takes what is free, in ever smaller pieces, because others may be writing."""
+        """Fills the free space in smaller and smaller pieces, since other processes may be writing."""
         size, piece = 0, 1 << 30
         while piece >= 4096:
             status = os.statvfs(self.path)
@@ -50,7 +50,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """A new tmpfs of this size at `path`, which is made; unmounted after the block."""
+    """Mounts a new tmpfs of this size at `path` for the block. Creates the directory."""
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     path.mkdir()
     owner = f"uid={os.getuid()},gid={os.getgid()},mode=0700"
@@ -58,5 +58,5 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        # Lazily: a process that was killed may still be letting go of its files.
+        # Lazily, since a killed process may still be closing its files.
         subprocess.run([*as_root, "umount", "--lazy", path], check=True)

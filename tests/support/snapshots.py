@@ -1,4 +1,4 @@
-"""The engine of a server in this process, without gRPC, for tests of pinned snapshots."""
+"""An engine in this process, without gRPC, for tests of pinned snapshots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY_KEY = KeyRange()
 
 @asynccontextmanager
 async def tables_in(data_dir: Path, *, max_hold_seconds: float = 60.0, **settings: Any) -> AsyncIterator[Tables]:
-    """The tables of a data directory, as a running server has them."""
+    """Opens the tables of a data directory, as a running server has them."""
     tables = Tables(ServerConfig(data=data_dir, **settings), max_hold_seconds=max_hold_seconds)
     tables.start()
     try:
@@ -36,7 +36,7 @@ async def tables_in(data_dir: Path, *, max_hold_seconds: float = 60.0, **setting
 
 
 async def new_table(tables: Tables, name: str = TABLE, *, buckets: int = 3, schema: pa.Schema = SCORES) -> LiveTable:
-    """Makes a table whose key is the first column."""
+    """Creates a table whose key is the first column."""
     await tables.create(name, schema, primary_key=schema.names[:1], bucket_key=(), buckets=buckets, options={})
     return tables.table(name)
 
@@ -53,7 +53,7 @@ async def pinned_rows(
     buckets: Sequence[int] | None = None,
     key_range: KeyRange = EVERY_KEY,
 ) -> pa.Table:
-    """The rows of a snapshot, bucket after bucket in key order."""
+    """Returns the rows of a snapshot, bucket after bucket in key order."""
     async with snapshots.reading(snapshot_id, table, buckets) as reader:
         decoder = reader.codec.decoder()
         batches: list[pa.RecordBatch] = []
@@ -67,16 +67,16 @@ async def pinned_rows(
 
 
 def read_all(cursor: BucketCursor) -> list[pa.RecordBatch]:
-    """All batches of a cursor."""
+    """Returns all batches of a cursor."""
     return list(iter(lambda: cursor.next_batch(8192, 1 << 20), None))
 
 
 async def pinned_scores(snapshots: Snapshots, snapshot_id: str, **how: Any) -> dict[str, int | None]:
-    """The scores of a snapshot by player."""
+    """Returns the scores of a snapshot by player."""
     rows = (await pinned_rows(snapshots, snapshot_id, **how)).to_pydict()
     return dict(zip(rows["player"], rows["score"], strict=True))
 
 
 def views_on_disk(data_dir: Path) -> list[Path]:
-    """The directories of all views of a data directory, whole or not."""
+    """Returns the directories of all views in a data directory, complete or not."""
     return sorted((data_dir / "tables").glob("*/*/snapshots/*"))

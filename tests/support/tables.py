@@ -1,4 +1,4 @@
-"""Table definitions and Arrow data as tests need them."""
+"""Table definitions and Arrow data for tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCORES = pa.schema([pa.field("player", pa.string(), nullable=False), pa.field("score", pa.int64())])
-"""The columns of most small tables here; the key is `player`."""
+"""The columns of most small tables. The key is `player`."""
 
 
 def define(schema: pa.Schema, *key: str, buckets: int = 1, **options: str) -> TableDefinition:
-    """A definition of these columns; the key is the first column unless given."""
+    """Returns a definition of these columns. The key is the first column unless given."""
     return TableDefinition.create(
         "test.table",
         schema,
@@ -31,7 +31,7 @@ def define(schema: pa.Schema, *key: str, buckets: int = 1, **options: str) -> Ta
 
 
 def ipc_stream(schema: pa.Schema, *batches: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:
-    """The Arrow IPC stream of some batches, as a write request carries it."""
+    """Returns the Arrow IPC stream of some batches, as in a write request."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for batch in batches:
@@ -41,7 +41,7 @@ def ipc_stream(schema: pa.Schema, *batches: pa.RecordBatch, options: pa.ipc.IpcW
 
 
 def exact_rows(batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
-    """The rows as Python values that are equal only when they are the same to the bit: floats and times as integers."""
+    """Returns the rows as Python values that are equal only if all bits are: floats and times as integers."""
     if isinstance(batch, pa.Table):
         return [row for part in batch.to_batches() for row in exact_rows(part)]
     if batch.num_columns == 0:
@@ -50,7 +50,7 @@ def exact_rows(batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
 
 
 def exact_values(column: pa.Array) -> list[Any]:
-    """The values of one array, as in `exact_rows`."""
+    """Returns the values of one array, as in `exact_rows`."""
     type_ = column.type
     if pat.is_floating(type_) or pat.is_temporal(type_):
         return list(column.view({2: pa.uint16(), 4: pa.int32(), 8: pa.int64()}[type_.bit_width // 8]).to_pylist())
@@ -64,11 +64,11 @@ def exact_values(column: pa.Array) -> list[Any]:
 
 
 def scores(players: Sequence[str], values: Sequence[int | None]) -> pa.RecordBatch:
-    """A batch of `SCORES`."""
+    """Returns a batch of `SCORES`."""
     return pa.RecordBatch.from_arrays([pa.array(players, pa.string()), pa.array(values, pa.int64())], schema=SCORES)
 
 
 def bits_of(value: float) -> int:
-    """The 64 bits of a float."""
+    """Returns the 64 bits of a float."""
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return int(bits)

@@ -1,4 +1,4 @@
-"""Waiting for a condition, and promises about time: what tests do in place of sleeping and hoping."""
+"""Waits for conditions, and checks promises about time. Tests use this instead of sleeping."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_PAUSE_SECONDS = 0.1
 
 
 def _pause(began: float) -> float:
-    """How long to wait after a look that began then: longer where looking keeps the machine busy that is waited for."""
+    """Returns how long to pause after a check: longer if the check took long, to leave the machine to others."""
     return min(max(_PAUSE_SECONDS, time.monotonic() - began), _MOST_PAUSE_SECONDS)
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:
-    """Calls `condition` until it gives something true, and returns that; fails with `what` after `timeout` seconds."""
+    """Calls `condition` until its result is true, and returns that. Fails with `what` after `timeout` seconds."""
     began = time.monotonic()
     deadline = began + timeout
     while not (value := condition()):
@@ -33,9 +33,9 @@ def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> 
 
 
 def in_time(attempt: Callable[[], float], seconds: float, tries: int = 10) -> None:
-    """Fails unless one of some attempts, which give how long they took, took no longer than `seconds`.
+    """Fails unless one of several attempts takes at most `seconds`. An attempt returns its duration.
 
-    For promises about time: a busy machine delays some, and what breaks the promise delays all.
+    Use it for promises about time: a busy machine delays some attempts, and a broken promise delays all.
     """
     took: list[float] = []
     while not took or (min(took) > seconds and len(took) < tries):
@@ -44,7 +44,7 @@ def in_time(attempt: Callable[[], float], seconds: float, tries: int = 10) -> No
 
 
 async def await_until(condition: Callable[[], Awaitable[T]], what: str, timeout: float = 60.0) -> T:
-    """`wait_until` for a coroutine function; the event loop goes on meanwhile."""
+    """As `wait_until`, for a coroutine function. The event loop continues to run."""
     began = time.monotonic()
     deadline = began + timeout
     while not (value := await condition()):

@@ -1,4 +1,4 @@
-"""A server spoken to without the client library: generated stubs, and errors as they travel."""
+"""Calls a server without the client library: generated stubs, and errors as they are on the wire."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a server said no: status code and message, and the reason and details of the ErrorInfo, if there was one."""
+    """An error of a server: status code and message, and the reason and details of the ErrorInfo, if it has one."""
 
     code: str
     message: str
@@ -42,14 +42,14 @@ class Refusal:
 
 
 class Wire:
-    """The stubs of all services on one channel. Calls block."""
+    """The blocking stubs of all services on one channel."""
 
     def __init__(self, address: str) -> None:
         options = [
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
-            # Without probing, the window stays small, so that a reader that stops reading stops the server.
+            # Without probing, the window stays small, so that the server stops when the reader stops.
             ("grpc.http2.bdp_probe", 0),
         ]
         self.channel = grpc.insecure_channel(address, options)
@@ -62,7 +62,7 @@ class Wire:
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:
-        """Creates a table; the key is the first column unless given."""
+        """Creates a table. The key is the first column unless given."""
         self.tables.CreateTable(
             table_pb2.CreateTableRequest(
                 name=name,
@@ -74,7 +74,7 @@ class Wire:
         )
 
     def statistics(self, name: str) -> list[table_pb2.BucketStatistics]:
-        """What the server knows of each bucket of a table."""
+        """Returns the server's statistics of each bucket of a table."""
         request = table_pb2.GetTableRequest(name=name, statistics=True)
         return list(self.tables.GetTable(request, timeout=_TIMEOUT_SECONDS).buckets)
 
@@ -85,7 +85,7 @@ class Wire:
         return pinned
 
     def server(self) -> admin_pb2.StatsResponse:
-        """The figures of the server."""
+        """Returns the statistics of the server."""
         stats: admin_pb2.StatsResponse = self.admin.Stats(admin_pb2.StatsRequest(), timeout=_TIMEOUT_SECONDS)
         return stats
 
@@ -97,18 +97,18 @@ class Wire:
 
 
 def refusal(method: Callable[..., Any], request: Any) -> Refusal:
-    """Makes a call that must fail; how it did."""
+    """Makes a call that must fail, and returns the error."""
     try:
         answer = method(request, timeout=_TIMEOUT_SECONDS)
         if hasattr(answer, "__iter__"):
             answer = list(answer)
     except grpc.RpcError as error:
         return refusal_of(error)
-    raise AssertionError(f"the server took it, and answered {str(answer)[:200]}")
+    raise AssertionError(f"the server accepted the call and answered {str(answer)[:200]}")
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
-    """What an error of gRPC says."""
+    """Converts an error of gRPC."""
     assert isinstance(error, grpc.Call)
     status = rpc_status.from_call(error)
     info = error_details_pb2.ErrorInfo()

@@ -1,4 +1,4 @@
-"""A job that writes numbered batches with a named writer, each after the last one that was applied; to be killed.
+"""A job that writes numbered batches with a named writer and continues after the last applied one. Tests kill it.
 
 Run as `python -m tests.support.writing_process URL TABLE`. Prints the number of each batch when it is acknowledged.
 """
@@ -17,7 +17,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("batch", pa.int64())])
 
 
 async def main(url: str, name: str) -> None:
-    """Writes until it is killed. The table has one bucket, so the next sequence tells what was applied."""
+    """Writes until it is killed. The table has one bucket, so the next sequence number says what was applied."""
     async with connect(url) as client:
         table = await client.table(name)
         async with table.writer(id="job-1", in_flight=1, batch_seconds=0) as writer:

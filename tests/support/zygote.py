@@ -1,7 +1,7 @@
-"""A process that has imported everything, forked where tests start one: reading the modules anew takes a second.
+"""A process that has imported everything, and is forked when a test starts a process, which saves a second of imports.
 
-Run as `python -m tests.support.zygote FD`, where FD is a socket. All it knows is to fork: it has one thread, and no
-gRPC, no RocksDB and no event loop was begun in it. `tests.support.forked` says what for, and talks to it.
+Run as `python -m tests.support.zygote FD`, where FD is a socket. It only forks: it has one thread, and has started no
+gRPC, no RocksDB and no event loop. `tests.support.forked` uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_REQUEST_BYTES: Final = 128 * 1024
 
 _STREAMS: Final = 3
 # Typer imports its adapters, and with them pydantic, when it parses the first option, and rich_utils when it prints
-# help: 90 ms and 200 ms of each process. The last two are what Arrow imports with the first conversion.
+# help, which takes 90 ms and 200 ms in each process. Arrow imports the last two with its first conversion.
 _MODULES: Final = (
     "anyio._backends._asyncio",
     "aio_client.sync",
@@ -39,7 +39,7 @@ _MODULES: Final = (
 
 
 class Request(TypedDict):
-    """What to run; its standard streams come with it as file descriptors."""
+    """What to run. Its standard streams are sent with it as file descriptors."""
 
     module: str
     arguments: list[str]
@@ -49,16 +49,16 @@ class Request(TypedDict):
 
 def main(descriptor: str) -> None:
     """Forks a process for every request until the socket is closed."""
-    # Arrow would import pandas with its first conversion: a server must not have it.
+    # Arrow would import pandas with its first conversion, but servers must run without pandas.
     keep_pandas_out()
     for module in _MODULES:
         importlib.import_module(module)
     for command in pkgutil.iter_modules(scankv.cli.__path__, "scankv.cli."):
         importlib.import_module(command.name)
     let_pandas_in()
-    # A Ctrl-C of the terminal is for the tests.
+    # Ctrl-C in the terminal is meant for the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Its objects stay as they are, so that collections in the children do not copy their pages.
+    # Freezes all objects, so that garbage collection in the children does not copy their pages.
     gc.collect()
     gc.freeze()
     request = _next_child(socket.socket(fileno=int(descriptor)))
@@ -67,7 +67,7 @@ def main(descriptor: str) -> None:
 
 
 def _next_child(tests: socket.socket) -> Request | None:
-    """Returns in each child with what it is to run, and None in the zygote when the tests are over."""
+    """Returns the request in each child, and None in the zygote when the tests are over."""
     with tests:
         while True:
             message, streams, _, _ = socket.recv_fds(tests, MAX_REQUEST_BYTES, _STREAMS)
@@ -90,7 +90,7 @@ def _next_child(tests: socket.socket) -> Request | None:
 
 
 def _fork_for_parent() -> int:
-    """Forks a child of the process that started this one, which takes in orphans; its number, 0 in the child."""
+    """Forks a child of the process that started this one, which adopts orphans. Returns its id, and 0 in the child."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
@@ -104,7 +104,7 @@ def _fork_for_parent() -> int:
     os.close(writer)
     with os.fdopen(reader) as told:
         child = int(told.read())
-    # From here on it is an orphan.
+    # The child is an orphan from here on.
     os.waitpid(between, 0)
     return child
 
@@ -115,7 +115,7 @@ def _run(request: Request) -> None:
     os.environ.update(request["environment"])
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         before = getattr(sys, name)
-        # As at the start of the interpreter; that stderr is written line by line is its only peculiarity.
+        # As at the start of the interpreter, where only stderr is line-buffered.
         stream = open(
             *(number, mode, 1 if name == "stderr" else -1, before.encoding, before.errors), newline="\n", closefd=False
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import t4
-from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.workloads import ON_REQUEST, WORKLOADS
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def _checked_figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_with_too_few_rows_is_no_result() -> None:
-    assert Timing(20_000, 1.0).checked(20_000).rate == 20_000
+    assert Timing(20_000, 1.0).check_rows(20_000).rate == 20_000
     with pytest.raises(RuntimeError, match=r"19,999 rows came where 20,000 were expected"):
-        Timing(19_999, 1.0).checked(20_000)
+        Timing(19_999, 1.0).check_rows(20_000)
 
 
 def test_contenders_take_turns_and_the_warm_up_does_not_count() -> None:
@@ -122,7 +122,7 @@ def test_contenders_take_turns_and_the_warm_up_does_not_count() -> None:
         order.append(name)
         return Timing(len(order), 1.0)
 
-    rates = interleaved(2, {"a": lambda: contender("a"), "b": lambda: contender("b")})
+    rates = run_interleaved(2, {"a": lambda: contender("a"), "b": lambda: contender("b")})
     assert order == ["a", "b"] * 3
     assert rates == {"a": [3, 5], "b": [4, 6]}
 

@@ -75,14 +75,14 @@ def test_the_committed_module_is_what_the_generator_writes(tmp_path: Path) -> No
 def test_a_docstring_without_blocking_wording_is_refused(generator: ModuleType) -> None:
     node = generator.ast.parse('def f():\n    """Waits in the event loop."""').body[0]
     with pytest.raises(SystemExit, match='"event loop" in the docstring has no blocking form'):
-        generator.adapted("Table.f", node)
+        generator.adapt_docstring("Table.f", node)
 
 
 def test_a_difference_that_matches_nothing_any_more_is_refused(
     generator: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(generator.REWORDED, "Table.gone", [("a", "b")])
-    with pytest.raises(SystemExit, match=r"of no function or class any more: Table\.gone"):
+    with pytest.raises(SystemExit, match=r"functions or classes that do not exist: Table\.gone"):
         generator.module_text()
 
 
@@ -97,7 +97,7 @@ def test_a_difference_that_matches_nothing_any_more_is_refused(
     ],
 )
 def test_asynchronous_wording_becomes_that_of_blocking_code(generator: ModuleType, text: str, expected: str) -> None:
-    assert generator.adapted_text("Table.f", text) == expected
+    assert generator.adapt_text("Table.f", text) == expected
 
 
 @pytest.mark.parametrize(("cls", "name"), FUNCTIONS, ids=ids)
@@ -130,7 +130,7 @@ def test_each_twin_has_a_docstring_as_complete(generator: ModuleType, cls: str, 
 def test_the_docstrings_of_classes_written_by_hand_follow_the_same_rules(generator: ModuleType, cls: str) -> None:
     for member in generator.members_of(getattr(aio_client, cls)):
         _, blocking = pair(cls, member.node.name)
-        assert inspect.getdoc(blocking) == generator.adapted(member.name, member.node)
+        assert inspect.getdoc(blocking) == generator.adapt_docstring(member.name, member.node)
 
 
 def test_each_class_has_a_docstring_of_blocking_code(generator: ModuleType) -> None:

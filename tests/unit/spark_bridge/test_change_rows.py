@@ -7,11 +7,11 @@ import pytest
 
 from scankv.model.errors import SchemaMismatch
 from scankv.model.tables.schema import CHANGE_COLUMNS
-from spark_bridge.change_rows import shaping
+from spark_bridge.change_rows import make_shaper
 
 
 def shaped(rows: pa.RecordBatch, names: list[str], *, is_log: bool) -> pa.RecordBatch:
-    return shaping(names, is_log=is_log, bucket=lambda: 4)(rows)
+    return make_shaper(names, is_log=is_log, bucket=lambda: 4)(rows)
 
 
 def changes(*kinds: str) -> pa.RecordBatch:

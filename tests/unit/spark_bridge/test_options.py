@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from scankv.model.errors import InvalidKey, ScanKvError, UsageError
-from spark_bridge.options import ReadOptions, _key
+from spark_bridge.options import ReadOptions, _parse_key
 
 KEY = pa.schema([("day", pa.date32()), ("number", pa.int32()), ("name", pa.string())])
 
@@ -69,33 +69,33 @@ def test_every_option_is_read_in_every_spelling() -> None:
     [
         ({"splitz": "3"}, 'no option "splitz"; did you mean "splits"'),
         ({"token_file": "x"}, 'no option "token_file"'),
-        ({"splits": "many"}, "option splits is a whole number, not 'many'"),
-        ({"splits": "0"}, "option splits is a whole number from 1 to 1,024, not 0"),
-        ({"splits": "2", "limit": "5"}, "option splits does not go with limit"),
-        ({"limit": "-1"}, "option limit is a whole number from 0"),
+        ({"splits": "many"}, "option splits must be a whole number, not 'many'"),
+        ({"splits": "0"}, "option splits must be a whole number between 1 and 1,024, not 0"),
+        ({"splits": "2", "limit": "5"}, "option splits cannot be combined with limit"),
+        ({"limit": "-1"}, "option limit must be a whole number between 0"),
         ({"rows_per_split": "0"}, "option rows_per_split"),
         ({"max_partitions": "2000"}, "option max_partitions"),
         ({"maxPartitions": "2", "max_partitions": "3"}, "option max_partitions is given twice"),
         ({"path": "a.b"}, "option table is given twice"),
-        ({"snapshot_ttl": "soon"}, "option snapshot_ttl is a number of seconds"),
+        ({"snapshot_ttl": "soon"}, "option snapshot_ttl must be a number of seconds"),
         ({"snapshot_ttl": "nan"}, "option snapshot_ttl"),
-        ({"snapshot_ttl": "0.5"}, "option snapshot_ttl is 1 to 604,800 seconds"),
-        ({"columns": ""}, "option columns names no column"),
-        ({"columns": '["a", 3]'}, "option columns is a list of names"),
-        ({"columns": '["a"'}, "option columns begins with"),
-        ({"key_prefix": "a", "key_end": "b"}, "option key_prefix does not go with key_start"),
-        ({"pushdown": "yes"}, "option pushdown is true or false"),
-        ({"pushdown": "true"}, 'option pushdown cannot be had with PySpark 4.3.*option."where"'),
-        ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": a table is read as it is now; pin a snapshot'),
-        ({"versionAsOf": "3"}, "a table is read as it is now"),
-        ({"startingOffsets": "earliest"}, "readStream takes option start"),
-        ({"readChangeFeed": "true"}, r'readStream and option."row_kinds", "true"'),
+        ({"snapshot_ttl": "0.5"}, "option snapshot_ttl must be between 1 and 604,800 seconds"),
+        ({"columns": ""}, "option columns must name at least one column"),
+        ({"columns": '["a", 3]'}, "option columns must be names separated by commas"),
+        ({"columns": '["a"'}, "option columns must be a JSON list if it begins with"),
+        ({"key_prefix": "a", "key_end": "b"}, "option key_prefix cannot be combined with key_start"),
+        ({"pushdown": "yes"}, "option pushdown must be true or false"),
+        ({"pushdown": "true"}, 'option pushdown must be false: PySpark 4.3.*option."where"'),
+        ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": a read sees the table as it is now; .* pin it'),
+        ({"versionAsOf": "3"}, "a read sees the table as it is now"),
+        ({"startingOffsets": "earliest"}, "use option start of readStream"),
+        ({"readChangeFeed": "true"}, r'readStream with option."row_kinds", "true"'),
         ({"read.stream.maxRowsPerTrigger": "3"}, "option max_rows_per_trigger"),
-        ({"kafka.bootstrap.servers": "x:1"}, "option url is the server"),
-        ({"dbtable": "game.scores"}, "option table, or load"),
+        ({"kafka.bootstrap.servers": "x:1"}, "use option url for the server"),
+        ({"dbtable": "game.scores"}, "option table or load"),
         ({"numPartitions": "3"}, "option splits"),
-        ({"start-snapshot-id": "3"}, r'readStream and option."row_kinds", "true"'),
-        ({"scan.snapshot-id": "3"}, "a table is read as it is now"),
+        ({"start-snapshot-id": "3"}, r'readStream with option."row_kinds", "true"'),
+        ({"scan.snapshot-id": "3"}, "a read sees the table as it is now"),
         ({"partitionOverwriteMode": "dynamic"}, r'mode."overwrite". replaces all rows'),
     ],
 )
@@ -104,8 +104,8 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str
         parse(table="game.scores", **options)
 
 
-def test_a_read_without_a_table_says_what_keeps_options() -> None:
-    with pytest.raises(UsageError, match=r"option table is missing.*In SQL, say CREATE TABLE.*without columns"):
+def test_a_read_without_a_table_says_how_sql_keeps_options() -> None:
+    with pytest.raises(UsageError, match=r"option table is missing.*In SQL, use CREATE TABLE.*without columns"):
         parse(url="host:1")
 
 
@@ -118,14 +118,14 @@ def test_a_read_without_a_table_says_what_keeps_options() -> None:
     ],
 )
 def test_a_key_is_read_as_the_types_of_its_columns(text: str, values: list[Any]) -> None:
-    read = _key("key_start", text, KEY)
+    read = _parse_key("key_start", text, KEY)
     assert [str(each) if place != 1 else each for place, each in enumerate(read)] == values
 
 
 @pytest.mark.parametrize("text", ["", "today", '["2024-02-29", "x"]', "[]", "[null]", "[1, 2, 3, 4]", "[[1]]", "[1"])
 def test_a_key_that_cannot_be_one_is_refused_by_the_options_name_without_its_value(text: str) -> None:
     with pytest.raises(ScanKvError, match="option key_start") as caught:
-        _key("key_start", text, KEY)
+        _parse_key("key_start", text, KEY)
     assert isinstance(caught.value, UsageError | InvalidKey)
     assert "today" not in caught.value.message
 

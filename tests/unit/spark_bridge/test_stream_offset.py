@@ -19,13 +19,13 @@ AMONG_ROWS = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets
 @pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS])
 def test_an_offset_comes_back_from_a_checkpoint_to_the_letter(offset: StreamOffset) -> None:
     text = json.dumps(offset.to_json())
-    again = StreamOffset.of(json.loads(text))
+    again = StreamOffset.from_json(json.loads(text))
     assert again == offset
     assert json.dumps(again.to_json()) == text
 
 
 def test_the_offset_of_a_query_that_has_not_begun_is_always_the_same() -> None:
-    assert StreamOffset.of(json.loads(json.dumps(INITIAL))) is None
+    assert StreamOffset.from_json(json.loads(json.dumps(INITIAL))) is None
 
 
 def test_buckets_stand_in_order_however_they_came() -> None:
@@ -46,4 +46,4 @@ def test_buckets_stand_in_order_however_they_came() -> None:
 )
 def test_an_offset_of_something_else_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="another checkpoint"):
-        StreamOffset.of(values)
+        StreamOffset.from_json(values)

@@ -72,18 +72,18 @@ def test_every_form_of_a_stop_is_read() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop": "latest"}, "option stop is a time.*Trigger.AvailableNow"),
-        ({"stop": '{"0": -1}'}, "option stop is a time"),
-        ({"start": "yesterday"}, "option start is full, earliest, latest, last:<number>, a time"),
-        ({"start": "2026-01-31T12:00:00"}, "option start is full"),
-        ({"start": "last:0"}, "option start is full"),
-        ({"start": '{"0": "x"}'}, "option start is full"),
-        ({"start": '{"0": 1'}, "option start is full"),
-        ({"start": '{"log_offsets": {"0": 1}}'}, "option start is full"),
-        ({"row_kinds": "yes"}, "option row_kinds is true or false, not 'yes'"),
-        ({"max_rows_per_trigger": "1"}, "option max_rows_per_trigger is a whole number from 2 to"),
-        ({"max_bytes_per_trigger": "x"}, "option max_bytes_per_trigger is a whole number, not 'x'"),
-        ({"consumer_id": "a b"}, "option consumer_id is refused"),
+        ({"stop": "latest"}, "option stop must be a time.*Trigger.AvailableNow"),
+        ({"stop": '{"0": -1}'}, "option stop must be a time"),
+        ({"start": "yesterday"}, "option start must be full, earliest, latest, last:<number>, a time"),
+        ({"start": "2026-01-31T12:00:00"}, "option start must be full"),
+        ({"start": "last:0"}, "option start must be full"),
+        ({"start": '{"0": "x"}'}, "option start must be full"),
+        ({"start": '{"0": 1'}, "option start must be full"),
+        ({"start": '{"log_offsets": {"0": 1}}'}, "option start must be full"),
+        ({"row_kinds": "yes"}, "option row_kinds must be true or false, not 'yes'"),
+        ({"max_rows_per_trigger": "1"}, "option max_rows_per_trigger must be a whole number between 2 and"),
+        ({"max_bytes_per_trigger": "x"}, "option max_bytes_per_trigger must be a whole number, not 'x'"),
+        ({"consumer_id": "a b"}, "option consumer_id is not valid"),
         ({"row_kind": "true"}, 'there is no option "row_kind"; did you mean "row_kinds"?'),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named(options: dict[str, str], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["limit", "key_prefix", "key_start", "key_end", "snapshot"])
 def test_what_is_of_one_instant_is_not_for_a_stream(name: str) -> None:
-    with pytest.raises(UsageError, match=f"option {name} is not for readStream"):
+    with pytest.raises(UsageError, match=f"option {name} cannot be used with readStream"):
         parse(**{name: "1"}).check_stream()
 
 
@@ -102,5 +102,5 @@ def test_what_is_of_one_instant_is_not_for_a_stream(name: str) -> None:
     "name", ["row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id"]
 )
 def test_what_is_of_a_stream_is_not_for_a_read_as_of_one_instant(name: str) -> None:
-    with pytest.raises(UsageError, match=f"option {name} is for readStream"):
+    with pytest.raises(UsageError, match=f"option {name} is an option of readStream only"):
         ReadOptions.parse(CaseInsensitiveDict({"path": "game.scores", name: "1"}))

@@ -1,4 +1,4 @@
-"""What Spark reads when nothing is read: batches that its workers keep, as a data source and for `mapInArrow`."""
+"""Sources for Spark that read nothing: they yield a prebuilt batch, as a data source and for `mapInArrow`."""
 
 from __future__ import annotations
 
@@ -18,57 +18,56 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 PARTS: Final = 4
-"""Tasks that share the rows out, unless the option `parts` says how many."""
+"""The default number of tasks, which option `parts` overrides."""
 
 _BATCH_ROWS: Final = 65_536
 
 
 class Prebuilt(DataSource):
-    """A data source of T4's columns that reads nothing."""
+    """A data source with T4's columns that reads nothing."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Returns the name for `format`."""
         return "prebuilt"
 
     def schema(self) -> StructType:
-        """T4's."""
+        """Returns the columns of T4."""
         return spark_schema(t4.SCHEMA)
 
     def reader(self, schema: StructType) -> PrebuiltReader:
-        """Of as many rows as the option says."""
+        """Returns a reader of as many rows as option `rows` says."""
         return PrebuiltReader(int(self.options["rows"]), int(self.options.get("parts", PARTS)))
 
 
 class PrebuiltReader(DataSourceReader):
-    """Yields one batch again and again."""
+    """Yields the same batch repeatedly."""
 
     def __init__(self, rows: int, parts: int) -> None:
-        """So many rows in so many tasks."""
         self._rows = rows
         self._parts = parts
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks."""
+        """Returns one partition for each task."""
         return [InputPartition(number) for number in range(self._parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one of them."""
-        return _yielded(_share(self._rows, self._parts, partition.value))
+        """Yields the rows of one task."""
+        return _yield_batches(_share(self._rows, self._parts, partition.value))
 
 
-def batches_for(numbers: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of the tasks whose numbers come, for `mapInArrow`."""
+def yield_rows(numbers: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of the tasks whose numbers `mapInArrow` passes."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            yield from _yielded(_share(rows, PARTS, number))
+            yield from _yield_batches(_share(rows, PARTS, number))
 
 
 def _share(rows: int, parts: int, number: int) -> int:
     return rows // parts + (number < rows % parts)
 
 
-def _yielded(rows: int) -> Iterator[pa.RecordBatch]:
+def _yield_batches(rows: int) -> Iterator[pa.RecordBatch]:
     batch = _batch()
     for left in range(rows, 0, -_BATCH_ROWS):
         yield batch.slice(0, min(left, _BATCH_ROWS))
@@ -76,5 +75,5 @@ def _yielded(rows: int) -> Iterator[pa.RecordBatch]:
 
 @cache
 def _batch() -> pa.RecordBatch:
-    """Made once in each worker process."""
+    # Cached, so that each worker process makes the batch once.
     return cast_rows(t4.rows(0, _BATCH_ROWS), arrow_schema(spark_schema(t4.SCHEMA)))

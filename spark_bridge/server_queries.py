@@ -1,4 +1,7 @@
-"""Answers that the server computes of a table, for Spark: no row travels that is not in the answer."""
+"""Queries that the server computes for Spark: counts, aggregates, top-N and the list of tables.
+
+Only the result is sent to Spark, not the rows that it was computed from.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,16 @@ if TYPE_CHECKING:
 
 
 def count(url: str | None, table: str, where: str | None = None) -> int:
-    """The number of rows of the table as of now, exact. See `scankv.Table.count`.
+    """Returns the exact number of rows of the table as of now. See `scankv.Table.count`.
 
     Args:
-        url: The server; None: `$SCANKV_URL`, else `localhost:7070`.
-        table: `database.table`.
-        where: Which rows to count. Default: all, which reads none.
+        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        table: `namespace.name`.
+        where: A predicate as text that selects the rows to count. Default: all rows; then the server reads none of
+            them, since it keeps their number.
+
+    Raises:
+        ScanKvError: An argument is wrong, or the server cannot be reached.
     """
     from aio_client import sync
 
@@ -41,7 +48,24 @@ def top_n(
     columns: Sequence[str] | None = None,
     descending: bool = True,
 ) -> DataFrame:
-    """The first `n` rows in the order of a column, best first, as of now. See `scankv.Table.top_n`."""
+    """Returns the first `n` rows in the order of a column, as of now. See `scankv.Table.top_n`.
+
+    Args:
+        spark: The session.
+        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        table: `namespace.name`.
+        n: The most rows to return.
+        by: The column to order by.
+        where: A predicate as text. Default: all rows.
+        columns: The columns to return, in this order. Default: all.
+        descending: Whether the greatest values come first.
+
+    Returns:
+        A DataFrame of at most `n` rows in this order, held in memory.
+
+    Raises:
+        ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
+    """
     from aio_client import sync
 
     with sync.connect(url) as client:
@@ -59,7 +83,22 @@ def aggregate(
     *,
     group_by: Sequence[str] = (),
 ) -> DataFrame:
-    """Functions of columns over all rows, or for groups of rows, as of now. See `scankv.Table.aggregate`."""
+    """Returns aggregates over all rows, or over groups of rows, as of now. See `scankv.Table.aggregate`.
+
+    Args:
+        spark: The session.
+        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        table: `namespace.name`.
+        functions: The functions to compute for each column, such as `{"delay": ["sum", "max"]}`.
+        where: A predicate as text. Default: all rows.
+        group_by: The columns that define the groups. Default: one group of all rows.
+
+    Returns:
+        A DataFrame with one row for each group, held in memory.
+
+    Raises:
+        ScanKvError: An argument is wrong, the server cannot be reached, or a column has no Spark type.
+    """
     from aio_client import sync
 
     with sync.connect(url) as client:
@@ -68,7 +107,19 @@ def aggregate(
 
 
 def tables(spark: SparkSession, url: str | None) -> DataFrame:
-    """The tables of a server, by name: `name`, `columns` as text, `primary_key`, `buckets` and `options`."""
+    """Returns the tables of a server, sorted by name.
+
+    Args:
+        spark: The session.
+        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+
+    Returns:
+        A DataFrame with the columns `name`, `columns` (the schema as text), `primary_key` (an array of column names),
+        `buckets` (their number) and `options` (a map of strings).
+
+    Raises:
+        ScanKvError: The server cannot be reached.
+    """
     import pyarrow as pa
 
     from aio_client import sync
@@ -93,7 +144,7 @@ def tables(spark: SparkSession, url: str | None) -> DataFrame:
 
 
 def _dataframe(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """A small table as a DataFrame with the types that the data source would give it."""
+    """Returns a small table as a DataFrame with the types that the data source would use."""
     import pyarrow as pa
 
     schema = spark_schema(rows.schema)
