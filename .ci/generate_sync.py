@@ -49,10 +49,10 @@ SHARED = ("ScanBuilder", "ChangesBuilder")
 BASES = {
     "Client": ("BlockingClient",),
     "Scan": ("BlockingScan",),
-    "Snapshot": ("EnteredLease",),
-    "ColumnLock": ("EnteredLease",),
-    "Writer": ("Entered",),
-    "Transaction": ("TransactionPart", "Entered"),
+    "Snapshot": ("BlockingLease",),
+    "ColumnLock": ("BlockingLease",),
+    "Writer": ("BlockingContextManager",),
+    "Transaction": ("TransactionPart", "BlockingContextManager"),
 }
 """The bases of the blocking classes, in `aio_client._sync.base`, where they are not `Blocking` alone."""
 
@@ -137,7 +137,16 @@ REWORDED = {
 }
 """By function or class: phrases that another phrase replaces, before the rules below are applied."""
 
-OWN = ("Blocking", "BlockingClient", "BlockingScan", "Entered", "EnteredLease", "to_duckdb", "to_polars", "unwrap")
+OWN = (
+    "Blocking",
+    "BlockingClient",
+    "BlockingScan",
+    "BlockingContextManager",
+    "BlockingLease",
+    "to_duckdb",
+    "to_polars",
+    "unwrap",
+)
 """What the generated module uses of `aio_client._sync.base`."""
 
 RULES = [

@@ -68,7 +68,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """Further measurements; the first column names what was measured."""
 
     title: str
@@ -87,11 +87,11 @@ class Result:
     """
 
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ResultTable] = ()
     notes: Sequence[str] = field(default=())
 
 
-def rates_table(title: str, rates: Mapping[str, Spread]) -> Table:
+def rates_table(title: str, rates: Mapping[str, Spread]) -> ResultTable:
     """A table of rows per second by contender."""
     rows = [(name, spread.median, spread.least, spread.greatest) for name, spread in rates.items()]
-    return Table(title, ("rows/s", "median", "least", "greatest"), rows)
+    return ResultTable(title, ("rows/s", "median", "least", "greatest"), rows)

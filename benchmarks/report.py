@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from benchmarks.bench import Figure, Result, Table
+    from benchmarks.bench import Figure, Result, ResultTable
 
 NOT_MEASURED = (
     "A network: everything runs on one machine over loopback, and client and server take each other's cores.",
@@ -67,7 +67,7 @@ def _figure_row(figure: Figure) -> Sequence[str]:
     return figure.work, figure.against, measured, f"{least} to {greatest}", ", ".join(bounds), met
 
 
-def _table(table: Table) -> str:
+def _table(table: ResultTable) -> str:
     rows = ([cell if isinstance(cell, str) else _number(cell) for cell in row] for row in table.rows)
     return f"## {table.title}\n\n{_grid(table.columns, rows)}"
 

@@ -1,52 +1,36 @@
-"""The ScanKV server as everybody starts it: `scankv serve` in a process of its own."""
+"""The measured server: `scankv serve` in a process of its own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.testing import ServerProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_READY = "scankv ready on "
+_DRAIN_SECONDS: Final = 600.0
 
 
-class ServerProcess:
-    """A server over a data directory, on a free port, with the default settings but for those given.
+class BenchmarkServer(ServerProcess):
+    """A server with default settings except for those given. Leaving `with` drains it.
 
     Args:
         data: The data directory.
         **settings: Settings of `ServerConfig` that differ from their defaults.
-
-    Attributes:
-        url: `127.0.0.1:PORT`.
-        pid: Its process id.
     """
 
     def __init__(self, data: Path, **settings: float) -> None:
-        command = [sys.executable, "-m", "scankv", "serve", "--data", str(data), "--port", "0"]
-        for name, value in settings.items():
-            command += ["--set", f"{name}={value}"]
-        self._log_path = data.with_name(data.name + ".log")
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith(_READY):
-            self._process.wait()
-            raise RuntimeError(f"the server did not start:\n{self._log_path.read_text()}")
-        self.url = line.removeprefix(_READY).strip()
+        arguments = [f"--set={name}={value}" for name, value in settings.items()]
+        super().__init__(data, *arguments)
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
 
     def __exit__(self, *_: object) -> None:
-        """Drains it, so that its buckets are closed in order."""
-        self._process.terminate()
-        code = self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        """Drains the server, so that its buckets are closed in order."""
+        code = self.stop(_DRAIN_SECONDS)
         if code != 0:
-            raise RuntimeError(f"the server ended with code {code}:\n{self._log_path.read_text()}")
+            raise RuntimeError(f"the server ended with code {code}:\n{self.log}")

@@ -11,7 +11,7 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.files import open_rocks
 from benchmarks.measure import progress
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import run_alone
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Store:
         self.rows = rows
         self.data = directory / "data"
         progress(f"loading {rows:,} rows of T4 through the client")
-        with ServerProcess(self.data) as server, connect(server.url) as client:
+        with BenchmarkServer(self.data) as server, connect(server.url) as client:
             table = client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
             for batch in t4.batches(rows, _LOAD_ROWS):
                 table.upsert(batch)
@@ -51,7 +51,7 @@ class Store:
         """A data directory with the same rows, and an index on `ts`: built when first needed, on a copy."""
         path = self.copy("indexed")
         progress(f"indexing {self.rows:,} rows of T4")
-        with ServerProcess(path) as server, connect(server.url) as client:
+        with BenchmarkServer(path) as server, connect(server.url) as client:
             client.alter_table(t4.TABLE, add_indexes=[INDEXED_COLUMN])
         run_alone(_settle, path)
         return path

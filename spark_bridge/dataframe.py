@@ -79,7 +79,7 @@ def _reading(
     """What a task runs: it reads the parts whose numbers it is given."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from spark_bridge.conform import arrow_schema
+        from spark_bridge.casting import arrow_schema
         from spark_bridge.errors import short_errors
         from spark_bridge.part_rows import read_part
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aio_client import sync
 from aio_client._sync.read_ahead import gather
-from spark_bridge.conform import conform
+from spark_bridge.casting import cast_rows
 from spark_bridge.executions import Execution
 from spark_bridge.frozen_worker import freeze_worker
 
@@ -47,7 +47,7 @@ async def _batches(
         shape = part.shape(stream, schema.names)
         async with aclosing(gather(_shaped(stream, shape))) as gathered:
             async for rows in gathered:
-                yield conform(rows, schema)
+                yield cast_rows(rows, schema)
 
 
 async def _shaped(

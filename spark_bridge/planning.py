@@ -27,7 +27,7 @@ _PLANNING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPlan:
+class PartitionPlan:
     """The parts of a read, and the columns that they give."""
 
     parts: Sequence[Part]
@@ -51,7 +51,7 @@ def described(options: ReadOptions) -> StructType:
         return chosen_columns(table.schema, options.columns)
 
 
-def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
+def planned(options: ReadOptions, schema: StructType | None = None) -> PartitionPlan:
     """Cuts the table, or the snapshot that was named, into parts of about equally many rows.
 
     The plan says how the table is cut, not of which instant it is: Spark keeps it for all actions of what `load()` has
@@ -73,7 +73,7 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
         try:
             wanted = chosen_columns(snapshot.schema, options.columns)
             if schema is not None:
-                check_columns(schema, wanted)
+                check_column_choice(schema, wanted)
                 wanted = schema
             # By name: a column that is added later is not part of it.
             specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
@@ -85,7 +85,7 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
             raise
         config, incarnation, plan = client.config, table.incarnation, uuid.uuid4().hex
     if not own:
-        return ReadPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
+        return PartitionPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
     parts = [
         TablePart(
             config=config,
@@ -96,7 +96,7 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
         )
         for spec in specs
     ]
-    return ReadPlan(parts, wanted)
+    return PartitionPlan(parts, wanted)
 
 
 def _named(client: sync.Client, table: str, snapshot_id: str | None) -> sync.Snapshot:
@@ -121,7 +121,7 @@ def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructTy
     return spark_schema(pa.schema([schema.field(name) for name in columns]))
 
 
-def check_columns(asked: StructType, there: StructType) -> None:
+def check_column_choice(asked: StructType, there: StructType) -> None:
     """Refuses, with SchemaMismatch, a schema that is no choice of the columns there are, with their types.
 
     NOT NULL is only what is so in the table.

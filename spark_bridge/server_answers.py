@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_bridge.conform import arrow_schema, conform
+from spark_bridge.casting import arrow_schema, cast_rows
 from spark_bridge.predicates import spark_predicate
 from spark_bridge.types import spark_schema
 
@@ -98,5 +98,5 @@ def _dataframe(spark: SparkSession, rows: pa.Table) -> DataFrame:
 
     schema = spark_schema(rows.schema)
     target = arrow_schema(schema)
-    batches = [conform(batch, target) for batch in rows.to_batches()]
+    batches = [cast_rows(batch, target) for batch in rows.to_batches()]
     return spark.createDataFrame(pa.Table.from_batches(batches, target), schema)

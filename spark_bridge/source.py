@@ -100,7 +100,7 @@ class ScanKvReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part; in one query the same ones, however often it is read."""
-        from spark_bridge.conform import arrow_schema
+        from spark_bridge.casting import arrow_schema
         from spark_bridge.part_rows import read_part
 
         with short_errors():

@@ -18,7 +18,7 @@ INITIAL: Final[dict[str, Any]] = {"version": _VERSION}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SnapshotProgress:
     """How far the rows are read that a start from the whole table begins with.
 
     Attributes:
@@ -59,7 +59,7 @@ class StreamOffset:
     consumer_id: str
     log_offsets: Mapping[int, int]
     since: Mapping[int, int] | None = None
-    rows: Rows | None = None
+    rows: SnapshotProgress | None = None
 
     def __post_init__(self) -> None:
         """Has all offsets say of which table they are, so that the server refuses them for another one."""
@@ -103,7 +103,9 @@ class StreamOffset:
                 since=_of_json(values["since"]) if "since" in values else None,
                 rows=None
                 if rows is None
-                else Rows(snapshot_id=str(rows["snapshot"]), parts=int(rows["parts"]), next=int(rows["next"])),
+                else SnapshotProgress(
+                    snapshot_id=str(rows["snapshot"]), parts=int(rows["parts"]), next=int(rows["next"])
+                ),
             )
         except (LookupError, TypeError, ValueError, AttributeError):
             raise UsageError(

@@ -19,9 +19,9 @@ from scankv.model.tables.options import TableOptions
 from scankv.model.tables.schema import CHANGE_COLUMNS
 from spark_bridge.followed_log import FollowedLog
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost
-from spark_bridge.planning import check_columns, chosen_columns
+from spark_bridge.planning import check_column_choice, chosen_columns
 from spark_bridge.restarts import riding_through
-from spark_bridge.stream_offset import Rows, StreamOffset
+from spark_bridge.stream_offset import SnapshotProgress, StreamOffset
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _InitialSnapshot:
     """The snapshot of a start from the whole table: its lease, its rows, and about how many bytes one has."""
 
     snapshot: sync.Snapshot
@@ -94,7 +94,7 @@ class StreamPlanner:
         self._log = FollowedLog(self._table, options, self._columns)
         self._stop: Mapping[int, int] | None = None
         self._is_idle = False
-        self._pinned: _Pinned | None = None
+        self._pinned: _InitialSnapshot | None = None
         self._specs: list[ScanSpec] | None = None
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class StreamPlanner:
                 table=self._table.name,
                 option="row_kinds",
             )
-        check_columns(schema, there)
+        check_column_choice(schema, there)
 
     def _first(self, *, unlimited: bool) -> StreamOffset:
         """The end of the first micro-batch; where the query begins stays settled when Spark asks again."""
@@ -198,23 +198,23 @@ class StreamPlanner:
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
-        rows = Rows(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
+        rows = SnapshotProgress(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
         return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
 
-    def _rows_per_trigger(self, pinned: _Pinned) -> int:
+    def _rows_per_trigger(self, pinned: _InitialSnapshot) -> int:
         options = self._options
         most = options.max_rows or SPLITS_PER_TRIGGER * options.read.rows_per_split
         if options.max_bytes is not None:
             most = min(most, int(options.max_bytes / pinned.row_bytes))
         return max(most, 1)
 
-    def _measured(self, snapshot: sync.Snapshot) -> _Pinned:
+    def _measured(self, snapshot: sync.Snapshot) -> _InitialSnapshot:
         rows = self._table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
         row_bytes = 1.0
         if self._options.max_bytes is not None:
             sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).at(snapshot).to_arrow()
             row_bytes = max(sample.nbytes / max(len(sample), 1), 1.0)
-        return _Pinned(snapshot, rows, row_bytes)
+        return _InitialSnapshot(snapshot, rows, row_bytes)
 
     def _after(self, at: StreamOffset, *, unlimited: bool) -> StreamOffset:
         """How far to go from an offset; the same where there is nothing."""
@@ -233,13 +233,13 @@ class StreamPlanner:
             end = self._log.cut(at.log_offsets, end)
         return StreamOffset(name=at.name, table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
-    def _parts_per_trigger(self, rows: Rows) -> int:
+    def _parts_per_trigger(self, rows: SnapshotProgress) -> int:
         pinned = self._pinned
         if pinned is None:
             pinned = self._pinned = self._measured(self._adopted(rows))
         return max(self._rows_per_trigger(pinned) // max(-(-pinned.rows // rows.parts), 1), 1)
 
-    def _specs_of_rows(self, rows: Rows) -> Sequence[ScanSpec]:
+    def _specs_of_rows(self, rows: SnapshotProgress) -> Sequence[ScanSpec]:
         """All parts of the snapshot: the same ones whenever it is cut into so many."""
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
@@ -260,14 +260,14 @@ class StreamPlanner:
         self._consumer_id = offset.consumer_id
         self._log.keep(offset.consumer_id, begin or offset.log_offsets, offset.table)
 
-    def _adopted(self, rows: Rows) -> sync.Snapshot:
+    def _adopted(self, rows: SnapshotProgress) -> sync.Snapshot:
         """The snapshot, renewed."""
         try:
             return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
         except SnapshotLost as error:
             raise initial_rows_lost(self._table.name) from error
 
-    def _release(self, rows: Rows) -> None:
+    def _release(self, rows: SnapshotProgress) -> None:
         """Ends the lease. A failure is no harm: it expires."""
         with suppress(ScanKvError):
             self._client.adopt_snapshot(rows.snapshot_id).release()

@@ -82,7 +82,7 @@ class ScanKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows or changes of one part."""
-        from spark_bridge.conform import arrow_schema
+        from spark_bridge.casting import arrow_schema
         from spark_bridge.part_rows import read_part
 
         with short_errors():

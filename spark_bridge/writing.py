@@ -13,7 +13,7 @@ import pyarrow as pa
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model.errors import UsageError
 from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
-from spark_bridge.conform import arrow_schema
+from spark_bridge.casting import arrow_schema
 from spark_bridge.restarts import riding_through
 from spark_bridge.write_options import DELETE, UPSERT
 
@@ -49,7 +49,7 @@ class WriteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class JobTransaction:
     """The transaction of a job. Picklable.
 
     Attributes:
@@ -73,7 +73,7 @@ class StagedPart:
         requests: How many requests it has.
     """
 
-    begun: Begun
+    begun: JobTransaction
     part: str
     requests: int
 
@@ -110,14 +110,14 @@ def planned_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
         return WriteJob(config=client.config, options=options, replaces=replaces)
 
 
-def begin(job: WriteJob, id_: str, attempt: str) -> Begun:
+def begin(job: WriteJob, id_: str, attempt: str) -> JobTransaction:
     """Begins the transaction of a job, or takes part in it; see `scankv.Client.transaction`."""
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
-        return Begun(id_, attempt, transaction.token)
+        return JobTransaction(id_, attempt, transaction.token)
 
 
-def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
+def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[pa.RecordBatch]) -> StagedPart:
     """Stages the rows of a task, in a part that only this call knows; nothing is seen of them before the commit.
 
     One request is staged while the rows of the next are taken from Spark: so it holds some 16 MiB of Arrow data. What
@@ -149,7 +149,7 @@ def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordB
         return StagedPart(begun, part.part, part.requests)
 
 
-def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
+def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) -> None:
     """Commits what these parts have, and nothing else, in their order; once for an id, however often it is repeated.
 
     Raises:
@@ -173,7 +173,7 @@ def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
         transaction.commit(counted)
 
 
-def abort(job: WriteJob, begun: Begun) -> None:
+def abort(job: WriteJob, begun: JobTransaction) -> None:
     """Has the server drop what was staged. When it does not answer soon, that expires."""
     config = replace(job.config, operation_timeout=_ABORT_SECONDS)
     with suppress(ScanKvError), sync.connect(**asdict(config)) as client:

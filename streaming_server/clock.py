@@ -36,16 +36,16 @@ class MachineClocks(Protocol):
 
     @property
     def boot(self) -> str:
-        """Identifies the boot from which `uptime_nanos` counts; empty when the system does not tell."""
+        """Identifies the boot from which `uptime_nanos` counts; empty if the system does not report it."""
 
     def monotonic(self) -> float:
-        """Seconds since an unknown instant. It cannot be set, and stands still while the machine is suspended."""
+        """Returns seconds since an unknown instant. They cannot be set, and pause while the machine is suspended."""
 
     def uptime_nanos(self) -> int:
-        """Nanoseconds since the machine booted, including suspended time. It cannot be set."""
+        """Returns the nanoseconds since the machine booted, including suspended time. It cannot be set."""
 
     def wall_nanos(self) -> int:
-        """Nanoseconds since 1970 by the wall clock, which may be set at any time."""
+        """Returns the nanoseconds since 1970 by the wall clock, which may be set at any time."""
 
 
 class SystemClocks:
@@ -123,7 +123,7 @@ class ClockStatus:
 
 
 def next_commit_time(commit: int, elapsed: int, wall: int, max_step: int) -> int:
-    """The commit time after some time has passed, all in nanoseconds.
+    """Returns the commit time after some time has passed, all in nanoseconds.
 
     Commit time follows the wall clock forward, in steps of at most `max_step`. While it is ahead of the wall clock, it
     advances at half the pace until the two meet, so that commits in the meantime still get different times. After the
@@ -188,16 +188,16 @@ class ServerClock:
             self._report_jump(self._wall - stored.commit)
 
     def monotonic(self) -> float:
-        """Monotonic seconds, for everything kept in memory."""
+        """Returns monotonic seconds, for everything kept in memory."""
         return self._machine.monotonic()
 
     def service_micros(self) -> int:
-        """Service time in microseconds, for everything on disk that expires."""
+        """Returns service time in microseconds, for everything on disk that expires."""
         with self._lock:
             return self._service_now() // 1000
 
     def commit_micros(self) -> int:
-        """The commit time, in microseconds since 1970. It never decreases."""
+        """Returns the commit time, in microseconds since 1970. It never decreases."""
         with self._lock:
             self._advance()
             return self._commit // 1000
@@ -209,13 +209,13 @@ class ServerClock:
             return ClockStatus(offset_millis=(self._wall - self._commit) // 1_000_000, jumps=self._jumps)
 
     def check_time(self, micros: int, what: str) -> None:
-        """Refuses a time given by a client that may not mean the instant that the client thinks of.
+        """Checks that a time given by a client means the instant that the client thinks of.
 
         Rule: no request silently starts or stops reading at another position than its timestamp says.
 
         Args:
             micros: The time, in microseconds since 1970.
-            what: What errors call the time.
+            what: The name of the time in errors.
 
         Raises:
             InvalidRequest: The wall clock had jumped around that time, and commit time did not follow it.
@@ -233,7 +233,7 @@ class ServerClock:
                 )
 
     def store(self) -> StoredTimes:
-        """The times to store for the next server."""
+        """Returns the times to store for the next server."""
         with self._lock:
             self._advance()
             self._stored_at = self._commit, self._uptime
@@ -284,11 +284,11 @@ class ServerClock:
             self._agreed = self._commit
 
     def _open_span(self) -> tuple[int, float]:
-        """The span of commit time that is currently doubtful; empty while commit time and wall clock agree."""
+        """Returns the span of commit time that is currently doubtful; empty while commit time and wall clock agree."""
         if self._offset > self._max_step:
             return self._commit, self._wall
         if self._offset < -self._max_step:
-            # The wall clock is assumed to be right now, so all commits since `_agreed` have times that are too late.
+            # Assume that the wall clock is right now. Then all commits since `_agreed` have times that are too late.
             return self._agreed, math.inf
         return 0, 0
 
@@ -312,10 +312,10 @@ class ServerClock:
 
 
 def _time_text(nanos: int) -> str:
-    """A time in UTC, for people."""
+    """Formats a time in UTC, for messages."""
     return (_EPOCH + timedelta(microseconds=nanos // 1000)).isoformat().replace("+00:00", "Z")
 
 
 def _text(nanos: int) -> str:
-    """A duration for people."""
+    """Formats a duration, for messages."""
     return str(timedelta(seconds=round(nanos / 1e9)))

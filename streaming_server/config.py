@@ -273,7 +273,7 @@ def load_config(
 
 
 def as_toml(config: ServerConfig) -> str:
-    """The settings as a TOML file that `load_config` reads, each with its description as a comment."""
+    """Returns the settings as a TOML file that `load_config` reads, each with its description as a comment."""
     descriptions = _descriptions()
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     return "".join(
@@ -326,7 +326,7 @@ def _convert(name: str, value: object, to: type) -> object:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address as gRPC and clients write it, with an IPv6 host in brackets."""
+    """Returns the address as gRPC and clients write it, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 

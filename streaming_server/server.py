@@ -156,7 +156,7 @@ class Server:
         self.address = address_of(self.config.host, port)
         if not is_loopback(self.config.host):
             _log.warning(
-                "listening on %s without encryption or authentication: everybody who reaches this address can read "
+                "listening on %s without encryption or authentication: every client that reaches this address can read "
                 "and change every table",
                 self.address,
             )
@@ -180,9 +180,7 @@ class Server:
         admin = AdminService(
             self._tables, self._registry, results, self._waiting, writes, self._intake, self.incarnation, version
         )
-        server: Any = self._intake.registering(
-            self._server
-        )  # It has the methods of a server that generated code calls.
+        server: Any = self._intake.guard(self._server)  # It has the methods of a server that generated code calls.
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
@@ -251,7 +249,8 @@ def run(config: ServerConfig) -> int:
         128 plus the number of the signal; acknowledged writes are safe, as after a crash.
     """
     os.umask(0o077)
-    # Arrow's own allocator keeps the memory of big requests. The system's takes a quarter less after a load.
+    # Arrow's own allocator does not return the memory of large requests. With the system's allocator, the server takes
+    # a quarter less memory after a load.
     pa.set_memory_pool(pa.system_memory_pool())
     logging.basicConfig(
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

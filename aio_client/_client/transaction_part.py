@@ -10,7 +10,7 @@ from aio_client._input.data import rows_of
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.optional import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._queries.lookup import LookupAnswer, assemble
+from aio_client._queries.lookup import LookupAnswer, join_answers
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import lock_ids_of
 from aio_client._write.write_requests import WritePieces, mode_of
@@ -185,7 +185,7 @@ class TransactionPart:
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
-        return assemble(answers, table.schema, fill_missing=missing == "null")
+        return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def get(self, table: Table, key: object) -> dict[str, Any] | None:
         """Reads the row with this key as a commit now would leave it; None if there is none. See `lookup`."""
@@ -218,7 +218,7 @@ class TransactionPart:
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
-        return assemble(answers, table.schema, fill_missing=missing == "null")
+        return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
         async with self._turn:

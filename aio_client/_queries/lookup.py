@@ -73,7 +73,7 @@ class LookupAnswer:
         return cls(keys, rows, found, offsets)
 
 
-def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
+def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
     """Joins answers in their order.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.optional import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._queries.lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
+from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
 from aio_client._table.handle import TableMethods
 from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
 from scankv.v1 import lookup_pb2
@@ -74,7 +74,7 @@ class LookupMethods(TableMethods):
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
-        rows = assemble(answers, self._handle.shape.schema, fill_missing=missing == "null")
+        rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:

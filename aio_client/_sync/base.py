@@ -53,7 +53,7 @@ class Blocking:
         return f"<sync {repr(self._aio)[1:]}"
 
 
-class Entered(Blocking):
+class BlockingContextManager(Blocking):
     """An object that is used in `with`."""
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class Entered(Blocking):
             self._runner.call(self._aio.__aexit__, kind, error, traceback)
 
 
-class EnteredLease(Entered):
+class BlockingLease(BlockingContextManager):
     """A lease. If the client was closed in the block, it cannot be released, and expires by itself."""
 
     def __exit__(

@@ -10,9 +10,9 @@ import aio_client
 from aio_client._sync.base import (
     Blocking,
     BlockingClient,
+    BlockingContextManager,
+    BlockingLease,
     BlockingScan,
-    Entered,
-    EnteredLease,
     to_duckdb,
     to_polars,
     unwrap,
@@ -1409,7 +1409,7 @@ class Scan(BlockingScan):
         return super().with_consumer_id(consumer_id, must_exist=must_exist)
 
 
-class Snapshot(EnteredLease):
+class Snapshot(BlockingLease):
     """A lease on a view of a table: all its buckets at one instant, which the server keeps until the lease ends.
 
     `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
@@ -1500,7 +1500,7 @@ class Snapshot(EnteredLease):
         self._runner.call(self._aio.release)
 
 
-class ColumnLock(EnteredLease):
+class ColumnLock(BlockingLease):
     """A lock on columns of a table: writes of others that would change them are refused with ColumnLocked.
 
     A lock ends when it is released, when it is not renewed within its time to live, when its restarted owner takes it
@@ -1562,7 +1562,7 @@ class ColumnLock(EnteredLease):
         self._runner.call(self._aio.release)
 
 
-class Writer(Entered):
+class Writer(BlockingContextManager):
     """Writes rows of one table in the background, each once; used in `with`.
 
     Made by `table.writer(...)`. Thread-safe. What several threads write at the same time is applied in any order.
@@ -1794,7 +1794,7 @@ class TransactionPart(Blocking):
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
 
-class Transaction(TransactionPart, Entered):
+class Transaction(TransactionPart, BlockingContextManager):
     """A transaction: what is staged with it becomes visible together when it is committed, or never.
 
     Made by `client.transaction(...)`. `with` commits it at the end of the block, and aborts it if an error leaves the

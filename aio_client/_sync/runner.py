@@ -31,7 +31,7 @@ WAKE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunnerState:
     """The objects that the thread has made, and the event that ends it."""
 
     portal: BlockingPortal
@@ -50,7 +50,7 @@ class Runner:
         """Starts the thread and opens the client."""
         self._pid = os.getpid()
         self._closed = False
-        started: Future[_Running] = Future()
+        started: Future[_RunnerState] = Future()
         self._thread = threading.Thread(target=_run, args=(config, started), daemon=True, name="scankv-client")
         self._thread.start()
         self._running = started.result()
@@ -139,12 +139,12 @@ def wait_for(future: Future[_Result]) -> _Result:
                 return future.result()
 
 
-def _run(config: ClientConfig, started: Future[_Running]) -> None:
+def _run(config: ClientConfig, started: Future[_RunnerState]) -> None:
     async def main() -> None:
         client = Client(config)
         async with BlockingPortal() as portal, client:
             stopping = asyncio.Event()
-            started.set_result(_Running(portal, client, asyncio.get_running_loop(), stopping))
+            started.set_result(_RunnerState(portal, client, asyncio.get_running_loop(), stopping))
             await stopping.wait()
 
     try:

@@ -6,11 +6,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Result, ResultTable
 from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
 from streaming_server.storage.rows.key_encoder import KeyEncoder
@@ -57,10 +57,10 @@ def run(bench: Bench) -> Result:
     store = bench.store
     with Worker(ChunkClock, store.copy("chunks")) as clock:
         blocked = {rows: Spread.of(clock.call(ChunkClock.chunk_seconds, rows)) for rows in _CHUNK_ROWS}
-    with ServerProcess(store.data) as server, Worker(ScanKvReader, server.url) as reader:
+    with BenchmarkServer(store.data) as server, Worker(ClientReader, server.url) as reader:
 
         def read(chunk_rows: int) -> Timing:
-            return reader.call(ScanKvReader.read, chunk_rows, MAX_CHUNK_BYTES).checked(store.rows)
+            return reader.call(ClientReader.read, chunk_rows, MAX_CHUNK_BYTES).checked(store.rows)
 
         rates = interleaved(bench.runs, {f"{rows:,}": partial(read, rows) for rows in _CHUNK_ROWS})
     reference = rates[f"{DEFAULT_CHUNK_ROWS:,}"]
@@ -73,4 +73,4 @@ def run(bench: Bench) -> Result:
         table.append((name, rate, ratio.median, ratio.least, ratio.greatest, 1e3 * made.median, 1e3 * made.greatest))
     against = f"against {DEFAULT_CHUNK_ROWS:,}"
     columns = ("rows of a chunk", "rows/s", against, "least", "greatest", "ms to make one", "greatest ms")
-    return Result(tables=[Table("Rows of a chunk", columns, table)])
+    return Result(tables=[ResultTable("Rows of a chunk", columns, table)])

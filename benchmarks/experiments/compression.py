@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks import t4
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Result, ResultTable
 from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
@@ -126,7 +126,7 @@ def run(bench: Bench) -> Result:
     against = f"against {_REFERENCE}"
     columns = ("blocks", "scan rows/s", against, "range", "write rows/s", against, "range", "bytes/row on disk")
     return Result(
-        tables=[Table(f"Compression and block size ({rows:,} rows)", columns, table)],
+        tables=[ResultTable(f"Compression and block size ({rows:,} rows)", columns, table)],
         notes=[
             "Compression: in-process, without gRPC. A write is encoding, rows and changelog in batches of 10,000, one "
             "sync at the end, and the flush into table files, which is where blocks are compressed. A scan is "

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks import t4
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Result, ResultTable
 from benchmarks.experiments.variants import Variant, VariantReader, VariantServer
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
@@ -39,7 +39,7 @@ def run(bench: Bench) -> Result:
         rows.append((variant.value, rate, ratio.median, ratio.least, ratio.greatest, 1e3 * gap.median))
     columns = ("chunks", "rows/s", "against the first", "least", "greatest", "longest wait of the event loop, ms")
     return Result(
-        tables=[Table("How chunks are made and carried", columns, rows)],
+        tables=[ResultTable("How chunks are made and carried", columns, rows)],
         notes=[
             "Chunks: a bare grpc.aio server over the cursor and the decoder of ScanKV, and a bare client, both in "
             "processes of their own. Every variant makes and checks the checksum, and validates every batch. The wait "

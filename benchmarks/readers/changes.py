@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aio_client import StartFrom, StopAt
-from benchmarks.readers.scankv import ScanKvReader
+from benchmarks.readers.scankv import ClientReader
 
 if TYPE_CHECKING:
     from benchmarks.measure import Timing
 
 
-class ChangesReader(ScanKvReader):
+class ChangesReader(ClientReader):
     """Reads the changes that there are, with what happened to each row, to their end."""
 
     def read_log(self, limit: int | None = None) -> Timing:

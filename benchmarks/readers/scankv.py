@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aio_client import Scan
 
 
-class ScanKvReader:
+class ClientReader:
     """Scans through the client, which opens and validates every batch and compares totals and checksum at the end.
 
     Args:

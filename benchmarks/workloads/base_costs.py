@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workloads.base_tables import ask_for_base, base_of, filled_table, updates, wait_for_base
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _write_rates(bench: Bench) -> dict[str, list[float]]:
             wait_for_base(table, builds + 1)
         return Timing(sum(batch.num_rows for batch in batches), seconds)
 
-    with ServerProcess(bench.directory / "base-writes", base_min_rows=rows) as server, connect(server.url) as client:
+    with BenchmarkServer(bench.directory / "base-writes", base_min_rows=rows) as server, connect(server.url) as client:
         auto = filled_table(client, rows, "bench.auto")
         off = filled_table(client, rows, "bench.off", columnar_base="off")
         wait_for_base(auto)
@@ -80,7 +80,7 @@ def _rebuilds(bench: Bench) -> list[float]:
     # An update is two changes of the log.
     due = 1.9 * _CHANGED
     with (
-        ServerProcess(bench.directory / "base-rebuilds", base_min_rows=rows, base_changed_share=due) as server,
+        BenchmarkServer(bench.directory / "base-rebuilds", base_min_rows=rows, base_changed_share=due) as server,
         connect(server.url) as client,
     ):
         table = filled_table(client, rows)

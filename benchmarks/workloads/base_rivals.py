@@ -15,8 +15,8 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, interleaved, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from benchmarks.workloads.base_tables import filled_table, updates, wait_for_base
 
@@ -74,14 +74,14 @@ def _ours(bench: Bench, rows: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     data = bench.directory / "base-rivals"
     with (
-        ServerProcess(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
+        BenchmarkServer(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
         connect(server.url) as client,
     ):
         table = filled_table(client, rows)
         wait_for_base(table)
-        with Worker(ScanKvReader, server.url) as reader:
+        with Worker(ClientReader, server.url) as reader:
             for name in ("unmerged", "merged"):
-                found |= interleaved(bench.runs, {name: lambda: reader.call(ScanKvReader.read).checked(rows)})
+                found |= interleaved(bench.runs, {name: lambda: reader.call(ClientReader.read).checked(rows)})
                 for batch in updates(rows, int(rows * _CHANGED), seed=1):
                     table.upsert(batch)
     return found

@@ -10,8 +10,8 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from benchmarks.workloads import base_costs, base_rivals
 from benchmarks.workloads.base_tables import TEXT_TABLE, filled_table, updates, wait_for_base
@@ -29,7 +29,7 @@ _TEXT, _TEXT_BASE = "key (string, int64), RocksDB", "key (string, int64), base"
 _ONE, _CLUSTERED, _CLUSTERED_BASE = "one of four columns, base", "1 % by ts, RocksDB", "1 % by ts, base"
 
 
-class BaseReader(ScanKvReader):
+class BaseReader(ClientReader):
     """Reads the table in both ways."""
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ def run(bench: Bench) -> Result:
     found: dict[str, list[float]] = {}
     figures = []
     # The base is built when all rows are there, and stays as it is, whatever is written.
-    with ServerProcess(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server:
+    with BenchmarkServer(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server:
         with connect(server.url) as client, Worker(BaseReader, server.url) as reader:
             table = filled_table(client, rows)
             reader.call(BaseReader.open)
@@ -197,7 +197,7 @@ def _text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
     rows, share = bench.rows, 0.01
     data = bench.directory / "bases-text"
     with (
-        ServerProcess(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
+        BenchmarkServer(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
         connect(server.url) as client,
         Worker(BaseReader, server.url, TEXT_TABLE) as reader,
     ):

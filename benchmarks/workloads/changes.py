@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, interleaved, paired_ratios
 from benchmarks.readers.changes import ChangesReader
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _SCAN, _LOG, _FULL = "full scan", "bounded read of the changelog", "full start o
 def run(bench: Bench) -> Result:
     """Reads T4's rows, its changes, and its rows as the beginning of its changes, in turn."""
     store = bench.store
-    with ServerProcess(store.data) as server, Worker(ChangesReader, server.url) as reader:
+    with BenchmarkServer(store.data) as server, Worker(ChangesReader, server.url) as reader:
         rates = interleaved(
             bench.runs,
             {

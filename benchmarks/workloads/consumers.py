@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from aio_client import StartFrom, connect
 from benchmarks import t4
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import cpu_seconds, peak_bytes, reset_peak, resident_bytes
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _WINDOW_SECONDS: Final = 10.0
 _MEBIBYTE: Final = 1 << 20
 
 
-class Consumers:
+class ConsumerClients:
     """Clients with a connection each, one of which knows the server while the others are not there yet."""
 
     def __init__(self, url: str) -> None:
@@ -118,7 +118,7 @@ def run(bench: Bench) -> Result:
             ),
         ],
         tables=[
-            Table(
+            ResultTable(
                 f"{count:,} idle consumers",
                 ("", "median", "least", "greatest"),
                 [
@@ -138,11 +138,11 @@ def run(bench: Bench) -> Result:
 def _follow(bench: Bench, count: int, seconds: float, number: int) -> tuple[float, float, float, float]:
     """The memory above idle at its peak, the processor time, how often the server spoke, and the memory at the end."""
     data = bench.store.copy(f"consumers-{number}")
-    with ServerProcess(data) as server, Worker(Consumers, server.url) as consumers:
+    with BenchmarkServer(data) as server, Worker(ConsumerClients, server.url) as consumers:
         consumers.wait_ready()
         reset_peak(server.pid)
         idle = resident_bytes(server.pid)
-        share, heard = consumers.call(Consumers.follow, count, server.pid, seconds)
+        share, heard = consumers.call(ConsumerClients.follow, count, server.pid, seconds)
         grown = (peak_bytes(server.pid) - idle) / _MEBIBYTE
         resident = (resident_bytes(server.pid) - idle) / _MEBIBYTE
     progress(f"  run {number + 1} of {bench.runs}: {grown:.1f} MiB above idle, {100 * share:.1f} % of a core")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from aio_client import connect
 from benchmarks import t4
-from benchmarks.bench import Figure, Result
-from benchmarks.bench import Table as ResultTable
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import cpu_seconds
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.store import INDEXED_COLUMN
 from benchmarks.workers import Worker
 
@@ -157,7 +156,7 @@ async def _fail_on_news(watch: TopNWatch) -> NoReturn:
 def run(bench: Bench) -> Result:
     """Lets them watch for a while."""
     with (
-        ServerProcess(bench.store.indexed) as server,
+        BenchmarkServer(bench.store.indexed) as server,
         Worker(Dashboards, server.url, _DASHBOARDS) as dashboards,
     ):
         shares = Spread.of(100 * share for share in dashboards.call(Dashboards.watch, server.pid, bench.runs))

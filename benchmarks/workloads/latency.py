@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _CALLS: Final = 100
 _MILLIS: Final = 1000.0
 
 
-class Caller(ScanKvReader):
+class Caller(ClientReader):
     """A client that makes both calls in turn."""
 
     def round(self) -> tuple[float, float]:
@@ -43,7 +43,7 @@ class Caller(ScanKvReader):
 def run(bench: Bench) -> Result:
     """Makes both calls in turn, in rounds."""
     store, found = bench.store, []
-    with ServerProcess(store.data) as server, Worker(Caller, server.url) as caller:
+    with BenchmarkServer(store.data) as server, Worker(Caller, server.url) as caller:
         for number in range(-1, bench.runs):
             nothing, rows = caller.call(Caller.round)
             if number >= 0:
@@ -63,7 +63,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 "Latency",
                 ("milliseconds", "median", "least", "greatest"),
                 [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, Timing, interleaved
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from scankv.demo.flights import KEY, find_flights
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(bench: Bench) -> Result:
     """Loads the flights into a new table each time."""
     rows = min(bench.rows, _FLIGHTS)
     file = find_flights() if rows == _FLIGHTS else _first_flights(bench.directory / "flights.csv", rows)
-    with ServerProcess(bench.directory / "load") as server:
+    with BenchmarkServer(bench.directory / "load") as server:
         rates = interleaved(bench.runs, {"scankv load": lambda: _load(server.url, file, rows)}, warm_up=False)
     return Result(
         figures=[

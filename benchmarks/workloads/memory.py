@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import peak_bytes, reset_peak, resident_bytes
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def run(bench: Bench) -> Result:
 
 
 def _growth_bytes(store: Store) -> int:
-    with ServerProcess(store.data) as server, Worker(ScanKvReader, server.url) as reader:
+    with BenchmarkServer(store.data) as server, Worker(ClientReader, server.url) as reader:
         reader.wait_ready()
         reset_peak(server.pid)
         idle = resident_bytes(server.pid)
-        reader.call(ScanKvReader.read).checked(store.rows)
+        reader.call(ClientReader.read).checked(store.rows)
         return peak_bytes(server.pid) - idle

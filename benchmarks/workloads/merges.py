@@ -12,7 +12,7 @@ import pyarrow as pa
 from aio_client import agg, connect
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, interleaved
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ _SPREAD, _HOT = "onto a tenth as many keys", "100,000 rows onto 1,000 keys, time
 def run(bench: Bench) -> Result:
     """Writes rows onto scattered keys, and hot ones, in turn."""
     rows = min(bench.rows, _MOST_ROWS)
-    with ServerProcess(bench.directory / "merges") as server, Worker(Merger, server.url, rows) as merger:
+    with BenchmarkServer(bench.directory / "merges") as server, Worker(AggregateWriter, server.url, rows) as merger:
         rates = interleaved(
             bench.runs,
             {
-                _SPREAD: lambda: merger.call(Merger.scattered).checked(rows),
-                _HOT: lambda: merger.call(Merger.hot).checked(min(rows, _HOT_ROWS) * _HOT_TIMES),
+                _SPREAD: lambda: merger.call(AggregateWriter.scattered).checked(rows),
+                _HOT: lambda: merger.call(AggregateWriter.hot).checked(min(rows, _HOT_ROWS) * _HOT_TIMES),
             },
         )
     return Result(
@@ -71,7 +71,7 @@ def run(bench: Bench) -> Result:
     )
 
 
-class Merger:
+class AggregateWriter:
     """Writes into a new aggregate table each time."""
 
     def __init__(self, url: str, rows: int) -> None:

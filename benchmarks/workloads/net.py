@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, Timing, progress
 from benchmarks.proc import peak_bytes, reset_peak, resident_bytes
 from benchmarks.readers.changes import ChangesReader
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.store import Store
 from benchmarks.workers import Worker
 
@@ -45,7 +45,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 "Net catch-up",
                 ("rows/s", "median", "least", "greatest"),
                 [(f"net changes of {keys:,} keys", rates.median, rates.least, rates.greatest)],
@@ -61,7 +61,7 @@ def run(bench: Bench) -> Result:
 
 def _catch_up(store: Store) -> tuple[float, Timing]:
     """The server's memory above before at its peak, in MiB, and how long it took."""
-    with ServerProcess(store.data) as server, Worker(ChangesReader, server.url) as reader:
+    with BenchmarkServer(store.data) as server, Worker(ChangesReader, server.url) as reader:
         reader.call(ChangesReader.read_log, 1)
         reset_peak(server.pid)
         before = resident_bytes(server.pid)

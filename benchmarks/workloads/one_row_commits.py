@@ -14,7 +14,7 @@ from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Spread, interleaved, paired_ratios, progress
 from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker, run_alone
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket_change import BucketChange
@@ -41,18 +41,18 @@ def run(bench: Bench) -> Result:
     # The last changes stay as they are until there are more than make a segment.
     segments = min(bench.rows, _MOST_ROWS) // MAX_CHANGES_PER_RECORD
     rows, data = segments * MAX_CHANGES_PER_RECORD + 1, bench.directory / "one-row-commits"
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with BenchmarkServer(data) as server, connect(server.url) as client:
         client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
     progress(f"writing {rows:,} rows in as many commits")
     run_alone(_commit_one_by_one, data, rows)
     with (
-        ServerProcess(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
+        BenchmarkServer(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         written = interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).checked(rows)})
     progress("waiting for the server to rewrite them")
     _let_rewrite(data)
-    with ServerProcess(data) as server, Worker(ChangesReader, server.url) as reader:
+    with BenchmarkServer(data) as server, Worker(ChangesReader, server.url) as reader:
         rates = interleaved(
             bench.runs,
             {
@@ -123,7 +123,7 @@ def _let_rewrite(data: Path) -> None:
 def _rewrite_until_quiet(data: Path) -> None:
     """Has a server rewrite until it takes little of a core: all of it, unless others take the cores."""
     with (
-        ServerProcess(data, log_maintenance_seconds=_UPKEEP_SECONDS) as server,
+        BenchmarkServer(data, log_maintenance_seconds=_UPKEEP_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         reader.call(ChangesReader.read_log, 1)  # what nobody has used since the start is not looked after

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from aio_client.sync import connect
 from benchmarks import t4
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _WRITER_ROWS: Final = 10_000
 _MILLIS: Final = 1000.0
 
 
-class Writer:
+class RowUpdater:
     """A client that updates rows for as long as it is asked to."""
 
     def __init__(self, url: str, rows: int) -> None:
@@ -57,7 +57,7 @@ class Writer:
 
 def run(bench: Bench) -> Result:
     """Pins a large table under a writer, then small ones of more and more buckets."""
-    with ServerProcess(bench.directory / "pin") as server:
+    with BenchmarkServer(bench.directory / "pin") as server:
         whole, held = _pin_under_writer(server.url, bench.rows, bench.runs)
         small = min(bench.rows, _SMALL_ROWS)
         counts = [buckets for buckets in _BUCKET_COUNTS if buckets * _LEAST_ROWS_OF_A_BUCKET <= bench.rows]
@@ -83,7 +83,7 @@ def run(bench: Bench) -> Result:
             ),
         ],
         tables=[
-            Table(
+            ResultTable(
                 f"How long a pin holds the writers of a table of {small:,} rows (milliseconds)",
                 ("buckets", "median", "least", "greatest"),
                 [
@@ -107,9 +107,9 @@ def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
         table = client.create_table("bench.pinned", t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=_BUCKETS)
         for batch in t4.batches(rows, _BATCH_ROWS):
             table.upsert(batch)
-        with Worker(Writer, url, rows) as writer:
+        with Worker(RowUpdater, url, rows) as writer:
             for number in range(-1, runs):
-                writer.begin(Writer.write, 1.0)
+                writer.begin(RowUpdater.write, 1.0)
                 started = time.perf_counter()
                 snapshot = table.snapshot(ttl=60)
                 seconds = time.perf_counter() - started

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from benchmarks import t4
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def run(bench: Bench) -> Result:
     """Reads all rows, and those that are kept, in turn."""
     store = bench.store
     kept = sum(pc.sum(pc.less(b.column("amount"), _BELOW)).as_py() for b in t4.batches(store.rows, _BATCH_ROWS))
-    with ServerProcess(store.data) as server, Worker(ScanKvReader, server.url) as reader:
+    with BenchmarkServer(store.data) as server, Worker(ClientReader, server.url) as reader:
 
         def some() -> Timing:
-            timing = reader.call(ScanKvReader.read_some, None, _WHERE).checked(kept)
+            timing = reader.call(ClientReader.read_some, None, _WHERE).checked(kept)
             return Timing(store.rows, timing.seconds)
 
         rates = interleaved(
-            bench.runs, {_FULL: lambda: reader.call(ScanKvReader.read).checked(store.rows), _KEPT: some}
+            bench.runs, {_FULL: lambda: reader.call(ClientReader.read).checked(store.rows), _KEPT: some}
         )
     times = {name: Spread.of(_MILLIS * store.rows / rate for rate in found) for name, found in rates.items()}
     return Result(
@@ -50,7 +50,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 "A predicate that keeps 1 %",
                 ("milliseconds", "median", "least", "greatest"),
                 [(name, s.median, s.least, s.greatest) for name, s in times.items()],

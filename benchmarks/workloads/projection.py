@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from aio_client.sync import connect
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, interleaved, paired_ratios, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -43,18 +43,18 @@ def run(bench: Bench) -> Result:
     """Reads ten columns and two of them, in turn."""
     rows, data = min(bench.rows, _MOST_ROWS), bench.directory / "ten"
     progress(f"loading {rows:,} rows of ten columns")
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with BenchmarkServer(data) as server, connect(server.url) as client:
         table = client.create_table(_TABLE, _SCHEMA, primary_key=["id"], buckets=1)
         for start in range(0, rows, _BATCH_ROWS):
             table.upsert(_rows(start, min(_BATCH_ROWS, rows - start)))
     two, ten = " and ".join(_PROJECTED), "all ten columns"
     # Another one, so that no rows are in its write buffers: those of T4 are in table files, too.
-    with ServerProcess(data) as server, Worker(ScanKvReader, server.url, _TABLE) as reader:
+    with BenchmarkServer(data) as server, Worker(ClientReader, server.url, _TABLE) as reader:
         rates = interleaved(
             bench.runs,
             {
-                ten: lambda: reader.call(ScanKvReader.read).checked(rows),
-                two: lambda: reader.call(ScanKvReader.read_some, _PROJECTED, None).checked(rows),
+                ten: lambda: reader.call(ClientReader.read).checked(rows),
+                two: lambda: reader.call(ClientReader.read_some, _PROJECTED, None).checked(rows),
             },
         )
     return Result(

@@ -8,8 +8,8 @@ from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, interleaved, paired_ratios
 from benchmarks.readers.arrow_flight import FlightReader, FlightServer
 from benchmarks.readers.loop import LoopReader
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def run(bench: Bench) -> Result:
     store = bench.store
     with (
         Worker(LoopReader, store.copy("loop")) as loop,
-        ServerProcess(store.data) as server,
-        Worker(ScanKvReader, server.url) as scankv,
+        BenchmarkServer(store.data) as server,
+        Worker(ClientReader, server.url) as scankv,
         Worker(FlightServer, store.copy("flight")) as flight_server,
         Worker(FlightReader, flight_server.call(FlightServer.url)) as flight,
     ):
@@ -33,7 +33,7 @@ def run(bench: Bench) -> Result:
             bench.runs,
             {
                 _LOOP: lambda: loop.call(LoopReader.read).checked(store.rows),
-                _SCANKV: lambda: scankv.call(ScanKvReader.read).checked(store.rows),
+                _SCANKV: lambda: scankv.call(ClientReader.read).checked(store.rows),
                 _FLIGHT: lambda: flight.call(FlightReader.read).checked(store.rows),
             },
         )

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final, Self
 import google_crc32c
 import pyarrow as pa
 
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.files import definition, open_rocks
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import cpu_seconds
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_ROWS
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
-from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter
 from streaming_server.storage.rocks.store import scan_options
@@ -81,7 +81,7 @@ class StageClock:
             marks.append(time.perf_counter())
             checksum = google_crc32c.extend(0, data)
             marks.append(time.perf_counter())
-            token = self._tokens.token(Position(0, self._row_keys.key_of(last)), None)
+            token = self._tokens.token(ScanPosition(0, self._row_keys.key_of(last)), None)
             marks.append(time.perf_counter())
             fields = ScanChunk(row_count=batch.num_rows, resume_token=token, rows_scanned=chunks, crc32c=checksum)
             message = frame_chunk(fields, data)
@@ -120,13 +120,13 @@ def run(bench: Bench) -> Result:
     chunks = -(-store.rows // DEFAULT_CHUNK_ROWS)
     with (
         Worker(StageClock, store.copy("stages")) as stages,
-        ServerProcess(store.data) as server,
-        Worker(ScanKvReader, server.url) as reader,
+        BenchmarkServer(store.data) as server,
+        Worker(ClientReader, server.url) as reader,
     ):
         for number in range(-1, bench.runs):
             seconds = stages.call(StageClock.read)
             before = cpu_seconds(server.pid), cpu_seconds(reader.pid)
-            wall = reader.call(ScanKvReader.read).checked(store.rows).seconds
+            wall = reader.call(ClientReader.read).checked(store.rows).seconds
             seconds[_WALL] = wall / chunks
             seconds[_SERVER_CPU] = (cpu_seconds(server.pid) - before[0]) / chunks
             seconds[_CLIENT_CPU] = (cpu_seconds(reader.pid) - before[1]) / chunks
@@ -152,7 +152,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 f"Where the time of a chunk goes ({DEFAULT_CHUNK_ROWS:,} rows)",
                 ("microseconds per chunk", "median", "least", "greatest", "% of the wall clock"),
                 [(name, s.median, s.least, s.greatest, share[name]) for name, s in spreads.items()],

@@ -18,7 +18,7 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workloads import spark_writes
 from benchmarks.workloads.spark_there import PARTS, Prebuilt, batches_for
 from spark_bridge.types import spark_schema
@@ -44,7 +44,7 @@ _THERE_COUNT, _THERE_SUM, _THERE_FAST = "count() of batches", "sum() of batches"
 def run(bench: Bench) -> Result:
     """Loads the tables, and has one session run all contenders in turn."""
     data = bench.directory / "spark"
-    with ServerProcess(data) as server, connect(server.url) as client:
+    with BenchmarkServer(data) as server, connect(server.url) as client:
         for name, rows, base in (
             (_TABLE, bench.rows, "off"),
             (_BASE_TABLE, bench.rows, "eager"),
@@ -52,7 +52,7 @@ def run(bench: Bench) -> Result:
         ):
             _load(client, name, rows, base)
     # Another one, so that no rows are in its write buffers.
-    with ServerProcess(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
+    with BenchmarkServer(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
         with connect(server.url) as client:
             _wait_for_bases(client.table(_BASE_TABLE))
         spark.dataSource.register(Prebuilt)

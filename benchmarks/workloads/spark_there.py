@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks import t4
-from spark_bridge.conform import arrow_schema, conform
+from spark_bridge.casting import arrow_schema, cast_rows
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -77,4 +77,4 @@ def _yielded(rows: int) -> Iterator[pa.RecordBatch]:
 @cache
 def _batch() -> pa.RecordBatch:
     """Made once in each worker process."""
-    return conform(t4.rows(0, _BATCH_ROWS), arrow_schema(spark_schema(t4.SCHEMA)))
+    return cast_rows(t4.rows(0, _BATCH_ROWS), arrow_schema(spark_schema(t4.SCHEMA)))

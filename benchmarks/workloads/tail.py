@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Self
 from aio_client import StartFrom, connect
 from aio_client.sync import connect as connect_blocking
 from benchmarks import t4
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NOTHING, _COMMITTED, _BEGUN, _ACKNOWLEDGED, _SYNC = (
 )
 
 
-class Follower(ScanKvReader):
+class Follower(ClientReader):
     """A client that follows a table."""
 
     def open(self) -> None:
@@ -76,7 +76,7 @@ class Follower(ScanKvReader):
         return found
 
 
-class RowWriter:
+class SingleRowWriter:
     """A client that upserts one row at a time, each acknowledged before the next."""
 
     def __init__(self, url: str) -> None:
@@ -115,15 +115,15 @@ def run(bench: Bench) -> Result:
     """Writes row by row while another process follows."""
     found = []
     with ExitStack() as stack:
-        server = stack.enter_context(ServerProcess(bench.directory / "followed"))
+        server = stack.enter_context(BenchmarkServer(bench.directory / "followed"))
         _create(server.url)
         follower = stack.enter_context(Worker(Follower, server.url, _TABLE))
-        writer = stack.enter_context(Worker(RowWriter, server.url))
+        writer = stack.enter_context(Worker(SingleRowWriter, server.url))
         for number in range(-1, bench.runs):
             nothing = follower.call(Follower.nothing)
             follower.call(Follower.open)
             follower.begin(Follower.follow, _COMMITS)
-            written = writer.call(RowWriter.write, _COMMITS)
+            written = writer.call(SingleRowWriter.write, _COMMITS)
             seconds = _seconds(written, follower.finish())
             follower.call(Follower.close)
             seconds |= {_NOTHING: nothing, _SYNC: _sync_seconds(bench.directory)}
@@ -144,7 +144,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 "From a commit to a consumer",
                 ("milliseconds", "median", "least", "greatest"),
                 [(name, s.median, s.least, s.greatest) for name, s in spreads.items()],

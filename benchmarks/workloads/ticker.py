@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from aio_client import StartFrom, StopAt
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MOST_CHANGES: Final = 1_000_000
 _PERIOD_SECONDS: Final = 0.005
 
 
-class Ticking(ScanKvReader):
+class Ticking(ClientReader):
     """A client beside a ticker."""
 
     def round(self, changes: int) -> tuple[float, float]:
@@ -60,7 +60,7 @@ def run(bench: Bench) -> Result:
     """Streams changes beside a ticker, then lets it tick alone."""
     store, found = bench.store, []
     changes = min(store.rows, _MOST_CHANGES)
-    with ServerProcess(store.data) as server, Worker(Ticking, server.url) as client:
+    with BenchmarkServer(store.data) as server, Worker(Ticking, server.url) as client:
         for number in range(-1, bench.runs):
             kept, kept_idle = client.call(Ticking.round, changes)
             if number >= 0:
@@ -79,7 +79,7 @@ def run(bench: Bench) -> Result:
             )
         ],
         tables=[
-            Table(
+            ResultTable(
                 "A 5 ms ticker in the client's event loop",
                 ("% of the ticks kept", "median", "least", "greatest"),
                 [

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks import t4
-from benchmarks.bench import Figure, Result, Table
+from benchmarks.bench import Figure, Result, ResultTable
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
-from benchmarks.readers.scankv import ScanKvReader
-from benchmarks.server import ServerProcess
+from benchmarks.readers.scankv import ClientReader
+from benchmarks.server import BenchmarkServer
 from benchmarks.store import INDEXED_COLUMN
 from benchmarks.workers import Worker
 
@@ -33,7 +33,7 @@ _NOTHING, _COMPUTED, _KEPT, _UNCHANGED = (
 _SCAN, _TOP_N = "full scan", "top-10 without an index"
 
 
-class Asker(ScanKvReader):
+class Asker(ClientReader):
     """A client that asks for the first rows, of a table of which a row has changed each time."""
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class Asker(ScanKvReader):
 def run(bench: Bench) -> Result:
     """Asks in four ways in turn, then compares the way without an index with a scan."""
     store, found = bench.store, []
-    with ServerProcess(store.indexed) as server, Worker(Asker, server.url) as asker:
+    with BenchmarkServer(store.indexed) as server, Worker(Asker, server.url) as asker:
         for number in range(-1, bench.runs):
             seconds = asker.call(Asker.round)
             if number >= 0:
@@ -140,7 +140,7 @@ def run(bench: Bench) -> Result:
             ),
         ],
         tables=[
-            Table(
+            ResultTable(
                 f"Top-{_N}",
                 ("milliseconds", "median", "least", "greatest"),
                 [(name, s.median, s.least, s.greatest) for name, s in spreads.items()],

@@ -11,7 +11,7 @@ from aio_client import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, Timing, interleaved
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run(bench: Bench) -> Result:
     rows = min(bench.rows, _MOST_ROWS)
     waits: list[float] = []
     with (
-        ServerProcess(bench.directory / "transactions") as server,
+        BenchmarkServer(bench.directory / "transactions") as server,
         Worker(TransactionWriter, server.url, rows) as writer,
     ):
 

@@ -14,7 +14,7 @@ from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
-from benchmarks.server import ServerProcess
+from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rows.key_encoder import KeyEncoder
@@ -36,7 +36,7 @@ def run(bench: Bench) -> Result:
     """Writes the first rows of T4 in all ways, in turn, each time into something new."""
     rows = min(bench.rows, _MOST_ROWS)
     with (
-        ServerProcess(bench.directory / "upsert") as server,
+        BenchmarkServer(bench.directory / "upsert") as server,
         Worker(UpsertWriter, server.url, rows) as upsert,
         Worker(WriteBatchWriter, bench.directory / "write-batch", rows) as write_batch,
     ):

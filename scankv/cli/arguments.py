@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.columns import check_no_others
-from scankv.formats.csv_reader import values_of
+from scankv.formats.csv_reader import csv_values
 from scankv.formats.jsonl_reader import JsonlBlock, Lines
 from scankv.formats.text import from_text
 from scankv.model.errors import UsageError
@@ -57,7 +57,7 @@ def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f'column "{twice}" is given twice: the arguments are one row; write rows as JSON objects')
     given = _given(list(pairs), schema)
-    columns = [_values([pairs[field.name]], field, values_of) for field in given]
+    columns = [_values([pairs[field.name]], field, csv_values) for field in given]
     return conform(pa.RecordBatch.from_arrays(columns, names=given.names), given)
 
 

@@ -12,11 +12,11 @@ import typer
 from rich.filesize import decimal
 
 from aio_client import sync
-from scankv.cli.options import Columns, Url, Where, names_of
+from scankv.cli.options import Columns, Url, Where, split_names
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
-from scankv.formats.table_files import definition_of
+from scankv.formats.table_files import table_file_values
 from scankv.formats.writers import row_writer, whole_directory, whole_file
 from scankv.model.errors import SnapshotLost, UsageError
 
@@ -65,8 +65,8 @@ def export(
         table, pinned = _found(client, source)
         # A lease of its own, which is renewed for as long as this takes, also where a snapshot was given.
         with table.snapshot(same_view_as=pinned) as snapshot:
-            scan = table.scan(columns=names_of(columns) or None, where=where).at(snapshot)
-            schema = _columns_of(snapshot.schema, names_of(columns))
+            scan = table.scan(columns=split_names(columns) or None, where=where).at(snapshot)
+            schema = _columns_of(snapshot.schema, split_names(columns))
             if chosen is Format.PARQUET:
                 parquet_schema(schema)
             origin = _origin(table, snapshot, where)
@@ -122,7 +122,7 @@ def _origin(table: sync.Table, snapshot: sync.Snapshot, where: str | None) -> Or
     return Origin(
         table=table.name,
         schema_id=snapshot.schema_id,
-        definition=definition_of(table, snapshot.schema),
+        definition=table_file_values(table, snapshot.schema),
         table_incarnation=snapshot.log_offsets.table_incarnation,
         log_offsets={str(bucket): offset for bucket, offset in sorted(snapshot.log_offsets.items())},
         view_time=snapshot.taken_at.isoformat(),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aio_client import IndexStatus, sync
-from scankv.cli.options import TableName, Url, names_of
+from scankv.cli.options import TableName, Url, split_names
 from scankv.cli.show import stderr_console
 
 app: typer.Typer = typer.Typer(
@@ -33,7 +33,7 @@ def add(
 
     The exit code is 1 when it cannot be built; then it is there, and is to be dropped.
     """
-    names = names_of(columns)
+    names = split_names(columns)
     with sync.connect(url) as client, _progress() as show:
         client.alter_table(table, add_indexes=[names], wait=wait, on_progress=show)
     if wait:
@@ -45,7 +45,7 @@ def add(
 @app.command()
 def drop(table: TableName, columns: IndexColumns, url: Url = None) -> None:
     """Drop an index; the rows stay."""
-    names = names_of(columns)
+    names = split_names(columns)
     with sync.connect(url) as client:
         client.alter_table(table, drop_indexes=[names])
     typer.echo(f"dropped the index on ({', '.join(names)}) of {table}")

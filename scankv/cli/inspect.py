@@ -12,7 +12,7 @@ from aio_client import BaseStatistics, BucketStatistics, DamagedTable, DiskUse, 
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
-from scankv.formats.table_files import definition_of, to_toml
+from scankv.formats.table_files import table_file_values, to_toml
 from scankv.model.errors import UsageError
 from scankv.model.types.types import format_type
 
@@ -79,7 +79,7 @@ def describe(
     with sync.connect(url) as client:
         found = client.table(table)
         if toml:
-            typer.echo(to_toml(definition_of(found)), nl=False)
+            typer.echo(to_toml(table_file_values(found)), nl=False)
             return
         buckets, indexes, disk = found.statistics(), found.index_status(), found.disk_use()
     if json:

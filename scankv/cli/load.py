@@ -12,12 +12,12 @@ import typer
 from aio_client import sync
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, plan_new_table
-from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
+from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
-from scankv.formats.columns import check_columns
+from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import BadFile, Format, Input, explain, open_inputs
+from scankv.formats.files import BadFile, Format, Input, name_file_in_errors, open_inputs
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
@@ -119,11 +119,11 @@ def load(
             _refuse_existing(client, table)
             # Bad rows are reported when they are read for loading.
             schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), csv)
-            _check_key(sources[0], schema, names_of(key))
+            _check_key(sources[0], schema, split_names(key))
             origin = None if ignore_definition else Origin.of(schema)
             if not ignore_definition:
                 _refuse_two_definitions(sources, origin)
-            new = plan_new_table(table, schema, origin, key=names_of(key), buckets=buckets, settings=settings)
+            new = plan_new_table(table, schema, origin, key=split_names(key), buckets=buckets, settings=settings)
             made = new.definition.create(client)
             typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
             for note in new.notes:
@@ -168,8 +168,8 @@ def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions,
     if len(sources) > 1:
         # So that nothing was written when a later one has other columns.
         for source in sources:
-            with explain(source.name):
-                check_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
+            with name_file_in_errors(source.name):
+                check_file_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
     started, bad_rows = time.monotonic(), 0
     loading = Loading(client, table, mode.value)
     with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):

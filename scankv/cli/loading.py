@@ -42,7 +42,7 @@ class Loading:
         self._mode: WriteMode = mode
         self._client = client
         self._table = table
-        self._underway: _Write | None = None
+        self._underway: _PendingWrite | None = None
 
     def run(self, blocks: Iterable[Block], bad: BadRows, on_progress: Callable[[], None]) -> None:
         """Writes all blocks of a file; returns when every row is acknowledged.
@@ -64,7 +64,7 @@ class Loading:
                     for good in good_rows(block, bad):
                         self._finish_underway(pool, bad)
                         on_progress()
-                        self._underway = _Write(pool.submit(self._write, good.rows), good)
+                        self._underway = _PendingWrite(pool.submit(self._write, good.rows), good)
                 self._finish_underway(pool, bad)
                 on_progress()
             except BadFile as error:
@@ -123,7 +123,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class _PendingWrite:
     """Rows that are being written, and the result of that."""
 
     future: Future[None]

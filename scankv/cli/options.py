@@ -44,7 +44,7 @@ _OPTION_OF: Final = {
 }
 
 
-def names_of(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     """The column names in a comma-separated list."""
     return [name.strip() for name in text.split(",")] if text else []
 

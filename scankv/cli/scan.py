@@ -9,7 +9,7 @@ from typing import IO, Annotated, Final
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
@@ -66,7 +66,7 @@ def scan(
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
         raise UsageError(f"{chosen} is not for a terminal; name a file with -o, or pipe it into a program")
     with sync.connect(url) as client:
-        wanted = client.table(table).scan(columns=names_of(columns) or None, where=where, limit=limit)
+        wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(at)
         wanted = wanted.ordered() if ordered else wanted
         if explain:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
+from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
 from scankv.formats.table_files import read_table_file
 from scankv.model.errors import DataLoss, UsageError
 from scankv.model.types.types import parse_schema
@@ -53,10 +53,10 @@ def create(
         client.create_table(
             table,
             parse_schema(schema),
-            primary_key=names_of(key),
-            bucket_key=names_of(bucket_key),
+            primary_key=split_names(key),
+            bucket_key=split_names(bucket_key),
             buckets=buckets,
-            indexes=[names_of(columns) for columns in index or ()],
+            indexes=[split_names(columns) for columns in index or ()],
             **table_settings_of(set_),
         )
     typer.echo(f"created {table}")

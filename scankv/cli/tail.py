@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from aio_client import ScanSource, sync
-from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import start_of, stop_of
 from scankv.cli.show import is_terminal, output, text_cells
 from scankv.formats.debezium import debezium_lines
@@ -80,7 +80,7 @@ def tail(
     start = start_of("--from", from_)
     stop = None if until is None else stop_of("--until", until)
     with sync.connect(url) as client:
-        scan = client.table(table).scan(columns=names_of(columns) or None, where=where, limit=limit)
+        scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
         changes = changes.with_unmatched(unmatched.value)
         try:

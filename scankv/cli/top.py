@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Columns, Json, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Json, TableName, Url, Where, split_names
 from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
@@ -48,7 +48,7 @@ def top(
     """
     if every is not None and not watch:
         raise UsageError("--every is how often --watch shows changes; add --watch")
-    chosen = names_of(columns) or None
+    chosen = split_names(columns) or None
     with sync.connect(url) as client:
         found = client.table(table)
         if watch:

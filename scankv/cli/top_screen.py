@@ -27,8 +27,8 @@ _FEWEST_ROWS: Final = 3
 _MOST_LEFT: Final = 5
 
 
-class Going(Protocol):
-    """How the questions behind a screen are going."""
+class PollingStatus(Protocol):
+    """Says how the polling behind a screen goes."""
 
     @property
     def unchanged(self) -> int:
@@ -45,7 +45,7 @@ class TopScreen:
     Drawn by rich in a thread of its own, again and again, also while nothing changes.
     """
 
-    def __init__(self, going: Going, *, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, going: PollingStatus, *, now: Callable[[], datetime] = datetime.now) -> None:
         """Shows no rows before the first `change`.
 
         Args:

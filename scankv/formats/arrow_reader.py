@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from scankv.formats.columns import check_columns, conform_block
+from scankv.formats.columns import check_file_columns, conform_block
 
 if TYPE_CHECKING:
     import io
@@ -44,7 +44,7 @@ def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[Arr
     Raises:
         SchemaMismatch: The file has not exactly the columns of the schema.
     """
-    check_columns(batches.schema.names, schema)
+    check_file_columns(batches.schema.names, schema)
     first = 0
     for rows in batches:
         yield ArrowBlock(rows, schema, first)

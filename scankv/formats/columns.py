@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_columns(names: Sequence[str], schema: pa.Schema) -> None:
+def check_file_columns(names: Sequence[str], schema: pa.Schema) -> None:
     """Refuses a file that has other columns than the table, before any row is read.
 
     Raises:

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.types as pat
 
 from scankv.formats.blocks import BadRowError
-from scankv.formats.columns import check_columns, conform_block
+from scankv.formats.columns import check_file_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
 from scankv.formats.text import from_text
 from scankv.model import lazy_compute as pc
@@ -142,7 +142,7 @@ def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, 
             f'its header is the one column "{file.names[0]}", which the table has not: if something else than a comma '
             "separates the fields, give --delimiter"
         )
-    check_columns(file.names, schema)
+    check_file_columns(file.names, schema)
     for fields in file.fields():
         if fields.wrong and not bad.skip:
             yield CsvBlock(fields, schema, fields.wrong[0][0] - fields.first_number)
@@ -156,7 +156,7 @@ def report_wrong(fields: Fields, bad: BadRows) -> None:
         bad.add(_where(number), reason)
 
 
-def values_of(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
+def csv_values(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     """The values of CSV fields, with the words that mean null outside strings.
 
     Raises:
@@ -173,7 +173,7 @@ def values_of(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
 
 def _convert(fields: pa.BinaryArray, field: pa.Field) -> pa.Array:
     try:
-        return values_of(fields.cast(pa.string()), field.type)
+        return csv_values(fields.cast(pa.string()), field.type)
     except ValueError as error:
         text = fields[0].as_py().decode(errors="replace") if fields[0].is_valid else ""
         shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."

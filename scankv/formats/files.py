@@ -97,7 +97,7 @@ class Input:
 
     def _open(self) -> io.BufferedReader:
         self.bytes_read = 0
-        stream: io.BufferedReader = io.BufferedReader(_Counted(self._source(), self), _BUFFER_BYTES)
+        stream: io.BufferedReader = io.BufferedReader(_CountingReader(self._source(), self), _BUFFER_BYTES)
         self._opened.callback(stream.close)
         start = stream.peek(4)
         if start.startswith(_GZIP):
@@ -107,7 +107,7 @@ class Input:
         return stream
 
 
-class _Counted(io.RawIOBase):
+class _CountingReader(io.RawIOBase):
     """Reads a stream and tells its input how far."""
 
     def __init__(self, stream: IO[bytes], input_: Input) -> None:
@@ -155,7 +155,7 @@ def open_input(argument: str, format_: Format | None = None, *, again: bool = Fa
     """
     name = "standard input" if argument == STDIN else argument
     with ExitStack() as stack:
-        with explain(name):
+        with name_file_in_errors(name):
             source, size_bytes = _standard_input(stack, again) if argument == STDIN else _file(argument)
             input_ = Input(name, source, size_bytes, format_)
             stack.callback(input_.close)
@@ -176,7 +176,7 @@ def open_inputs(argument: str, format_: Format | None = None, *, again: bool = F
         if not os.path.isdir(argument):
             yield [stack.enter_context(open_input(argument, format_, again=again))]
             return
-        with explain(argument):
+        with name_file_in_errors(argument):
             names = sorted(name for name in os.listdir(argument) if not name.startswith((".", "_")))
             others = [name for name in names if format_of_name(name) not in (Format.PARQUET, Format.ARROW)]
             if others or not names:
@@ -186,7 +186,7 @@ def open_inputs(argument: str, format_: Format | None = None, *, again: bool = F
 
 
 @contextmanager
-def explain(name: str) -> Iterator[None]:
+def name_file_in_errors(name: str) -> Iterator[None]:
     """Turns what reading a damaged or foreign file raises into `BadFile` with the file's name."""
     try:
         yield

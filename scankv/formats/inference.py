@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from scankv.formats.csv_reader import CsvFile, report_wrong, values_of
+from scankv.formats.csv_reader import CsvFile, csv_values, report_wrong
 from scankv.formats.json_text import schema_of_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, read_lines
 from scankv.model import lazy_compute as pc
@@ -102,8 +102,8 @@ class ColumnGuess:
             return None
         try:
             # Most types that do not fit are found out here, cheaply.
-            values_of(texts[:_SAMPLE_ROWS], candidate)
-            values = values_of(texts, candidate)
+            csv_values(texts[:_SAMPLE_ROWS], candidate)
+            values = csv_values(texts, candidate)
         except ValueError:
             return None
         if number:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.formats.arrow_reader import open_arrow, open_parquet, read_typed
 from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.csv_reader import read_csv
-from scankv.formats.files import Format, explain
+from scankv.formats.files import Format, name_file_in_errors
 from scankv.formats.inference import infer_csv, infer_jsonl
 from scankv.formats.jsonl_reader import read_jsonl
 
@@ -36,7 +36,7 @@ def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions 
         BadFile: The file is damaged, or not of its format.
         SchemaMismatch: It has not exactly the columns of the schema.
     """
-    with explain(source.name):
+    with name_file_in_errors(source.name):
         stream = source.open()
         match source.format:
             case Format.CSV:
@@ -60,7 +60,7 @@ def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa
     Raises:
         BadFile: The file is damaged, not of its format, or has no columns.
     """
-    with explain(source.name):
+    with name_file_in_errors(source.name):
         stream = source.open()
         match source.format:
             case Format.CSV:

@@ -115,7 +115,7 @@ def read_table_file(path: Path) -> TableFile:
     return TableFile.of_values(values, str(path))
 
 
-def definition_of(table: sync.Table, columns: pa.Schema | None = None) -> dict[str, Any]:
+def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> dict[str, Any]:
     """The whole definition of a table as the values of a file; what is as default is left out.
 
     Args:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fixed_width(type_: pa.DataType) -> int | None:
-    """Bytes of one value of the type in a stored row; a bool takes one. None: the type has no fixed width."""
+    """Returns the bytes of a value of the type in a stored row; a bool takes one. None: the type has no fixed width."""
     if pa.types.is_boolean(type_):
         return 1
     if pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_nested(type_):
@@ -27,7 +27,7 @@ def fixed_width(type_: pa.DataType) -> int | None:
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
-    """A mask that is true where a value is not null. None: no value is null."""
+    """Returns a mask that is true where a value is not null. None: no value is null."""
     if array.null_count == 0:
         return None
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
@@ -35,14 +35,14 @@ def valid_mask(array: pa.Array) -> Mask | None:
 
 
 def validity_buffer(mask: Mask | None) -> pa.Buffer | None:
-    """The Arrow validity bitmap of a mask. None, which means no nulls, for None or an all-true mask."""
+    """Returns the Arrow validity bitmap of a mask. None, which means no nulls, for None or an all-true mask."""
     if mask is None or mask.all():
         return None
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def fixed_bytes(array: pa.Array) -> Bytes:
-    """The values of a fixed-width array as a matrix with `len(array)` rows of bytes, zeros where null.
+    """Returns the values of a fixed-width array as a matrix with `len(array)` rows of bytes, zeros where null.
 
     With zeros for nulls, equal rows have equal bytes, by which an upsert that changes nothing is recognised.
     """
@@ -64,7 +64,7 @@ def fixed_bytes(array: pa.Array) -> Bytes:
 
 
 def fixed_array(type_: pa.DataType, values: Bytes, mask: Mask | None) -> pa.Array:
-    """The array for which `fixed_bytes` would return `values`, which are contiguous: `len * width` bytes."""
+    """Returns the array for which `fixed_bytes` would return `values`, which are contiguous: `len * width` bytes."""
     if pa.types.is_boolean(type_):
         count = len(values)
         data = pa.py_buffer(np.packbits(values.reshape(-1), bitorder="little"))
@@ -77,7 +77,7 @@ def fixed_array(type_: pa.DataType, values: Bytes, mask: Mask | None) -> pa.Arra
 
 
 def var_offsets(array: pa.Array) -> Offsets:
-    """The `len(array) + 1` offsets (int32) of a string or binary array into its data."""
+    """Returns the `len(array) + 1` offsets (int32) of a string or binary array into its data."""
     if len(array) == 0:
         return np.zeros(1, np.int32)
     raw = np.frombuffer(array.buffers()[1], np.int32)
@@ -85,13 +85,13 @@ def var_offsets(array: pa.Array) -> Offsets:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A string or binary array as a binary array with empty values instead of nulls."""
+    """Returns a string or binary array as a binary array with empty values instead of nulls."""
     binary = array.cast(pa.binary())
     return pc.fill_null(binary, b"") if binary.null_count else binary
 
 
 def binary_from_ranges(data: pa.Buffer | None, offsets: Offsets) -> pa.Array:
-    """A binary array of n values from one buffer and n + 1 offsets into it."""
+    """Returns a binary array of n values from one buffer and n + 1 offsets into it."""
     return pa.Array.from_buffers(
         pa.binary(),
         len(offsets) - 1,
@@ -100,14 +100,14 @@ def binary_from_ranges(data: pa.Buffer | None, offsets: Offsets) -> pa.Array:
 
 
 def binary_from_matrix(matrix: Bytes) -> pa.Array:
-    """A binary array with one value for each row of a matrix of bytes."""
+    """Returns a binary array with one value for each row of a matrix of bytes."""
     count, width = matrix.shape
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int64) if width else np.zeros(count + 1, np.int64)
     return binary_from_ranges(pa.py_buffer(np.ascontiguousarray(matrix)), offsets)
 
 
 def slice_values(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
-    """A compact binary array of the bytes `starts[i]..ends[i]` of the data buffer of `values`.
+    """Returns a compact binary array of the bytes `starts[i]..ends[i]` of the data buffer of `values`.
 
     The ranges must ascend and not overlap. Interleaved, starts and ends are the offsets of an array whose even values
     are the ranges and whose odd values are the gaps between them. So one `take` of the even values copies all of it.
@@ -128,7 +128,7 @@ def _every_second(count: int) -> pa.Array:
 
 
 def data_bytes(array: pa.Array) -> Bytes:
-    """The bytes of all values of a binary array, one after another."""
+    """Returns the bytes of all values of a binary array, one after another."""
     offsets = var_offsets(array)
     data = array.buffers()[2] if len(array) else None
     if data is None:
@@ -137,5 +137,5 @@ def data_bytes(array: pa.Array) -> Bytes:
 
 
 def columnless_batch(rows: int) -> pa.RecordBatch:
-    """A batch with `rows` rows and no columns."""
+    """Returns a batch with `rows` rows and no columns."""
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

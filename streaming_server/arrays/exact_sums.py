@@ -25,12 +25,12 @@ _LOW = 2**_BITS - 1
 
 
 def limb_count(type_: pa.DataType) -> int:
-    """The number of limbs of an integer or decimal type."""
+    """Returns the number of limbs of an integer or decimal type."""
     return 4 if pat.is_decimal(type_) else 2
 
 
 def limb(array: pa.Array, number: int) -> pa.Array:
-    """One limb of integers or decimals, the lowest is 0, as int64; null where the value is null."""
+    """Returns one limb of integers or decimals, the lowest is 0, as int64; null where the value is null."""
     if pat.is_decimal(array.type):
         words = np.frombuffer(array.buffers()[1] or b"", "<i4" if number == 3 else "<u4")
         mine = words[4 * array.offset + number : 4 * (array.offset + len(array)) : 4]
@@ -41,7 +41,7 @@ def limb(array: pa.Array, number: int) -> pa.Array:
 
 
 def propagate_carries(limbs: Sequence[pa.Array]) -> list[pa.Array]:
-    """The same sums in normal form: all limbs but the last are below 2**32."""
+    """Returns the same sums in normal form: all limbs but the last are below 2**32."""
     nulls = _nulls(limbs[0])
     carry: npt.NDArray[np.int64] = np.zeros(len(nulls), np.int64)
     result = []

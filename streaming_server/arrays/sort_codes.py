@@ -25,24 +25,24 @@ def sort_codes(array: pa.Array) -> pa.Array:
     type_ = array.type
     if pa.types.is_floating(type_):
         nulls = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        with np.errstate(invalid="ignore"):  # adding to a signalling NaN
+        with np.errstate(invalid="ignore"):  # adding to a signalling NaN would warn
             floats = array.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0
         floats[np.isnan(floats)] = np.nan
-        return pa.array(_flipped(floats.view(np.int64)), mask=nulls)
+        return pa.array(_flip_order(floats.view(np.int64)), mask=nulls)
     if pa.types.is_decimal(type_) and type_.scale < 0:
         return array.view(pa.decimal128(type_.precision, 0))
     return array
 
 
-def values_of(codes: pa.Array, type_: pa.DataType) -> pa.Array:
+def decode_sort_codes(codes: pa.Array, type_: pa.DataType) -> pa.Array:
     """Maps sort codes back to values of a type; -0.0 has become 0.0."""
     if pa.types.is_floating(type_):
         nulls = codes.is_null().to_numpy(zero_copy_only=False) if codes.null_count else None
-        floats = _flipped(codes.fill_null(0).to_numpy()).view(np.float64)
+        floats = _flip_order(codes.fill_null(0).to_numpy()).view(np.float64)
         return pa.array(floats, mask=nulls, from_pandas=False).cast(type_)
     return codes if codes.type == type_ else codes.view(type_)
 
 
-def _flipped(bits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _flip_order(bits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Maps the bits of floats to integers of the same order, and back."""
     return np.where(bits < 0, bits ^ _ALL_BUT_SIGN, bits)

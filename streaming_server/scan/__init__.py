@@ -1,1 +1,1 @@
-"""Reading: cursors and sources of rows and changes, and what a stream of them carries."""
+"""Reading: cursors and sources of rows and changes, and the messages of their streams."""

@@ -1,4 +1,4 @@
-"""The interface between what is read (cursors, sources) and the stream that carries it (chunks)."""
+"""The interfaces between cursors, sources and streams: chunks of rows, and the view that they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
-    """Gives rows as they are stored, of a batch whose rows lie elsewhere as Arrow: those of some places in it."""
+    """Returns the rows at some positions of a batch in stored form, if storage has the batch as Arrow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class BatchMessage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows in the order of their source. A chunk without rows says that rows were read and none of them matched.
+    """Rows in the order of their source. A chunk without rows means that rows were read and none of them matched.
 
     Attributes:
         bucket: The bucket of the rows; 0 if the source merges several buckets into one order.
@@ -54,7 +54,7 @@ class Chunk:
 
 
 class Waiting(enum.Enum):
-    """What a source returns while it has no data yet."""
+    """The result of a source that has no data yet."""
 
     WAITING = enum.auto()
 
@@ -84,8 +84,8 @@ def total_rows(counts: Iterable[int | None]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """How far a source has been read: all buckets before `bucket`, and `bucket` up to and including `key`.
+class ScanPosition:
+    """A position in a source: all buckets before `bucket` were read, and `bucket` up to and including `key`.
 
     A source with one order over all buckets has read everything up to and including `key`, whatever the bucket.
     """
@@ -99,7 +99,7 @@ class Cursor(Protocol):
 
     @property
     def rows_scanned(self) -> int:
-        """Rows read so far."""
+        """The number of rows read so far."""
 
     @property
     def message(self) -> BatchMessage | None:
@@ -147,7 +147,7 @@ class ChunkSource(Protocol):
 
     @property
     def rows_scanned(self) -> int:
-        """Rows read from storage so far."""
+        """The number of rows read from storage so far."""
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next chunk, of at most `max_rows` rows and about `max_bytes` stored bytes; None at the end.
@@ -156,8 +156,8 @@ class ChunkSource(Protocol):
         raises DataLoss.
         """
 
-    def position(self) -> Position | None:
-        """How far the chunks returned so far reach. None if that is unknown because no row was found yet."""
+    def position(self) -> ScanPosition | None:
+        """Returns how far the chunks returned so far reach. None: unknown, because no row was found yet."""
 
     def abort(self, error: ScanKvError) -> None:
         """Releases its resources now. The next call of `next_chunk` raises `error`."""

@@ -21,7 +21,7 @@ class CoveredRowsCursor:
         rows: The rows as the index entries store them, in the same order.
 
     Attributes:
-        rows_scanned: Rows returned so far.
+        rows_scanned: The number of rows returned so far.
         message, stored: None, because the rows are not stored as Arrow.
     """
 

@@ -23,15 +23,15 @@ class CursorChain:
     Args:
         cursors: Functions that create the cursors in reading order, each when it is needed. All cursors must show the
             same instant.
-        made: The cursors that exist already. The chain closes them.
+        existing: The cursors that exist already. The chain closes them.
 
     Attributes:
         rows_scanned: Rows read so far.
     """
 
-    def __init__(self, cursors: Sequence[Callable[[], Cursor]], made: Sequence[Cursor] = ()) -> None:
+    def __init__(self, cursors: Sequence[Callable[[], Cursor]], existing: Sequence[Cursor] = ()) -> None:
         self._cursors = cursors
-        self._held = made
+        self._held = existing
         self._made = 1
         self._current = cursors[0]()
         self.rows_scanned = self._finished_rows = 0
@@ -76,14 +76,14 @@ class CursorChain:
     @classmethod
     def of_iterators(cls, makers: Iterable[Callable[[], Cursor]]) -> CursorChain:
         """Chains cursors that show the instant of their creation, so all of them are created now. Raises DataLoss."""
-        made: list[Cursor] = []
+        existing: list[Cursor] = []
         try:
-            made.extend(maker() for maker in makers)
+            existing.extend(maker() for maker in makers)
         except BaseException:
-            for cursor in made:
+            for cursor in existing:
                 cursor.close()
             raise
-        return cls([partial(_same, cursor) for cursor in made], made)
+        return cls([partial(_same, cursor) for cursor in existing], existing)
 
     def close(self) -> None:
         """Closes the cursors that exist and creates no others. Closing twice is allowed."""

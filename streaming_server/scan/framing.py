@@ -60,7 +60,7 @@ def frame_answer(response: Message, rows: pa.Buffer) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits per byte, the lowest first. The high bit says that more bytes follow."""
+    """Encodes a number with seven bits per byte, the lowest first. The high bit says that more bytes follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What one request asks to read."""
+"""The plan of a request that reads rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SchemaBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What one request asks to read. Immutable.
+    """The rows and columns that one request reads. Immutable.
 
     Attributes:
         buckets: The buckets. None: all.
@@ -87,7 +87,7 @@ class ReadPlan:
         return replace(self, binding=SchemaBinding(schema.arrow, bind(self.where, schema.arrow)))
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
-        """Returns what the plan reads of a table with such rows and keys. Raises SchemaMismatch."""
+        """Returns the reader of the plan's rows, for a table with these codecs. Raises SchemaMismatch."""
         where = self._bound_to(codec.schema)
         return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
 

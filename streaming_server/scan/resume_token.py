@@ -19,7 +19,7 @@ import google_crc32c
 
 from scankv.model.errors import InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
-from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.chunk_source import ScanPosition, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class ResumePoint:
         view: The view that it was reading. The number of its rows is not in the token.
     """
 
-    position: Position
+    position: ScanPosition
     remaining: int | None
     view: View
 
@@ -76,7 +76,7 @@ class TokenWriter:
         )
         self._checksum = google_crc32c.value(self._head)
 
-    def token(self, position: Position, remaining: int | None) -> bytes:
+    def token(self, position: ScanPosition, remaining: int | None) -> bytes:
         """Returns the token for continuing after a position with the rest of the limit."""
         tail = _TAIL.pack(position.bucket, _NO_LIMIT if remaining is None else remaining) + position.key
         return self._head + tail + _CHECKSUM.pack(google_crc32c.extend(self._checksum, tail))
@@ -93,7 +93,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         not _HEAD.size + _TAIL.size <= len(body) <= MAX_RESUME_TOKEN_BYTES
         or _CHECKSUM.pack(google_crc32c.value(body)) != checksum
     ):
-        raise _damaged()
+        raise _damaged_token()
     version, table, schema, query, micros, count = _HEAD.unpack_from(body)
     if version != _VERSION:
         raise InvalidResumeToken(
@@ -116,17 +116,17 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
             raise InvalidResumeToken(f"the resume token comes from {what}")
     tail = _HEAD.size + count * _OFFSET.size
     if tail + _TAIL.size > len(body):
-        raise _damaged()
+        raise _damaged_token()
     offsets = dict(_OFFSET.iter_unpack(body[_HEAD.size : tail]))
     bucket, remaining = _TAIL.unpack_from(body, tail)
     return ResumePoint(
-        Position(bucket, body[tail + _TAIL.size :]),
+        ScanPosition(bucket, body[tail + _TAIL.size :]),
         None if remaining == _NO_LIMIT else remaining,
         View(offsets, micros, 0),
     )
 
 
-def _damaged() -> InvalidResumeToken:
+def _damaged_token() -> InvalidResumeToken:
     return InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
 
 

@@ -1,4 +1,4 @@
-"""What a scan reads of stored rows: which keys it reads, which rows it keeps, which columns it decodes."""
+"""How a scan reads stored rows: which keys it reads, which rows it keeps, which columns it decodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReadableBucket(Protocol):
 
     @property
     def longest_row(self) -> int:
-        """Bytes of the longest row that the bucket has held."""
+        """The bytes of the longest row that the bucket has ever had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class IndexedKeys:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """What a scan reads of a table. Immutable.
+    """How a scan reads the rows of a table. Immutable.
 
     Attributes:
         codec: The codec of the table's rows.
@@ -109,7 +109,7 @@ class RowReader:
         if self.indexed is None and ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
         if self.indexed is None and len(ranges) <= _FEW_RANGES and not ranges.are_keys:
-            # An iterator that reads one range is several times as fast as one that is moved between ranges.
+            # An iterator over one range is several times as fast as one that is moved between ranges.
             ordered = reversed(list(ranges)) if reverse else ranges
             return CursorChain.of_iterators(
                 partial(bucket.cursor, self.codec, self.decoder, self.keys, one, reverse=reverse) for one in ordered

@@ -1,1 +1,1 @@
-"""The gRPC services, one file each. They translate messages, call the engine and map errors; they contain no logic."""
+"""The gRPC services, one module each. They translate messages, call the engine and map errors; they have no logic."""

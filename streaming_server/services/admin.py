@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
 from scankv.v1 import admin_pb2, admin_pb2_grpc
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.services.bases import table_bases
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.files.file_limit import file_limit, open_files
@@ -19,7 +19,7 @@ from streaming_server.storage.files.file_limit import file_limit, open_files
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
@@ -58,7 +58,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.StatsRequest,
         context: grpc.aio.ServicerContext[admin_pb2.StatsRequest, admin_pb2.StatsResponse],
     ) -> admin_pb2.StatsResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
             disk, free_disk_bytes = await self._tables.disk_use()
@@ -104,37 +104,37 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],
                 damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
             )
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def ListScans(
         self,
         request: admin_pb2.ListScansRequest,
         context: grpc.aio.ServicerContext[admin_pb2.ListScansRequest, admin_pb2.ListScansResponse],
     ) -> admin_pb2.ListScansResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             now = asyncio.get_running_loop().time()
             return admin_pb2.ListScansResponse(scans=[_live_scan(scan, now) for scan in self._registry.live])
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def CancelScan(
         self,
         request: admin_pb2.CancelScanRequest,
         context: grpc.aio.ServicerContext[admin_pb2.CancelScanRequest, admin_pb2.CancelScanResponse],
     ) -> admin_pb2.CancelScanResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             self._registry.cancel(request.scan_id)
         return admin_pb2.CancelScanResponse()
 
-    async def CheckTable(  # type: ignore[override]  # gRPC takes this form, too, which hears of a cancellation at once
+    async def CheckTable(  # type: ignore[override]  # gRPC also accepts a handler that writes its responses, which is cancelled at once
         self,
         request: admin_pb2.CheckTableRequest,
         context: grpc.aio.ServicerContext[admin_pb2.CheckTableRequest, admin_pb2.BucketCheck],
     ) -> None:
         """Checks that everything stored for a table is consistent, one bucket after another."""
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table, loop = self._tables.table(request.table), asyncio.get_running_loop()
             buckets = tuple(range(len(table.buckets)))
-            scan = LiveScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
+            scan = RegisteredScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
             with self._registry.call(scan):
                 async with self._registry.admit(scan):
                     for bucket in buckets:
@@ -144,7 +144,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                         scan.sending_since, scan.progress_at = None, loop.time()
 
 
-async def _check_bucket(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
+async def _check_bucket(table: LiveTable, bucket: int, scan: RegisteredScan) -> admin_pb2.BucketCheck:
     """Checks one bucket, as part of a scan that may be cancelled. Damage is reported, not raised."""
     try:
         check = await table.open_check(bucket)
@@ -172,7 +172,7 @@ def _bucket_check(bucket: int, found: BucketFindings) -> admin_pb2.BucketCheck:
     )
 
 
-def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
+def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
     assert scan.admitted_at is not None
     return admin_pb2.LiveScan(
         scan_id=scan.scan_id,
@@ -188,7 +188,7 @@ def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
 
 
 def _memory() -> dict[str, int]:
-    """The memory lines of `/proc/self/status`, in bytes; empty if there is no such file."""
+    """Returns the memory fields of `/proc/self/status`, in bytes; empty if the file does not exist."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:
-    """Statistics of the base of one bucket, at a commit time."""
+    """Returns the statistics of the base of one bucket, at a commit time."""
     found = base_stats_of(live, now_micros)
     return table_pb2.BaseStatistics(
         unused_reason=found.unused_reason,
@@ -33,7 +33,7 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
 
 
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
-    """Statistics of the bases of one table. Opens nothing."""
+    """Returns the statistics of the bases of one table. Opens nothing."""
     now_micros = table.state.clock.commit_micros()
     found = [base_stats_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(

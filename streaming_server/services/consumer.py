@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
 from scankv.v1 import consumer_pb2, consumer_pb2_grpc
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.log_request import log_start
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.ListConsumersRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.ListConsumersRequest, consumer_pb2.ListConsumersResponse],
     ) -> consumer_pb2.ListConsumersResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table).state
             infos = await self._consumers.list_consumers(table)
         incarnation = table.definition.incarnation
@@ -41,7 +41,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         context: grpc.aio.ServicerContext[consumer_pb2.CommitPositionRequest, consumer_pb2.CommitPositionResponse],
     ) -> consumer_pb2.CommitPositionResponse:
         """Advances a consumer to a position that its stream has reached."""
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
                 raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
             table = self._tables.table(request.table).state
@@ -57,12 +57,12 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.ResetConsumerRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.ResetConsumerRequest, consumer_pb2.ResetConsumerResponse],
     ) -> consumer_pb2.ResetConsumerResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             start = request.start
             if start.WhichOneof("start") is None:
-                raise InvalidRequest("start is missing: say where the consumer is to go on")
+                raise InvalidRequest("start is missing: it must have the position at which the consumer continues")
             if start.WhichOneof("stop") or start.consumer_id or start.consumer_fence:
-                raise InvalidRequest("of start, only its start and clamp are for moving a consumer")
+                raise InvalidRequest("start has other fields than start and clamp: a reset uses only these two")
             table = self._tables.table(request.table).state
             offsets = await self._consumers.reset(table, request.consumer_id, log_start(start), clamp=start.clamp)
         return consumer_pb2.ResetConsumerResponse(log_offsets=offsets, table_incarnation=table.definition.incarnation)
@@ -72,7 +72,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.DeleteConsumerRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.DeleteConsumerRequest, consumer_pb2.DeleteConsumerResponse],
     ) -> consumer_pb2.DeleteConsumerResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             await self._consumers.delete(self._tables.table(request.table).state, request.consumer_id)
         return consumer_pb2.DeleteConsumerResponse()
 

@@ -1,4 +1,4 @@
-"""Turns a `ScanKvError` into a gRPC status with a typed detail. No other module does."""
+"""Converts a `ScanKvError` to a gRPC status with a typed detail. No other module does this."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-# Where google.rpc.Status travels, by convention of all gRPC languages.
+# The metadata key of google.rpc.Status, by convention of all gRPC languages.
 _DETAILS_KEY = "grpc-status-details-bin"
-# In bytes of UTF-8; a status travels in metadata, for which gRPC has little room.
+# In bytes of UTF-8. A status is sent as metadata, whose size gRPC limits.
 _MAX_TEXT, _MAX_DETAIL, _MAX_DETAILS = 1000, 100, 8
-# A predicate of 1,000 nodes has some four messages a node.
+# A predicate may have 1,000 nodes, and takes about four messages for each.
 _MAX_MESSAGES = 10_000
 
 _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Runs one call: refuses unknown fields first, and ends the call with a status for every error in the block.
+async def map_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Runs one call in the block: refuses unknown fields first, and ends the call with a status for every error.
 
-    What is not a `ScanKvError` is a bug: the client gets an incident id and nothing of the error's text.
+    An error that is not a `ScanKvError` is a bug. The client gets an incident id, and nothing of the error's text.
     """
     try:
         refuse_unknown_fields(request)
@@ -44,15 +44,15 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
     except ScanKvError as error:
         await end_with(context, error)
     except grpc.aio.BaseError as error:
-        # The client is gone, which shows as a failed write when one is under way, and as a cancellation otherwise: one
-        # ending for both. Returning instead would make gRPC answer a call that is no more.
+        # The client is gone. Without a running write, gRPC cancels the handler, so a failed write ends it the same way.
+        # Returning instead would make gRPC answer a call that no longer exists.
         raise asyncio.CancelledError from error
     except Exception as error:
         if isinstance(error, OSError):
-            want = resource_error(error, os.fsdecode(error.filename) if error.filename else "the data directory")
-            if want is not None:
+            shortage = resource_error(error, os.fsdecode(error.filename) if error.filename else "the data directory")
+            if shortage is not None:
                 _log.warning("%s: %s", type(request).__name__, error)
-                await end_with(context, want)
+                await end_with(context, shortage)
         incident = uuid.uuid4().hex[:12]
         _log.exception("incident %s in %s", incident, type(request).__name__)
         internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)
@@ -67,7 +67,7 @@ async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvErr
 
 
 def status_of(error: ScanKvError) -> status_pb2.Status:
-    """The status of an error: its code, its message, and an ErrorInfo with reason and details. Under 4 KiB."""
+    """Returns the status of an error: its code, its message, and an ErrorInfo with reason and details. Below 4 KiB."""
     info = error_details_pb2.ErrorInfo(
         reason=error.reason,
         domain="scankv",
@@ -93,23 +93,25 @@ def _pack(message: Message) -> any_pb2.Any:
 
 
 def refuse_unknown_fields(message: Message) -> None:
-    """Refuses a message if it, or any message in it, has an unknown field.
+    """Checks that neither a message nor any message in it has an unknown field.
 
     Raises:
-        UnknownField: There is one.
-        InvalidRequest: There are more messages in it than any request has.
+        UnknownField: A field is unknown.
+        InvalidRequest: The message contains more messages than any valid request.
     """
     _refuse_unknown_fields(message, iter(range(_MAX_MESSAGES)))
 
 
 def _refuse_unknown_fields(message: Message, left: Iterator[int]) -> None:
     if next(left, None) is None:
-        raise InvalidRequest(f"the request is made of more than {_MAX_MESSAGES:,} messages inside one another")
+        raise InvalidRequest(
+            f"the request contains more than {_MAX_MESSAGES:,} nested messages, the limit: ask for less"
+        )
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise UnknownField(
-            f"{message.DESCRIPTOR.name} carries field {unknown[0].field_number}, which this server does not know: "
-            "it is older than the client; upgrade it"
+            f"{message.DESCRIPTOR.name} has field {unknown[0].field_number}, which this server does not know, because "
+            "it is older than the client: upgrade the server"
         )
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:

@@ -1,6 +1,6 @@
 """Flow control of a scan: at most one message is built while another one is being sent.
 
-gRPC returns from a write when HTTP/2 lets the message go, so a slow reader stops the iterators behind the stream.
+A write to gRPC ends when HTTP/2 flow control lets the message go. So a slow reader stops the iterators of its scan.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     import grpc
 
     from scankv.v1 import scan_pb2
-    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.admission.live_scans import RegisteredScan
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 @asynccontextmanager
 async def one_in_flight(
-    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
+    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: RegisteredScan
 ) -> AsyncIterator[Send]:
-    """Makes a `send` that returns while its message is being sent, so that the next one is built concurrently.
+    """Yields a `send` that returns while its message is being sent, so that the next one is built concurrently.
 
-    One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
-    gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.
-    A reader that takes nothing holds the call here, with the one or two messages made and nothing else.
+    At most one message is in flight, and one more is built. The block ends only when the last message has been sent,
+    even after an error: gRPC accepts one operation of a kind at a time, so a status sent during a write would be lost,
+    and the call would hang. If the reader takes nothing, the call waits here, with these two messages in memory.
     """
     loop = asyncio.get_running_loop()
     writes: list[asyncio.Task[None]] = []
@@ -50,7 +50,7 @@ async def one_in_flight(
         if scan.ended is not None:
             raise copy(scan.ended)
         writes.append(asyncio.create_task(write(message)))
-        # Let the write begin before the next chunk takes the loop.
+        # Let the write begin before building the next chunk holds the event loop.
         await asyncio.sleep(0)
 
     try:

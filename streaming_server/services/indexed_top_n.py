@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.wire import from_proto
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
@@ -37,7 +37,7 @@ class IndexedAnswer:
 
     Attributes:
         found: The rows.
-        version: Names what the view shows.
+        version: The version of the view.
         log_offsets: For every bucket, the offset of the first change that is not in the view.
     """
 
@@ -54,26 +54,26 @@ async def indexed_top_n(
     peer: str,
     computation: Computation,
 ) -> IndexedAnswer | None:
-    """The result through an index. None if no index fits, or if a scan is better; then nothing is held.
+    """Computes a top-N query through an index. Returns None if no index fits, or if a scan is faster.
 
-    It is admitted, listed and ended as a scan is, unless it is done within a few milliseconds.
+    The query is admitted, listed and ended like a scan, unless it takes only a few milliseconds.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends what takes longer, and counts what is read.
-        request: The question, which was checked.
-        spec: The same.
-        peer: The client that asks.
-        computation: Gets the version of the view, and when it was taken.
+        tables: The tables of the server.
+        registry: Admits, lists and ends longer queries, and counts the rows read.
+        request: The query, which was checked.
+        spec: The requested rows.
+        peer: The client's address.
+        computation: Notified when the view is taken, and of its version.
 
     Raises:
-        ScanKvError: As `find_top_by_index`, and as `ScanKv`.
+        ScanKvError: As `find_top_by_index` and `ScanKv`.
     """
     definition = definition_of(tables, request)
     if all(index.columns[-1] != spec.by for index in definition.indexes):
         return None
     where = from_proto(request.where) if request.HasField("where") else None
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(range(definition.buckets)),
         snapshot_id=request.snapshot.snapshot_id,
@@ -87,7 +87,7 @@ async def indexed_top_n(
         async with _locked_view(tables, request, scan) as locked:
             version = version_of(locked.codec.definition, locked.view.log_offsets)
             computation.set_view_version(version)
-            found = await _found(spec, where, locked)
+            found = await _find_top(spec, where, locked)
         if found is None:
             return None
         if scan.admitted_at is None:
@@ -97,7 +97,7 @@ async def indexed_top_n(
         return IndexedAnswer(found, version, locked.view.log_offsets)
 
 
-async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
+async def _find_top(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
     asked = spec, where, locked.codec, locked.keys, locked.indexes
     if is_cheap_to_plan(where):
         choice = choose_order(*asked)
@@ -108,8 +108,10 @@ async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) ->
 
 
 @asynccontextmanager
-async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
-    """The locked view, for the length of the block. At the end of the block, everything read is durable."""
+async def _locked_view(
+    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan
+) -> AsyncIterator[LockedView]:
+    """Locks the view that a request reads for the length of the block. The view is durable at the end of the block."""
 
     def check() -> None:
         if scan.ended is not None:

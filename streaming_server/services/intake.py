@@ -1,8 +1,8 @@
 """Receives requests: one message per call, bounded in memory and time, parsed or refused with a typed error.
 
-The rule: what a client sends costs the server a bounded amount of memory and of its event loop, whatever it is, and
-before anything is known of it. gRPC's own handlers receive and parse a message before our code runs. So each handler
-is registered here as one that reads its message itself.
+Rule: every message costs the server a bounded amount of memory and of time on its event loop, even before anything is
+known about it. gRPC's own handlers receive and parse a message before our code runs. So this module registers each
+handler as one that reads its message itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
-"""Most bytes of one message: the Arrow data of a request and its other fields."""
+"""The most bytes of one message: the Arrow data of a request and its other fields."""
 
 WINDOW_BYTES: Final = 64 * 1024
-"""What gRPC may receive of a call before its handler reads: the receive window of a stream. A message that fits is not
-counted against the memory for requests; how many there are is bounded by the calls of a connection."""
+"""The receive window of a stream: how many bytes gRPC receives of a call before its handler reads. A message that fits
+is not counted against the memory for requests, because the limit of calls per connection bounds their number."""
 
 _PROMPT_CALLS: Final = 4
-"""Messages that may arrive at once without a claim on the memory for requests."""
+"""How many messages may be arriving at once without a claim on the memory for requests."""
 
 _PROMPT_SECONDS: Final = 0.02
-"""How long each may be on its way so. Then it claims the memory of the largest message, or is refused: so what arrives
-without a claim is bounded by what the network carries in that time."""
+"""How long a message may be arriving without a claim. Then it claims the memory of the largest message, or is refused.
+So the bytes that arrive without a claim are bounded by the speed of the network."""
 
 _RETRY_SECONDS: Final = 0.25
 
@@ -45,23 +45,24 @@ Context = grpc.aio.ServicerContext
 class Intake:
     """Receives the request of every call, and counts the memory of requests.
 
-    A message is first received without knowing its size. Small ones are there at once. One that is not, within 20 ms,
-    claims the memory of the largest, until its size is known; one that cannot is refused with `ServerBusy`, before it
-    is received whole. The claim ends with the call, and that of a call that streams its answer once it is parsed.
+    The size of a message is unknown until it has arrived. Small messages arrive at once. A message that takes longer
+    than 20 ms claims the memory of the largest message until its size is known. If too little memory is left, it is
+    refused with `ServerBusy` before all of it has arrived. The claim ends with the call; for a call that streams its
+    response, it ends once the message is parsed.
 
-    Belongs to one event loop.
+    Bound to the event loop.
 
     Attributes:
-        claimed_bytes: Memory claimed by requests of more than 64 KiB now.
-        refused: Requests refused for want of memory since the start.
+        claimed_bytes: The memory that requests of more than 64 KiB claim now.
+        refused: The number of requests that were refused for lack of memory since the start.
     """
 
     def __init__(self, max_bytes: int, receive_seconds: float) -> None:
-        """Takes the limits.
+        """Creates an intake without claims.
 
         Args:
-            max_bytes: Bytes of requests over 64 KiB that there may be at once.
-            receive_seconds: Seconds within which a message must have arrived once its call has begun.
+            max_bytes: The most bytes of requests over 64 KiB that may be in memory at once.
+            receive_seconds: The seconds after the beginning of its call within which a message must have arrived.
         """
         self._max_bytes = max_bytes
         self._receive_seconds = receive_seconds
@@ -69,21 +70,22 @@ class Intake:
         self.claimed_bytes = 0
         self.refused = 0
 
-    def registering(self, server: grpc.aio.Server) -> GuardedServer:
-        """The object to register services with instead of the server, so that the intake receives their requests."""
+    def guard(self, server: grpc.aio.Server) -> GuardedServer:
+        """Returns the object to register services with instead of the server. The intake receives their requests."""
         return GuardedServer(self, server)
 
     async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
-        """The next message of a call, and the bytes claimed for it, which `release` gives back.
+        """Receives the next message of a call.
 
-        None when the client sends no more.
+        Returns:
+            The message, and the bytes that it claims, to be passed to `release`. None: the client sends no more.
 
         Raises:
-            ServerBusy: There is no memory for it.
-            InvalidRequest: It did not arrive in time.
+            ServerBusy: Too little memory is left for the message.
+            InvalidRequest: The message did not arrive in time.
         """
         await self._prompt.acquire()
-        receiving = _Receiving(self, self._receive_seconds)
+        receiving = _IncomingMessage(self, self._receive_seconds)
         try:
             message: Any = await context.read()
         except asyncio.CancelledError:
@@ -121,8 +123,8 @@ class Intake:
         self._prompt.release()
 
 
-class _Receiving:
-    """One message that is arriving: prompt, then late with a claim, or refused."""
+class _IncomingMessage:
+    """The receipt of one message: at first without a claim, and after 20 ms either with a claim or refused."""
 
     def __init__(self, intake: Intake, receive_seconds: float) -> None:
         self._intake = intake
@@ -185,7 +187,6 @@ class GuardedServer:
     """Registers the handlers of generated code with the server, wrapped so that the intake reads their requests."""
 
     def __init__(self, intake: Intake, server: grpc.aio.Server) -> None:
-        """Called by `Intake.registering`."""
         self._intake = intake
         self._server = server
 
@@ -222,7 +223,8 @@ class GuardedServer:
                     del request
                     intake.release(claimed)
             except grpc.aio.AbortError as error:
-                # gRPC keeps it with the call, which its frames have: the request would stay until the next collection.
+                # gRPC keeps the error with the call, and the frames of its traceback refer to the call. This cycle
+                # would keep the request in memory until the next garbage collection.
                 error.__context__ = None
                 raise error.with_traceback(None) from None
 
@@ -264,7 +266,7 @@ def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  
         try:
             return message_type.FromString(data)
         except DecodeError as error:
-            # The client's fault: nothing for the log.
-            raise InvalidRequest(f"the message of {name} is no protobuf message of its type") from error
+            # A mistake of the client, so the server logs nothing.
+            raise InvalidRequest(f"the message of {name} is not a protobuf message of its type") from error
 
     return parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.v1 import lock_pb2, lock_pb2_grpc
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 
 if TYPE_CHECKING:
     import grpc
@@ -25,7 +25,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.LockColumnsRequest,
         context: grpc.aio.ServicerContext[lock_pb2.LockColumnsRequest, lock_pb2.LockColumnsResponse],
     ) -> lock_pb2.LockColumnsResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table)
             lock = await table.writes.locks.lock(
                 table.definition,
@@ -43,7 +43,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.RenewColumnLockRequest,
         context: grpc.aio.ServicerContext[lock_pb2.RenewColumnLockRequest, lock_pb2.RenewColumnLockResponse],
     ) -> lock_pb2.RenewColumnLockResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             locks = self._tables.locks.with_id(request.lock_id)
             lock = await locks.renew(request.lock_id, _seconds(request.ttl_millis))
             self._tables.locks.notify(lock)
@@ -54,7 +54,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.ReleaseColumnLockRequest,
         context: grpc.aio.ServicerContext[lock_pb2.ReleaseColumnLockRequest, lock_pb2.ReleaseColumnLockResponse],
     ) -> lock_pb2.ReleaseColumnLockResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             await self._tables.locks.with_id(request.lock_id).release(request.lock_id)
         return lock_pb2.ReleaseColumnLockResponse()
 
@@ -63,7 +63,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         request: lock_pb2.ListColumnLocksRequest,
         context: grpc.aio.ServicerContext[lock_pb2.ListColumnLocksRequest, lock_pb2.ListColumnLocksResponse],
     ) -> lock_pb2.ListColumnLocksResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
             locks = self._tables.locks.list_locks(table)
         return lock_pb2.ListColumnLocksResponse(locks=map(_message, locks))

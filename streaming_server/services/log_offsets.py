@@ -1,4 +1,4 @@
-"""Log offsets in requests."""
+"""Parses the log offsets of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def log_offsets(message: scan_pb2.LogOffsets) -> LogOffsets:
-    """Reads log offsets with the incarnation that they are of. Raises InvalidRequest."""
+    """Returns the log offsets in a message, with the table incarnation that they belong to. Raises InvalidRequest."""
     if len(message.by_bucket) > MAX_BUCKETS or any(offset < 0 for offset in message.by_bucket.values()):
-        raise InvalidRequest("log offsets are those of a table's buckets, and not negative")
+        raise InvalidRequest(
+            f"log offsets must not be negative, and at most {MAX_BUCKETS} buckets may be named: no table has more"
+        )
     return LogOffsets.of(dict(sorted(message.by_bucket.items())), message.table_incarnation)

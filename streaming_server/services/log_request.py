@@ -24,15 +24,15 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
     if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
         raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
     for name, asked, why in (
-        ("key_range", request.HasField("key_range"), "ask with `where` for the keys to follow"),
+        ("key_range", request.HasField("key_range"), "select the keys to follow with `where`"),
         ("reverse", request.reverse, "changes come in the order in which they happened"),
         ("ordered", request.ordered, "changes come in the order in which they happened, those of each bucket together"),
-        ("if_changed_since", request.HasField("if_changed_since"), "a stream of changes waits until there are some"),
+        ("if_changed_since", request.HasField("if_changed_since"), "a stream of changes waits for the next change"),
     ):
         if asked:
-            raise InvalidRequest(f"{name} is not for a scan of the changelog: {why}")
+            raise InvalidRequest(f"{name} cannot be used in a scan of the changelog: {why}")
     if request.no_buckets and request.buckets:
-        raise InvalidRequest("no_buckets and buckets contradict one another: leave one of them out")
+        raise InvalidRequest("no_buckets and buckets contradict each other: leave one of them out")
     _check_consumer(request)
     return LogPlan(
         buckets=() if request.no_buckets else bucket_numbers(request.buckets),
@@ -70,19 +70,24 @@ def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:
     log = request.log
     if not log.consumer_id:
         if log.consumer_must_exist:
-            raise InvalidRequest("log.consumer_must_exist is of a consumer: give its consumer_id")
+            raise InvalidRequest("log.consumer_must_exist is set without log.consumer_id: give the consumer_id")
         if log.consumer_fence:
-            raise InvalidRequest("log.consumer_fence is of a stream of a consumer: give its consumer_id")
+            raise InvalidRequest("log.consumer_fence is set without log.consumer_id: give the consumer_id")
         return
     check_consumer_id(log.consumer_id)
     if request.HasField("limit"):
-        raise InvalidRequest("limit is not for a consumer, whose position is behind whole chunks: end with a stop")
+        raise InvalidRequest(
+            "limit cannot be used with a consumer, because it commits complete chunks only: end the stream with a stop"
+        )
     if request.resume_token and not log.consumer_fence:
-        raise InvalidRequest("a consumer is taken over where it committed: a resume token needs the consumer_fence")
+        raise InvalidRequest(
+            "a stream that takes a consumer over starts at its committed position: give the consumer_fence as well to "
+            "resume by a token"
+        )
 
 
 def log_start(log: scan_pb2.Changelog) -> StartFrom:
-    """Reads the start of a stream. Raises InvalidRequest."""
+    """Returns the start of a stream. Raises InvalidRequest."""
     match log.WhichOneof("start"):
         case "full":
             return StartFrom.FULL
@@ -112,6 +117,6 @@ def _stop(log: scan_pb2.Changelog) -> StopAt | None:
 
 def _at(position: type[_Position], message: scan_pb2.LogOffsets) -> _Position:
     offsets = log_offsets(message)
-    # Not by `position.offsets`: whether there are none, or too few, is found when the table is known.
+    # Not by `position.offsets`, which checks the buckets: they are checked later, when the table is known.
     by_bucket = tuple(offsets.items())
     return position(PositionKind.OFFSETS, by_bucket=by_bucket, table_incarnation=offsets.table_incarnation)

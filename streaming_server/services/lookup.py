@@ -22,9 +22,9 @@ from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.result_cache import CachedResult
 from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.scan.versions import version_of
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
-from streaming_server.services.reading import current_of, definition_of, whole_view
+from streaming_server.services.reading import current_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.result_cache import Computation, ResultCache
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
-    from streaming_server.services.reading import Current
+    from streaming_server.services.reading import CurrentVersion
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)
@@ -89,7 +89,7 @@ class LookupService:
     async def Lookup(
         self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
             rows, found, offsets = await table.reads.lookup(request.keys, columns)
@@ -107,11 +107,11 @@ class LookupService:
     async def Count(
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
             return await self._answer(request, context, lookup_pb2.CountResponse, _check_where, self._count)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def Aggregate(
         self,
@@ -119,18 +119,18 @@ class LookupService:
         context: grpc.aio.ServicerContext[lookup_pb2.AggregateRequest, bytes],
     ) -> bytes:
         """Computes functions of columns over all rows, or for groups of rows."""
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             return await self._answer(
                 request, context, lookup_pb2.AggregateResponse, _check_aggregates, self._aggregate
             )
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def TopN(
         self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
     ) -> bytes:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             return await self._answer(request, context, lookup_pb2.TopNResponse, _check_top_n, self._top_n)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def _answer(
         self,
@@ -143,11 +143,11 @@ class LookupService:
         """Answers a query: unchanged, from the result cache, from a computation in progress, or by computing it.
 
         Args:
-            request: The question.
-            context: Of its call.
-            response: What answers it.
-            check: Refuses a question that cannot be answered for a table with such columns.
-            compute: Computes the answer for a client.
+            request: The query.
+            context: The context of its call.
+            response: The type of the response.
+            check: Raises if the query is not valid for a table with these columns.
+            compute: Computes the result for a client.
         """
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
@@ -166,8 +166,10 @@ class LookupService:
                 return response(version=since, unchanged=True).SerializeToString()
             await self._waiting.wait_for_change(current, left)
 
-    async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
-        """The current state that a query reads, after `check` unless the query has passed it before."""
+    async def _current(
+        self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]
+    ) -> CurrentVersion:
+        """Returns the current state of what a query reads. Calls `check`, unless the query has passed it before."""
         definition = definition_of(self._tables, request)
         if not self._results.is_valid(query, definition.incarnation, definition.schema.id):
             check(request, definition.schema)
@@ -176,7 +178,7 @@ class LookupService:
         return await current_of(self._tables, request, buckets)
 
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
-        """The number of rows without reading them; None if it is not known."""
+        """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if request.HasField("if_changed_since"):
             current = await current_of(self._tables, request, buckets)
@@ -201,7 +203,7 @@ class LookupService:
         scan = _scan_of(request, ())
         scan.buckets.extend(request.buckets)
         counter = RowCounter()
-        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+        async with open_complete_view(self._tables, self._registry, scan, peer, computation) as view:
             await view.read(counter)
         response = lookup_pb2.CountResponse(rows=counter.rows, log_offsets=view.log_offsets, version=view.version)
         return CachedResult(view.version, response.SerializeToString())
@@ -211,7 +213,7 @@ class LookupService:
     ) -> CachedResult:
         aggregation = _aggregation_of(request, definition_of(self._tables, request).schema)
         scan = _scan_of(request, aggregation.columns)
-        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+        async with open_complete_view(self._tables, self._registry, scan, peer, computation) as view:
             await view.read(aggregation)
 
         def respond() -> bytes:
@@ -226,7 +228,7 @@ class LookupService:
         if by_index is not None:
             return await _indexed_answer(by_index)
         scan = _scan_of(request, (request.by,))
-        async with whole_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
+        async with open_complete_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
             top = TopNCollector(spec, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
@@ -251,15 +253,17 @@ async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:
 
 
 def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -> float:
-    """How long a question may wait for another answer; takes that out of it, since the answer does not depend on it.
+    """Returns how long a query may wait for another result, in seconds.
+
+    Removes the wait from the request, because the result does not depend on it.
 
     Args:
-        request: The question.
-        since: The version that it knows.
-        left: Seconds until the deadline of its call; None when there is none.
+        request: The query.
+        since: The version that the client knows. None: none.
+        left: The seconds until the deadline of the call. None: no deadline.
 
     Raises:
-        InvalidRequest: It may not.
+        InvalidRequest: The wait is out of range, or `since` is missing.
     """
     if not isinstance(request, lookup_pb2.TopNRequest) or not request.wait_millis:
         return 0.0
@@ -269,13 +273,13 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
         raise InvalidRequest(f"wait_millis must be between 0 and {MAX_WAIT_MILLIS:,}, not {millis:,}")
     if since is None:
         raise InvalidRequest(
-            "wait_millis waits for another version than if_changed_since, which is not given: give both"
+            "wait_millis is set without if_changed_since, the version to wait for a change of: give both"
         )
     return millis / 1000 if left is None else min(millis / 1000, _SHARE_OF_DEADLINE * left)
 
 
 def _query_digest(request: Message) -> bytes:
-    """Identifies a query: everything that its result depends on except the state of the table."""
+    """Returns a digest of everything that the result of a query depends on, except the state of the table."""
     name = request.DESCRIPTOR.name.encode()
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()
 
@@ -309,7 +313,7 @@ def _top_n_spec(request: lookup_pb2.TopNRequest) -> TopNSpec:
 def _scan_of(
     request: lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest, columns: Sequence[str]
 ) -> scan_pb2.ScanKvRequest:
-    """The scan of the rows of a query."""
+    """Returns the scan that reads the rows of a query."""
     return scan_pb2.ScanKvRequest(
         table=request.table,
         snapshot=request.snapshot if request.HasField("snapshot") else None,
@@ -319,13 +323,15 @@ def _scan_of(
 
 
 def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
-    """Reads the aggregates of a request. Raises InvalidRequest for more than any table has, or an unknown function."""
+    """Returns the aggregates of a request. Raises InvalidRequest for too many columns or an unknown function."""
     if max(len(request.aggregates), len(request.group_by)) > MAX_COLUMNS:
-        raise InvalidRequest(f"over {MAX_COLUMNS} columns are asked for: no table has more")
+        raise InvalidRequest(f"the request names over {MAX_COLUMNS} columns: no table has more")
     aggregates = []
     for message in request.aggregates:
         if not 1 <= len(message.functions) <= len(_FUNCTIONS):
-            raise InvalidRequest(f'column "{message.column}": ask for 1 to {len(_FUNCTIONS)} functions, each once')
+            raise InvalidRequest(
+                f'column "{message.column}": 1 to {len(_FUNCTIONS)} functions must be named, each once'
+            )
         for number in message.functions:
             if number not in _FUNCTIONS:
                 raise InvalidRequest(f'column "{message.column}": this server has no function {number}')

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 MAX_OTHER_BYTES: Final = 1 << 20
-"""Bytes of a message beside its binary values. 10,000 parts of a transaction, the most allowed, take half of it."""
+"""The most bytes of a message besides its binary values. The largest commit, of 10,000 parts, takes half of it."""
 
 _SMALL_BYTES: Final = 4096
-"""A message of no more bytes is not looked into: whatever it is made of, it is little."""
+"""A message of at most this size is not inspected, because it cannot cost much work."""
 
 _RECORD_COST: Final = 16
-"""Bytes that each record counts for at least, so that there are few enough of them to look at."""
+"""The least bytes that a record counts as, which bounds the number of records to inspect."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPES: Final = {
@@ -41,13 +41,13 @@ _WIRE_TYPES: Final = {
 
 
 def check_shape(data: bytes, message_type: type[Message]) -> None:
-    """Refuses a message that costs much work for few rows.
+    """Checks that parsing a message takes no more work than its rows justify.
 
-    Leaves messages that are cut off or malformed to the parser.
+    Leaves truncated and malformed messages to the parser.
 
     Raises:
-        InvalidRequest: It has more than `MAX_OTHER_BYTES` beside its binary values.
-        UnknownField: It has a field that is not known here.
+        InvalidRequest: The message has more than `MAX_OTHER_BYTES` besides its binary values.
+        UnknownField: The message has an unknown field.
     """
     if len(data) <= _SMALL_BYTES:
         return
@@ -65,8 +65,8 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
             field = of.fields_by_number.get(tag >> 3)
             if field is None or not _is_of(field, wire_type):
                 raise UnknownField(
-                    f"{of.name} carries field {tag >> 3}, which this server does not know: it is older than the "
-                    "client; upgrade it"
+                    f"{of.name} has field {tag >> 3}, which this server does not know, because it is older than the "
+                    "client: upgrade the server"
                 )
             if wire_type == _VARINT:
                 at = _varint(data, at)[1]
@@ -78,7 +78,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
             left -= max(at - start, _RECORD_COST)
             if left < 0:
                 raise InvalidRequest(
-                    f"{descriptor.name} has over {MAX_OTHER_BYTES:,} bytes beside its rows, keys and lists of values: "
+                    f"{descriptor.name} has over {MAX_OTHER_BYTES:,} bytes besides its rows, keys and lists of values: "
                     "ask for less at once"
                 )
 
@@ -86,7 +86,10 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
 def _open(
     field: FieldDescriptor, start: int, at: int, end: int, messages: list[tuple[Any, int, int]]
 ) -> tuple[int, int]:
-    """From where a record with a length counts, and where it ends; what is in a larger message counts by itself."""
+    """Returns the position from which on a record with a length counts, and its end.
+
+    Only the head of a binary value counts. A larger message is added to `messages`, so that its fields count instead.
+    """
     if field.type == FieldDescriptor.TYPE_BYTES:
         return start + end - at, end
     if field.type == FieldDescriptor.TYPE_MESSAGE and end - at > _SMALL_BYTES:
@@ -96,13 +99,13 @@ def _open(
 
 
 def _is_of(field: FieldDescriptor, wire_type: int) -> bool:
-    """Whether a field can come so: numbers of a repeated one also packed. Anything else is an unknown field."""
+    """Whether a field can have this wire type; repeated numbers may also be packed. Others are unknown fields."""
     expected = _WIRE_TYPES.get(field.type, _VARINT)
     return wire_type == expected or (wire_type == _LENGTH and field.is_repeated)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place and the place behind it, which is behind all of the message if no number ends there."""
+    """Returns the number at a position, and the position after it; beyond the message if the number does not end."""
     value = 0
     for index, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * index

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.result_cache import Computation
     from streaming_server.scan.read_plan import ReadPlan
 
-# Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
+# The turns of the event loop between chunks. Another call needs several turns, and would wait for a chunk with each.
 _TURNS = 4
-# Chunks of a few columns of a base take a fraction of this, and a turn is not for nothing.
+# Chunks of a few columns of a base take a fraction of this, and a turn has a cost, so several chunks share one.
 _SECONDS_A_TURN = 0.001
 
 
@@ -41,24 +41,24 @@ Request: TypeAlias = (
 
 
 class RowSink(Protocol):
-    """Takes the rows of a view, and keeps what its result needs."""
+    """Consumes the rows of a view for a result."""
 
     @property
     def is_due(self) -> bool:
-        """Whether `settle` is to be called."""
+        """Whether `settle` should be called before more rows are added."""
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the next rows. Takes a few milliseconds at most."""
+        """Adds the next rows. Takes a few milliseconds at most."""
 
     def settle(self) -> None:
-        """Reduces what was taken to its smallest form. May take long, in a thread."""
+        """Reduces the added rows to their smallest form. May take long, so call it in a thread."""
 
 
 @asynccontextmanager
-async def opened_view(
+async def open_view(
     tables: Tables, table: LiveTable, request: scan_pb2.ScanKvRequest, plan: ReadPlan
 ) -> AsyncIterator[OpenedScan]:
-    """The view of a table that a request names, open for the length of the block."""
+    """Opens the view of a table that a request names, for the length of the block."""
     async with AsyncExitStack() as stack:
         if request.HasField("snapshot"):
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
@@ -70,10 +70,12 @@ async def opened_view(
 
 
 def definition_of(tables: Tables, request: Request) -> TableDefinition:
-    """The table that a request reads, as of its snapshot where it names one; nothing is opened.
+    """Returns the definition of the table that a request reads, as of its snapshot if it names one. Opens nothing.
 
     Raises:
-        TableNotFound, SnapshotLost, InvalidRequest: There is none.
+        TableNotFound: The table does not exist.
+        SnapshotLost: The snapshot does not exist.
+        InvalidRequest: The snapshot is of another table.
     """
     definition = tables.table(request.table).definition
     if request.HasField("snapshot"):
@@ -82,14 +84,14 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
-    """What a request would read now, as far as it is known in memory. Immutable.
+class CurrentVersion:
+    """The current state of what a request reads. Immutable.
 
     Attributes:
         definition: The table.
-        view: Its buckets.
-        again: The version that they have when it is called; None when that is not known without awaiting.
-        source: Tells when that may be another one.
+        view: The view of the requested buckets.
+        again: Returns the version at the time of the call, from memory. None: unknown.
+        source: Notifies of changes of the version.
     """
 
     definition: TableDefinition
@@ -103,11 +105,11 @@ class Current:
         return version_of(self.definition, self.view.log_offsets)
 
 
-async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> Current:
-    """What a request for some buckets (None: all) would read now. Awaits only where a bucket is not open.
+async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
+    """Returns the current state of what a request reads in some buckets (None: all). Opens closed buckets.
 
     Raises:
-        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when it is read.
+        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when the request is executed.
     """
     table = tables.table(request.table)
     if request.HasField("snapshot"):
@@ -115,14 +117,14 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
         lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
         pinned = version_of(definition, view.log_offsets)
-        return Current(definition, view, lambda: None if lease.ended else pinned, lease)
+        return CurrentVersion(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
         view = table.reads.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
     view = await table.reads.view_now(buckets)
-    return Current(table.definition, view, again, table.state)
+    return CurrentVersion(table.definition, view, again, table.state)
 
 
 class WholeView:
@@ -130,11 +132,11 @@ class WholeView:
 
     Attributes:
         definition: The table as of the view.
-        log_offsets: For every bucket, the offset of the first change that is not in it.
-        version: Names what it shows.
+        log_offsets: For every bucket, the offset of the first change that is not in the view.
+        version: The version of the view.
     """
 
-    def __init__(self, opened: OpenedScan, scan: LiveScan) -> None:
+    def __init__(self, opened: OpenedScan, scan: RegisteredScan) -> None:
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
         self.version = version_of(self.definition, self.log_offsets)
@@ -153,8 +155,8 @@ class WholeView:
         """Passes all rows to a sink, chunk by chunk on the event loop. Other tasks run in between.
 
         Raises:
-            DataLoss: The view is damaged; what was handed over is not the whole.
-            ScanKvError: Whatever ended the scan, or was raised by the consumer.
+            DataLoss: The view is damaged, and the sink has only a part of the rows.
+            ScanKvError: The error that ended the scan, or an error of the sink.
         """
         source, room, began = self._source, self._room, time.perf_counter()
         while (chunk := source.next_chunk(*room)) is not None:
@@ -170,7 +172,7 @@ class WholeView:
 
 
 @asynccontextmanager
-async def whole_view(
+async def open_complete_view(
     tables: Tables,
     registry: ScanRegistry,
     request: scan_pb2.ScanKvRequest,
@@ -179,21 +181,21 @@ async def whole_view(
     *,
     stored_rows: bool = False,
 ) -> AsyncIterator[WholeView]:
-    """What a request would scan, for the length of the block, in which it is admitted, listed and ended as a scan is.
+    """Opens the view of a scan for the length of the block, in which it is admitted, listed and ended like a scan.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends it.
-        request: What would be scanned, checked against the table's columns.
-        peer: The client that reads it.
-        computation: Gets the version of the view, and when it was taken.
-        stored_rows: Whether the rows as they are stored are one more column.
+        tables: The tables of the server.
+        registry: Admits, lists and ends the scan.
+        request: The scan, checked against the table's columns.
+        peer: The client's address.
+        computation: Notified when the view is taken, and of its version.
+        stored_rows: Whether to return the stored rows as an additional column.
 
     Raises:
         ScanKvError: As `ScanKv`.
     """
     plan, table = replace(read_plan(request), stored_rows=stored_rows), tables.table(request.table)
-    scan = LiveScan(
+    scan = RegisteredScan(
         table=request.table,
         buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
         snapshot_id=request.snapshot.snapshot_id,
@@ -202,7 +204,7 @@ async def whole_view(
     with registry.call(scan):
         async with registry.admit(scan):
             computation.begin_view()
-            async with opened_view(tables, table, request, plan) as opened:
+            async with open_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
                 view = WholeView(opened, scan)
                 computation.set_view_version(view.version)

@@ -1,6 +1,6 @@
 """`ScanService`: one server stream for one scan.
 
-Its messages leave the producer serialised, so it is registered by a handler of its own and not by the generated one.
+The producer serialises the messages itself, so the service registers its own handlers instead of the generated ones.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import grpc
 
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
-from streaming_server.services.reading import current_of, definition_of, opened_view
+from streaming_server.services.reading import current_of, definition_of, open_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class ScanService:
     """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for the contract.
 
     Args:
-        tables: What is scanned.
+        tables: The tables of the server.
         registry: Admits, lists and ends the scans.
         results: Counts the scans that are answered with `unchanged`.
         incarnation: This start of the server.
-        chunk_bytes: Most stored bytes of a chunk for requests that do not say.
-        heartbeat_seconds: A scan that finds nothing is heard from that often.
-        follow_heartbeat_seconds: The same of a stream of changes that waits for some.
+        chunk_bytes: The most stored bytes of a chunk, for requests that do not set it.
+        heartbeat_seconds: The interval of heartbeats of a scan that finds no rows to return.
+        follow_heartbeat_seconds: The interval of heartbeats of a stream of changes that waits for changes.
     """
 
     def __init__(
@@ -90,19 +90,21 @@ class ScanService:
     ) -> None:
         """Opens the view and sends its messages. Frees the view however the call ends."""
         started = time.monotonic()
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             if request.HasField("log"):
                 await self._follow(request, context, started)
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
-            # Refuses an invalid request before it waits for admission, also if nothing has changed.
+            # Refuse an invalid request before it waits for admission, even if nothing has changed.
             plan = plan.bind(definition_of(self._tables, request).schema)
-            if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
+            if request.HasField("if_changed_since") and (
+                messages := await self._unchanged_messages(request, plan, started)
+            ):
                 for message in messages:
                     await context.write(message)
                 return
-            scan = LiveScan(
+            scan = RegisteredScan(
                 table=request.table,
                 buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
                 snapshot_id=request.snapshot.snapshot_id,
@@ -110,7 +112,7 @@ class ScanService:
             )
             with self._registry.call(scan):
                 async with one_in_flight(context, scan) as send, self._registry.admit(scan):
-                    async with opened_view(self._tables, table, request, plan) as opened:
+                    async with open_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
                         if opened.large_chunks:
                             chunk = chunk_spec_of_base(
@@ -124,8 +126,8 @@ class ScanService:
         request: scan_pb2.ScanKvRequest,
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ExplainScanResponse],
     ) -> scan_pb2.ExplainScanResponse:
-        """Says what a scan would read. Makes no iterators, so it needs no admission."""
-        async with mapped_errors(request, context):
+        """Explains what a scan would read. Creates no iterators, so it needs no admission."""
+        async with map_errors(request, context):
             plan = read_plan(request)
             table = self._tables.table(request.table)
             if not request.HasField("snapshot"):
@@ -135,12 +137,12 @@ class ScanService:
                 answer = reader.explain(plan)
             answer.snapshot_id = snapshot_id
             return answer
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
-    async def _unchanged(
+    async def _unchanged_messages(
         self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
     ) -> Iterator[bytes] | None:
-        """The messages of an unchanged result, None if something has changed. Reads nothing."""
+        """Returns the messages of an unchanged result; None if something has changed. Reads nothing."""
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None
@@ -161,7 +163,7 @@ class ScanService:
         plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes, DEFAULT_LOG_CHUNK_ROWS)
         heartbeat = heartbeat_seconds(request, self._follow_heartbeat_seconds)
         table = self._tables.table(request.table)
-        scan = LiveScan(
+        scan = RegisteredScan(
             table=request.table,
             buckets=tuple(range(len(table.buckets)) if plan.buckets is None else sorted(plan.buckets)),
             snapshot_id="",
@@ -170,7 +172,7 @@ class ScanService:
         )
         with self._registry.call(scan):
             async with one_in_flight(context, scan) as send, self._registry.admit(scan):
-                async with self._opened_log(table, plan, scan) as opened:
+                async with self._open_log(table, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)
                     for message in stream.messages():
@@ -180,8 +182,8 @@ class ScanService:
                             await opened.source.wait(message)
 
     @asynccontextmanager
-    async def _opened_log(self, table: LiveTable, plan: LogPlan, scan: LiveScan) -> AsyncIterator[OpenedLog]:
-        """A stream of changes, on behalf of a consumer if the plan names one."""
+    async def _open_log(self, table: LiveTable, plan: LogPlan, scan: RegisteredScan) -> AsyncIterator[OpenedLog]:
+        """Opens a stream of changes for the length of the block, for a consumer if the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
             async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
@@ -192,7 +194,7 @@ class ScanService:
             yield opened
 
     async def _stream(
-        self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, heartbeat: float, send: Send
+        self, opened: OpenedScan, chunk: ChunkSpec, scan: RegisteredScan, started: float, heartbeat: float, send: Send
     ) -> None:
         for message in stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat):
             if message is None:

@@ -42,11 +42,11 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
     if request.resume_token and request.HasField("if_changed_since"):
         raise InvalidRequest(
-            "if_changed_since and resume_token are of different scans: one that goes on returns the rows that are "
-            "missing, whatever has changed; leave one of them out"
+            "if_changed_since and resume_token cannot be used together: a resumed scan returns the remaining rows, "
+            "whether the table has changed or not; leave one of them out"
         )
     if request.no_buckets:
-        raise InvalidRequest("no_buckets is for the changelog: rows of no bucket need not be asked for")
+        raise InvalidRequest("no_buckets can only be used in a scan of the changelog: leave it out")
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
         raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
     return ReadPlan(
@@ -65,38 +65,38 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
 
 def _read_path(request: scan_pb2.ScanKvRequest) -> ReadPath:
     if request.read_path not in _READ_PATHS:
-        raise InvalidRequest(f"read_path = {request.read_path}: it must be a value of ReadPath")
+        raise InvalidRequest(f"read_path must be a value of ReadPath, not {request.read_path}")
     return _READ_PATHS[request.read_path]
 
 
 def bucket_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
-    """The buckets that a request names, None for all. Raises InvalidRequest for more than any table has."""
+    """Returns the buckets that a request names; None: all. Raises InvalidRequest for more than any table has."""
     if len(numbers) > MAX_BUCKETS:
-        raise InvalidRequest(f"{len(numbers)} buckets are asked for: no table has more than {MAX_BUCKETS}")
+        raise InvalidRequest(f"the request names {len(numbers)} buckets: no table has more than {MAX_BUCKETS}")
     return tuple(numbers) or None
 
 
 def column_names(message: scan_pb2.ColumnNames) -> tuple[str, ...]:
-    """The columns that a request names. Raises InvalidRequest for more than any table has."""
+    """Returns the columns that a request names. Raises InvalidRequest for more than any table has."""
     if len(message.names) > MAX_COLUMNS:
-        raise InvalidRequest(f"{len(message.names)} columns are asked for: no table has more than {MAX_COLUMNS}")
+        raise InvalidRequest(f"the request names {len(message.names)} columns: no table has more than {MAX_COLUMNS}")
     return tuple(message.names)
 
 
 def key_range(message: scan_pb2.KeyRange) -> KeyRange:
-    """The keys that a message names. Raises InvalidRequest for an end that no key can have."""
+    """Returns the key range of a message. Raises InvalidRequest for a bound that is longer than any key."""
     start = message.start if message.HasField("start") else None
     end = message.end if message.HasField("end") else None
-    # One byte more than a key has: what is behind a key is that key with a zero byte.
+    # One byte more than a key may have, because the bound right after a key is that key with a zero byte.
     if max(len(start or b""), len(end or b"")) > MAX_KEY_BYTES + 1:
-        raise InvalidRequest(f"an end of key_range has more than {MAX_KEY_BYTES + 1} bytes")
+        raise InvalidRequest(f"a bound of key_range has more than {MAX_KEY_BYTES + 1:,} bytes: no key is that long")
     return KeyRange(start, end)
 
 
 def chunk_spec(
     request: scan_pb2.ScanKvRequest, default_bytes: int, default_rows: int = DEFAULT_CHUNK_ROWS
 ) -> ChunkSpec:
-    """The bounds of chunks. Raises InvalidRequest."""
+    """Returns the limits of chunks. Raises InvalidRequest."""
     rows, size = request.chunk.max_rows or default_rows, request.chunk.max_bytes or default_bytes
     if rows > MAX_CHUNK_ROWS:
         raise InvalidRequest(f"chunk.max_rows must be between 1 and {MAX_CHUNK_ROWS:,}, not {rows:,}")
@@ -108,13 +108,13 @@ def chunk_spec(
 
 
 def heartbeat_seconds(request: scan_pb2.ScanKvRequest, most: float) -> float:
-    """The interval of heartbeats of a stream: as its reader needs it, within the bounds of the server.
+    """Returns the interval of heartbeats of a stream, in seconds.
 
-    The rule: the server lets no reader wait longer than the reader has said.
+    Rule: no reader waits longer for a heartbeat than it has requested, down to `MIN_HEARTBEAT_MILLIS`.
 
     Args:
-        request: What was asked.
-        most: Seconds, by the server's configuration.
+        request: The request.
+        most: The interval in the server's configuration, in seconds.
     """
     if not request.heartbeat_millis:
         return most
@@ -122,12 +122,14 @@ def heartbeat_seconds(request: scan_pb2.ScanKvRequest, most: float) -> float:
 
 
 def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec, large: Callable[[], bool]) -> ChunkSpec:
-    """The same for rows out of columnar bases, where neither the request nor a smaller setting of the server says.
+    """Returns the limits of chunks of rows from columnar bases.
+
+    They are larger than those of other chunks, unless the request or a smaller setting of the server limits them.
 
     Args:
         request: The request.
-        chunk: How large they may become otherwise.
-        large: Tells, for each chunk, whether it may be large where the request does not say.
+        chunk: The limits of other chunks.
+        large: Returns for each chunk whether it may be large, if the request does not limit it.
     """
     if request.chunk.max_rows and request.chunk.max_bytes:
         return chunk

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scankv.model.expressions.wire import from_proto
 from scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.scan.chunk_source import total_rows
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.PinSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.PinSnapshotRequest, snapshot_pb2.PinSnapshotResponse],
     ) -> snapshot_pb2.PinSnapshotResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             info = await self._snapshots.pin(
                 self._tables.table(request.table).pinning,
                 lease_id=request.lease_id,
@@ -44,7 +44,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.RenewSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
     ) -> snapshot_pb2.RenewSnapshotResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
 
@@ -53,7 +53,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.ReleaseSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.ReleaseSnapshotRequest, snapshot_pb2.ReleaseSnapshotResponse],
     ) -> snapshot_pb2.ReleaseSnapshotResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             await self._snapshots.release(request.snapshot_id)
         return snapshot_pb2.ReleaseSnapshotResponse()
 
@@ -62,7 +62,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.ListSnapshotsRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.ListSnapshotsRequest, snapshot_pb2.ListSnapshotsResponse],
     ) -> snapshot_pb2.ListSnapshotsResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
             infos = self._snapshots.listed(table)
         return snapshot_pb2.ListSnapshotsResponse(snapshots=map(_snapshot, infos))
@@ -72,7 +72,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.SplitSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.SplitSnapshotRequest, snapshot_pb2.SplitSnapshotResponse],
     ) -> snapshot_pb2.SplitSnapshotResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             ranges = await self._snapshots.split(
                 request.snapshot_id,
                 request.splits,

@@ -11,7 +11,7 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
 from scankv.v1 import table_pb2, table_pb2_grpc
 from streaming_server.services.bases import base_statistics
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import BucketStats
-    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.files.disk_use import BucketFiles, DiskUse
+    from streaming_server.storage.files.disk_use import BucketFiles, DiskBytes
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
@@ -36,7 +36,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.CreateTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.CreateTableRequest, table_pb2.CreateTableResponse],
     ) -> table_pb2.CreateTableResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             definition = await self._tables.create(
                 request.name,
                 _schema(request.arrow_schema),
@@ -54,7 +54,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.DropTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.DropTableRequest, table_pb2.DropTableResponse],
     ) -> table_pb2.DropTableResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             await self._tables.drop(request.name)
         return table_pb2.DropTableResponse()
 
@@ -63,7 +63,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.AlterTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.AlterTableRequest, table_pb2.AlterTableResponse],
     ) -> table_pb2.AlterTableResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             definition = await self._tables.alter(
                 request.name,
                 add_columns=_schema(request.add_columns) if request.add_columns else None,
@@ -78,7 +78,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.GetTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.GetTableRequest, table_pb2.GetTableResponse],
     ) -> table_pb2.GetTableResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.name)
             if not request.statistics:
                 return table_pb2.GetTableResponse(table=_table(table.definition))
@@ -97,7 +97,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.ListTablesRequest,
         context: grpc.aio.ServicerContext[table_pb2.ListTablesRequest, table_pb2.ListTablesResponse],
     ) -> table_pb2.ListTablesResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             tables = [_table(definition) for definition in self._tables.definitions()]
             damaged = [
                 table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.damaged().items()
@@ -108,7 +108,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
 def _schema(data: bytes) -> pa.Schema:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
-        # Names are decoded when they are looked at: here, where a broken one is caught.
+        # Names are decoded on access. Access them here, where the error of a malformed name is caught.
         schema.names  # noqa: B018
         return schema
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -119,8 +119,8 @@ def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]
     return [tuple(message.columns) for message in messages]
 
 
-def disk_use_to_proto(use: DiskUse) -> table_pb2.DiskUse:
-    """The message of what something takes on disk."""
+def disk_use_to_proto(use: DiskBytes) -> table_pb2.DiskUse:
+    """Converts disk use to its message."""
     return table_pb2.DiskUse(**asdict(use), total=use.total)
 
 
@@ -143,7 +143,7 @@ def _statistics(
     )
 
 
-def _status(status: IndexStatus) -> table_pb2.IndexStatus:
+def _status(status: IndexBuildProgress) -> table_pb2.IndexStatus:
     return table_pb2.IndexStatus(
         id=status.index.id,
         ready=status.ready,

@@ -1,4 +1,4 @@
-"""`TransactionService`: transactions begun, read for, committed, aborted and listed."""
+"""`TransactionService`: begins, commits, aborts and lists transactions, and reads for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.transactions import StagedRequestId
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
 
@@ -39,10 +39,10 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.BeginTransactionRequest, transaction_pb2.BeginTransactionResponse
         ],
     ) -> transaction_pb2.BeginTransactionResponse:
-        """Begins a transaction, or tells of the commit that its id had."""
-        async with mapped_errors(request, context):
+        """Begins a transaction, or returns the earlier commit of its id."""
+        async with map_errors(request, context):
             if request.conflict_mode not in _MODES.values():
-                raise InvalidRequest(f"conflict_mode {request.conflict_mode} is none that this server knows")
+                raise InvalidRequest(f"conflict_mode must be a value of ConflictMode, not {request.conflict_mode}")
             begun = await self._transactions.begin(
                 TransactionOptions(
                     id=request.id,
@@ -64,24 +64,24 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         request: transaction_pb2.GetForUpdateRequest,
         context: grpc.aio.ServicerContext[transaction_pb2.GetForUpdateRequest, transaction_pb2.GetForUpdateResponse],
     ) -> transaction_pb2.GetForUpdateResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.get_for_update(place, table, request.keys)
             return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def LookupStaged(
         self,
         request: transaction_pb2.LookupStagedRequest,
         context: grpc.aio.ServicerContext[transaction_pb2.LookupStagedRequest, transaction_pb2.LookupStagedResponse],
     ) -> transaction_pb2.LookupStagedResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.lookup(place, table, request.keys)
             return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
-        raise AssertionError("mapped_errors ends the call")
+        raise AssertionError("map_errors ends the call")
 
     async def StageDeleteAll(
         self,
@@ -90,9 +90,9 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.StageDeleteAllRequest, transaction_pb2.StageDeleteAllResponse
         ],
     ) -> transaction_pb2.StageDeleteAllResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
-                raise InvalidRequest(f"wait_millis is {request.wait_millis}: at most {MAX_WAIT_MILLIS}")
+                raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
             rows = await self._transactions.stage_delete_all(
                 StagedRequestId(token=request.token, part=request.part, sequence=request.sequence),
                 self._tables.table(request.table),
@@ -109,7 +109,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.CommitTransactionRequest, transaction_pb2.CommitTransactionResponse
         ],
     ) -> transaction_pb2.CommitTransactionResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             sizes = [(part.part, part.requests) for part in request.parts]
             committed = await self._transactions.commit(request.token, request.id, sizes)
         return _commit_response(committed)
@@ -121,7 +121,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.AbortTransactionRequest, transaction_pb2.AbortTransactionResponse
         ],
     ) -> transaction_pb2.AbortTransactionResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             await self._transactions.abort(request.token)
         return transaction_pb2.AbortTransactionResponse()
 
@@ -132,7 +132,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.ListTransactionsRequest, transaction_pb2.ListTransactionsResponse
         ],
     ) -> transaction_pb2.ListTransactionsResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             stuck, now = self._transactions.stuck, self._tables.clock.service_micros()
             tokens = {decision.token for decision, _ in stuck}
             transactions = [_stuck(decision, error, now) for decision, error in stuck]
@@ -147,7 +147,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         ],
     ) -> transaction_pb2.GiveUpTransactionResponse:
         """Accepts that a committed transaction is lost where it cannot be applied."""
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             committed, lost = await self._transactions.give_up(request.token)
         return transaction_pb2.GiveUpTransactionResponse(
             id=committed.id,

@@ -1,4 +1,4 @@
-"""`WriteService`: upserts, deletes, and those who write."""
+"""`WriteService`: upserts, deletes, undo and writers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.transactions.undo import UndoOperation
 from streaming_server.engine.writes.writing import WritePreconditions
-from streaming_server.services.errors import mapped_errors
+from streaming_server.services.errors import map_errors
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
@@ -41,27 +41,27 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UpsertRequest,
         context: grpc.aio.ServicerContext[write_pb2.UpsertRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             terms, kind = preconditions_of(request), kind_of(request)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
-        return _written(rows, offsets, table)
+        return _write_response(rows, offsets, table)
 
     async def Delete(
         self,
         request: write_pb2.DeleteRequest,
         context: grpc.aio.ServicerContext[write_pb2.DeleteRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
-        return _written(rows, offsets, table)
+        return _write_response(rows, offsets, table)
 
     async def _stage(
         self,
@@ -75,8 +75,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         """Stages a write as a part of its transaction."""
         if request.HasField("writer") or request.HasField("unchanged_since"):
             raise InvalidRequest(
-                "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
-                "conflict mode"
+                "a write of a transaction cannot have writer or unchanged_since: use GetForUpdate, or the conflict "
+                "mode of the transaction"
             )
         place = request.transaction
         rows = await self._tables.transactions.stage(
@@ -95,13 +95,13 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UndoRequest,
         context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
     ) -> write_pb2.UndoResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             check_writer_id(request.writer)
             to = log_offsets(request.log_offsets)
             if not to.table_incarnation and not request.any_incarnation:
                 raise InvalidRequest(
-                    "log_offsets do not say of which table they are: send the table_incarnation of the answer that "
-                    "gave them, or any_incarnation"
+                    "log_offsets have no table_incarnation: send that of the response that they come from, or set "
+                    "any_incarnation"
                 )
             table = self._tables.table(request.table)
             undo = UndoOperation(table, request.writer, frozenset(request.column_locks))
@@ -119,31 +119,31 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.OpenWriterRequest,
         context: grpc.aio.ServicerContext[write_pb2.OpenWriterRequest, write_pb2.OpenWriterResponse],
     ) -> write_pb2.OpenWriterResponse:
-        async with mapped_errors(request, context):
+        async with map_errors(request, context):
             check_writer_id(request.id)
             epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
 
 
-def _written(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:
+def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:
     incarnation = table.definition.incarnation
     return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
 
 
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:
-    """What a request does with its rows. Raises InvalidRequest."""
+    """Returns how a request writes its rows. Raises InvalidRequest."""
     return WriteKind(columns=tuple(request.columns), overwrite=overwrites(request.mode))
 
 
 def overwrites(mode: write_pb2.WriteMode.ValueType) -> bool:
-    """Whether rows replace what stands, whatever the engine. Raises InvalidRequest for a mode that is none."""
+    """Whether rows replace the current ones, whatever the merge engine. Raises InvalidRequest for an unknown mode."""
     if mode not in write_pb2.WriteMode.values():
-        raise InvalidRequest(f"mode {mode} is none that this server knows")
+        raise InvalidRequest(f"mode must be a value of WriteMode, not {mode}")
     return mode == write_pb2.WRITE_MODE_OVERWRITE
 
 
 def preconditions_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WritePreconditions:
-    """On what terms a request writes. Raises InvalidRequest."""
+    """Returns the preconditions of a write request. Raises InvalidRequest."""
     return WritePreconditions(
         identity=_identity_of(request.writer) if request.HasField("writer") else None,
         unchanged_since=log_offsets(request.unchanged_since) if request.HasField("unchanged_since") else None,
@@ -155,8 +155,8 @@ def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
     check_writer_id(writer.id)
     if writer.sequence >= MAX_SEQUENCE or writer.acked_below > writer.sequence:
         raise InvalidRequest(
-            f"writer: sequence {writer.sequence} with acked_below {writer.acked_below}: the sequence must be below "
-            f"{MAX_SEQUENCE}, and all that is settled below it"
+            f"writer has sequence {writer.sequence} and acked_below {writer.acked_below}: the sequence must be below "
+            f"{MAX_SEQUENCE}, and acked_below must not exceed it"
         )
     return WriteIdentity(
         writer=writer.id,

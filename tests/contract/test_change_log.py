@@ -43,7 +43,7 @@ ANY = 1 << 40
 PAIR = [RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER]
 
 
-class Clock:
+class FixedClock:
     """Stands still."""
 
     now = 0.0
@@ -53,7 +53,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Change:
+class LoggedChange:
     """What a log must know of one change."""
 
     offset: int
@@ -81,7 +81,7 @@ class Logged(Protocol):
 
 
 class InMemory:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: FixedClock) -> None:
         self.log = MemoryLog(clock)
 
     def append(self, changes: Changes, schema_id: int, micros: int) -> None:
@@ -106,7 +106,7 @@ class InMemory:
 
 
 class InRocksDB:
-    def __init__(self, store: RocksStore, clock: Clock) -> None:
+    def __init__(self, store: RocksStore, clock: FixedClock) -> None:
         self._store = store
         self._span = LogSpan(0, 0, (0,))
         self._delete(b"", b"\xff" * 9)
@@ -165,12 +165,12 @@ def _kind_of(record: LogRecord) -> tuple[int, int]:
 
 
 @dataclass
-class History:
+class LogHistory:
     """A log, and what it must have."""
 
     logged: Logged
-    clock: Clock
-    changes: list[Change]
+    clock: FixedClock
+    changes: list[LoggedChange]
     first: int = 0
     micros: int = 1000
     schema: TableDefinition = FIRST
@@ -193,7 +193,7 @@ class History:
         self.logged.append(Changes(np.array(kinds, np.uint8), batch), schema_id, self.micros)
         for place, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
             offset = span.offset_of(span.end) + place
-            self.changes.append(Change(offset, kind, schema_id, self.micros, row))
+            self.changes.append(LoggedChange(offset, kind, schema_id, self.micros, row))
         return span.offset_of(span.end)
 
     def lose_from(self, count: int) -> None:
@@ -208,7 +208,7 @@ class History:
     def trim(self, offset: int) -> None:
         self.first = self.logged.trim(offset)
 
-    def read(self, start: int, end: int, *, max_changes: int = ANY, max_bytes: int = ANY) -> list[Change]:
+    def read(self, start: int, end: int, *, max_changes: int = ANY, max_bytes: int = ANY) -> list[LoggedChange]:
         records = self.log.read(start, end, DEFINITION, max_changes=max_changes, max_bytes=max_bytes)
         found = []
         for record in records:
@@ -218,7 +218,7 @@ class History:
             assert record.changes.rows.schema.equals(DEFINITION.schema_at(record.schema_id).arrow)
             for place, row in enumerate(rows):
                 micros = int(record.commit_micros[place])
-                found.append(Change(record.offset + place, RowKind(kinds[place]), record.schema_id, micros, row))
+                found.append(LoggedChange(record.offset + place, RowKind(kinds[place]), record.schema_id, micros, row))
         return found
 
     def check(self) -> None:
@@ -228,12 +228,12 @@ class History:
 
 
 @pytest.fixture(scope="module", params=["rocksdb", "memory"])
-def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], History]]:
+def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LogHistory]]:
     """Makes an empty log."""
 
-    def in_memory() -> History:
-        clock = Clock()
-        return History(InMemory(clock), clock, [])
+    def in_memory() -> LogHistory:
+        clock = FixedClock()
+        return LogHistory(InMemory(clock), clock, [])
 
     if request.param == "memory":
         yield in_memory
@@ -241,9 +241,9 @@ def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("log") / "bucket"
     store = RocksStore(path, "bucket 0 of test.table", compression="lz4", resources=resources())
 
-    def in_rocksdb() -> History:
-        clock = Clock()
-        return History(InRocksDB(store, clock), clock, [])
+    def in_rocksdb() -> LogHistory:
+        clock = FixedClock()
+        return LogHistory(InRocksDB(store, clock), clock, [])
 
     yield in_rocksdb
     store.close()
@@ -254,7 +254,7 @@ KINDS = st.lists(st.sampled_from([[RowKind.INSERT], PAIR, PAIR, [RowKind.DELETE]
 )
 
 
-def grown(new: Callable[[], History], data: st.DataObject, *, trims: bool = False) -> History:
+def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = False) -> LogHistory:
     """A random history, already checked to be there as a whole."""
     history = new()
     for _ in range(data.draw(st.integers(1, 12))):
@@ -279,7 +279,7 @@ def grown(new: Callable[[], History], data: st.DataObject, *, trims: bool = Fals
 @given(data=st.data())
 @settings(max_examples=15)
 def test_what_was_appended_is_read_from_any_change_to_any_other(
-    new: Callable[[], History], data: st.DataObject
+    new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
     history = grown(new, data, trims=True)
     span = history.log.span
@@ -289,12 +289,14 @@ def test_what_was_appended_is_read_from_any_change_to_any_other(
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_bounded_reads_one_after_another_give_all_changes_once(new: Callable[[], History], data: st.DataObject) -> None:
+def test_bounded_reads_one_after_another_give_all_changes_once(
+    new: Callable[[], LogHistory], data: st.DataObject
+) -> None:
     """Each goes on at the offset behind the last change, also where that is the end of an epoch."""
     history = grown(new, data)
     span = history.log.span
     max_changes, max_bytes = data.draw(st.sampled_from([2, 3, 5, ANY])), data.draw(st.sampled_from([1, 700, ANY]))
-    place, end, found = span.offset_of(span.first), span.offset_of(span.end), list[Change]()
+    place, end, found = span.offset_of(span.first), span.offset_of(span.end), list[LoggedChange]()
     while count_of(place) < count_of(end):
         part = history.read(place, end, max_changes=max_changes, max_bytes=max_bytes)
         assert 0 < len(part) <= max_changes
@@ -304,20 +306,20 @@ def test_bounded_reads_one_after_another_give_all_changes_once(new: Callable[[],
     assert found == history.changes
 
 
-def test_one_change_at_a_time_can_be_read(new: Callable[[], History]) -> None:
+def test_one_change_at_a_time_can_be_read(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([*PAIR, RowKind.INSERT])
     assert [history.read(n, 3, max_changes=1) for n in range(3)] == [[change] for change in history.changes]
 
 
-def test_a_read_of_nothing_gives_nothing(new: Callable[[], History]) -> None:
+def test_a_read_of_nothing_gives_nothing(new: Callable[[], LogHistory]) -> None:
     history = new()
     assert history.read(0, 0) == []
     history.commit([RowKind.INSERT])
     assert history.read(1, 1) == []
 
 
-def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], History]) -> None:
+def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT] * 3)
     history.lose_from(3)
@@ -327,7 +329,7 @@ def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], 
     assert history.read(make_offset(0, 2), end) == history.changes[2:]
 
 
-def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], History]) -> None:
+def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT, *PAIR * 2500])
     history.check()
@@ -336,12 +338,12 @@ def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], Hi
 
 @given(data=st.data())
 @settings(max_examples=10)
-def test_a_lost_change_is_data_loss_for_every_read_of_it(new: Callable[[], History], data: st.DataObject) -> None:
+def test_a_lost_change_is_data_loss_for_every_read_of_it(new: Callable[[], LogHistory], data: st.DataObject) -> None:
     """Also at the very end, and however little is asked for at once: never fewer changes."""
     history = grown(new, data)
     if not history.changes:
         return
-    lost, found = data.draw(st.integers(0, len(history.changes) - 1)), list[Change]()
+    lost, found = data.draw(st.integers(0, len(history.changes) - 1)), list[LoggedChange]()
     history.logged.lose(lost)
     with pytest.raises(DataLoss):
         read_on(history, data.draw(st.sampled_from([2, 3, ANY])), found)
@@ -349,7 +351,7 @@ def test_a_lost_change_is_data_loss_for_every_read_of_it(new: Callable[[], Histo
     assert len(found) <= lost
 
 
-def read_on(history: History, max_changes: int, found: list[Change]) -> None:
+def read_on(history: LogHistory, max_changes: int, found: list[LoggedChange]) -> None:
     span = history.log.span
     place, end = span.offset_of(span.first), span.offset_of(span.end)
     while count_of(place) < count_of(end):
@@ -359,7 +361,7 @@ def read_on(history: History, max_changes: int, found: list[Change]) -> None:
         place = found[-1].offset + 1
 
 
-def test_changes_that_are_missing_at_the_end_are_data_loss(new: Callable[[], History]) -> None:
+def test_changes_that_are_missing_at_the_end_are_data_loss(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT] * 2)
     history.commit([RowKind.INSERT])
@@ -369,7 +371,7 @@ def test_changes_that_are_missing_at_the_end_are_data_loss(new: Callable[[], His
         history.read(3, 4)
 
 
-def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], History]) -> None:
+def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT] * 3)
     span = history.log.span
@@ -381,7 +383,7 @@ def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], History])
         assert span.resolve(wrong, location="here", clamp=True) == 3
 
 
-def test_a_position_before_the_first_change_is_expired(new: Callable[[], History]) -> None:
+def test_a_position_before_the_first_change_is_expired(new: Callable[[], LogHistory]) -> None:
     history = new()
     for _ in range(5):
         history.commit([RowKind.INSERT])
@@ -394,7 +396,9 @@ def test_a_position_before_the_first_change_is_expired(new: Callable[[], History
     assert span.resolve(2, location="here", clamp=True) == 3
 
 
-def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_position(new: Callable[[], History]) -> None:
+def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_position(
+    new: Callable[[], LogHistory],
+) -> None:
     history = new()
     history.commit([RowKind.INSERT] * 3)
     history.commit([RowKind.INSERT] * 2)
@@ -415,7 +419,7 @@ def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_positi
             span.resolve(never, location="here")
 
 
-def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[], History]) -> None:
+def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[], LogHistory]) -> None:
     history = new()
     history.commit([RowKind.INSERT])
     for _ in range(3):
@@ -429,7 +433,9 @@ def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[],
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_a_time_is_the_first_change_committed_at_or_after_it(new: Callable[[], History], data: st.DataObject) -> None:
+def test_a_time_is_the_first_change_committed_at_or_after_it(
+    new: Callable[[], LogHistory], data: st.DataObject
+) -> None:
     """Of those that are kept; in the order of the log, where many have the same time."""
     history = grown(new, data, trims=True)
     span = history.log.span
@@ -439,7 +445,7 @@ def test_a_time_is_the_first_change_committed_at_or_after_it(new: Callable[[], H
         assert found == span.offset_of(span.first + bisect_left(times, micros)), micros
 
 
-def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], History]) -> None:
+def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], LogHistory]) -> None:
     history = new()
     for _ in range(6):
         history.commit([RowKind.INSERT, *PAIR])
@@ -456,7 +462,7 @@ def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], History]) -> No
 
 @given(data=st.data())
 @settings(max_examples=10)
-def test_nothing_that_is_held_is_trimmed(new: Callable[[], History], data: st.DataObject) -> None:
+def test_nothing_that_is_held_is_trimmed(new: Callable[[], LogHistory], data: st.DataObject) -> None:
     history = grown(new, data)
     span = history.log.span
     places = st.integers(0, span.end)
@@ -478,7 +484,7 @@ def test_nothing_that_is_held_is_trimmed(new: Callable[[], History], data: st.Da
 
 
 def test_a_hold_ends_when_its_time_is_over_and_another_of_the_same_owner_takes_its_place(
-    new: Callable[[], History],
+    new: Callable[[], LogHistory],
 ) -> None:
     history = new()
     for _ in range(6):
@@ -504,7 +510,7 @@ def test_a_hold_ends_when_its_time_is_over_and_another_of_the_same_owner_takes_i
     history.check()
 
 
-def test_a_rewritten_log_reads_the_same_and_is_appended_to(new: Callable[[], History]) -> None:
+def test_a_rewritten_log_reads_the_same_and_is_appended_to(new: Callable[[], LogHistory]) -> None:
     history = new()
     for number in range(40):
         history.commit(PAIR if number % 3 else [RowKind.INSERT], later=number % 2)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import DataLoss, ScanKvError, connect
-from tests.faults.test_kill import SCHEMA, WRITERS, Writer
+from tests.faults.test_kill import SCHEMA, WRITERS, KeyWriter
 from tests.support.bases import (
     ALL_THE_TIME,
     SOON,
@@ -102,7 +102,7 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
 ) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [KeyWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
     half_built = rounds = 0
     try:
         with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
@@ -132,7 +132,7 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
                         writer.check({key: value for key, value in found.items() if key >= 0})
                     await await_only_base(server, buckets=3)
             assert "DATA_LOSS" not in server.log
-            assert "is read no more" not in server.log
+            assert "is no longer read" not in server.log
             assert "is removed, and will be built again" not in server.log
     except BaseException as error:
         error.add_note(f"seed {seed}")
@@ -188,7 +188,7 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
             async with table.scan().limit(2000).stream() as stream:
                 # A table that nobody scans gets no newer base; the first batch is not the damaged one.
                 await anext(stream)
-            wait_until(lambda: "is read no more, and built again" in server.log, "the damage found")
+            wait_until(lambda: "is no longer read, and is built again" in server.log, "the damage found")
             assert (await table.scan().to_arrow()).equals(expected)
             await await_bases(table)
             await await_only_base(server, buckets=1)

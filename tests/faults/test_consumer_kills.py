@@ -11,7 +11,7 @@ import pytest
 
 from aio_client import StartFrom, StopAt, connect, sync
 from tests.model.history import noted
-from tests.model.replay import Replay
+from tests.model.replayed_table import ReplayedTable
 from tests.support.consuming_process import ConsumingProcess
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
         async with connect(server.url) as client:
             table = await client.create_table(TABLE, SCHEMA, primary_key=["k"], buckets=3)
             await table.upsert(rows(*range(300)))
-            committed, offsets = Replay({}, selective=True), dict.fromkeys(range(3), 0)
+            committed, offsets = ReplayedTable({}, selective=True), dict.fromkeys(range(3), 0)
             for _ in range(kills):
                 restarted = asyncio.Event()
                 writing = asyncio.create_task(write(table, rng))
@@ -99,11 +99,11 @@ async def write(table: Table, rng: random.Random) -> None:
 
 
 async def consume(
-    table: Table, rng: random.Random, known: Replay, offsets: dict[int, int], restarted: asyncio.Event
-) -> tuple[Replay, dict[int, int]]:
+    table: Table, rng: random.Random, known: ReplayedTable, offsets: dict[int, int], restarted: asyncio.Event
+) -> tuple[ReplayedTable, dict[int, int]]:
     """Reads and commits until the stream went on behind a kill; what was committed then."""
     scan = table.changes(StartFrom.FULL, consumer_id="c").with_chunk(rows=25)
-    reading = Replay(known.rows, selective=True)
+    reading = ReplayedTable(known.rows, selective=True)
     async with scan.stream() as stream:
         batches_since = 0
         async for batch in stream:
@@ -111,7 +111,7 @@ async def consume(
             if rng.random() < 0.3:
                 now = await stream.commit()
                 assert all(now[bucket] >= offset for bucket, offset in offsets.items())
-                known, offsets = Replay(reading.rows, selective=True), now
+                known, offsets = ReplayedTable(reading.rows, selective=True), now
             batches_since += restarted.is_set()
             if batches_since > 3:
                 break

@@ -26,7 +26,7 @@ SPREAD = 24
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedBlock:
     """A table whose bucket 1 has damage in the block of one row, `key`; `fine` lies in another block of it."""
 
     key: int
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def damaged(data: Path) -> dict[str, Damaged]:
+def damaged(data: Path) -> dict[str, DamagedBlock]:
     """Tables with damage in the first, a middle and the last block of bucket 1."""
     tables = {}
     for name, place, other in (("test.first", 0, -1), ("test.middle", ROWS // 4, 0), ("test.last", -1, 0)):
@@ -47,7 +47,7 @@ def damaged(data: Path) -> dict[str, Damaged]:
         keys = keys_in(data, name, DAMAGED_BUCKET)
         file = rows_file(bucket_path(data, name, DAMAGED_BUCKET))
         flip(file, file.read_bytes().find(value_of(keys[place]).encode()) + 3)
-        tables[name] = Damaged(keys[place], keys[other])
+        tables[name] = DamagedBlock(keys[place], keys[other])
     return tables
 
 
@@ -63,7 +63,7 @@ def spread(data: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def harmed_server(data: Path, damaged: dict[str, Damaged], spread: list[str]) -> Iterator[ServerProcess]:
+def harmed_server(data: Path, damaged: dict[str, DamagedBlock], spread: list[str]) -> Iterator[ServerProcess]:
     assert damaged
     assert spread
     with ServerProcess(data) as server:
@@ -118,7 +118,7 @@ async def test_an_answer_computed_over_a_damaged_block_is_data_loss(harmed_serve
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
 async def test_other_buckets_and_blocks_of_a_damaged_table_can_be_read_and_written(
-    harmed_server: ServerProcess, damaged: dict[str, Damaged], data: Path, name: str
+    harmed_server: ServerProcess, damaged: dict[str, DamagedBlock], data: Path, name: str
 ) -> None:
     async with connect(harmed_server.url) as client:
         table = await client.table(name)
@@ -132,7 +132,7 @@ async def test_other_buckets_and_blocks_of_a_damaged_table_can_be_read_and_writt
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
 async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
-    harmed_server: ServerProcess, damaged: dict[str, Damaged], name: str
+    harmed_server: ServerProcess, damaged: dict[str, DamagedBlock], name: str
 ) -> None:
     key = damaged[name].key
     async with connect(harmed_server.url) as client:

@@ -32,7 +32,7 @@ FAR = 700
 """More rows than two blocks have."""
 
 
-class Damaged(NamedTuple):
+class DamagedRange(NamedTuple):
     """A bucket with the rows 0, 1, 2, ..., and those of them that cannot be read."""
 
     offline: OfflineBucket
@@ -41,7 +41,7 @@ class Damaged(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
-def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
+def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DamagedRange]:
     """A bucket with one damaged block, which has the row `request.param`."""
     data: Path = tmp_path_factory.mktemp("ranges") / "data"
     prepared_table(data, "test.t", ROWS, buckets=1)
@@ -55,7 +55,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         assert request.param in lost
         assert lost == list(range(lost[0], lost[-1] + 1))
         assert len(lost) < FAR // 2
-        yield Damaged(offline, range(lost[0], lost[-1] + 1), cursor)
+        yield DamagedRange(offline, range(lost[0], lost[-1] + 1), cursor)
 
 
 def _keys(offline: OfflineBucket) -> list[bytes]:
@@ -106,7 +106,7 @@ def _ranges(keys: list[bytes], harm: range) -> Iterator[tuple[KeyRange, range]]:
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.5, 1.0], ids=["first", "middle", "last"])
-def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
+def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DamagedRange]:
     """The same for a columnar base, with a damaged batch."""
     directory: Path = tmp_path_factory.mktemp("based")
     prepared_table(directory / "data", "test.t", ROWS, buckets=1)
@@ -116,7 +116,7 @@ def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         flip_in_batch(path, "rows.arrow", request.param)
         base = ColumnarBase.open(path, "")
         first = round(request.param * (len(base) - 1)) * BATCH_ROWS
-        yield Damaged(offline, range(first, first + BATCH_ROWS), partial(_base_cursor, offline, base))
+        yield DamagedRange(offline, range(first, first + BATCH_ROWS), partial(_base_cursor, offline, base))
 
 
 def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange, reverse: bool) -> BaseCursor:
@@ -127,17 +127,17 @@ def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
-def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: Damaged, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: DamagedRange, reverse: bool, limit: int) -> None:
     check_ranges(damaged, reverse=reverse, limit=limit)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 2 * ROWS])
-def test_a_range_of_a_damaged_base_is_whole_or_data_loss(damaged_base: Damaged, reverse: bool, limit: int) -> None:
+def test_a_range_of_a_damaged_base_is_whole_or_data_loss(damaged_base: DamagedRange, reverse: bool, limit: int) -> None:
     check_ranges(damaged_base, reverse=reverse, limit=limit)
 
 
-def check_ranges(damaged: Damaged, *, reverse: bool, limit: int) -> None:
+def check_ranges(damaged: DamagedRange, *, reverse: bool, limit: int) -> None:
     offline, harm, cursor = damaged
     lost = 0
     for (key_range, rows), chunk_rows in itertools.product(_ranges(_keys(offline), harm), (90, 8192)):

@@ -32,7 +32,7 @@ FAR = 1500
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedKey:
     """A table and its keys by bucket; the block with `key` in bucket 1 is damaged."""
 
     name: str
@@ -41,7 +41,7 @@ class Damaged:
 
 
 @pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Damaged]]:
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, DamagedKey]]:
     data = tmp_path_factory.mktemp("damaged_scans") / "data"
     tables = {}
     for place, index in PLACES.items():
@@ -51,12 +51,12 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, D
         key = keys[DAMAGED_BUCKET][index]
         file = rows_file(bucket_path(data, name, DAMAGED_BUCKET))
         flip(file, file.read_bytes().find(value_of(key).encode()) + 3)
-        tables[place] = Damaged(name, keys, key)
+        tables[place] = DamagedKey(name, keys, key)
     return data, tables
 
 
 @pytest.fixture(scope="module")
-def harmed_server(damaged: tuple[Path, dict[str, Damaged]]) -> Iterator[ServerProcess]:
+def harmed_server(damaged: tuple[Path, dict[str, DamagedKey]]) -> Iterator[ServerProcess]:
     with ServerProcess(damaged[0]) as server:
         yield server
 
@@ -103,7 +103,7 @@ async def outcome(scan: Scan) -> tuple[list[int], DataLoss | None]:
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_whole(
-    client: Client, damaged: tuple[Path, dict[str, Damaged]], place: str, pinned: bool, reverse: bool
+    client: Client, damaged: tuple[Path, dict[str, DamagedKey]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]
     table = await client.table(there.name)
@@ -129,7 +129,7 @@ async def test_a_scan_that_meets_damage_is_data_loss_and_one_that_does_not_is_wh
 @pytest.mark.parametrize("pinned", [False, True], ids=["live", "pinned"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 async def test_bounds_that_keep_away_from_the_damage_are_answered_in_full(
-    client: Client, damaged: tuple[Path, dict[str, Damaged]], place: str, pinned: bool, reverse: bool
+    client: Client, damaged: tuple[Path, dict[str, DamagedKey]], place: str, pinned: bool, reverse: bool
 ) -> None:
     there = damaged[1][place]
     table = await client.table(there.name)

@@ -26,7 +26,7 @@ KEYS_EACH = 400
 
 
 @dataclass
-class Writer:
+class KeyWriter:
     """One writer with keys of its own, and what it knows of them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Writer:
 async def test_every_acknowledged_write_survives_kills_in_mid_write(server: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [KeyWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
     try:
         async with connect(server.url) as client:
             await client.create_table("test.killed", SCHEMA, primary_key=["k"], buckets=3)

@@ -424,10 +424,10 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         place = StagedRequestId(token=begun.token, part="main", sequence=0)
         await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
         monkeypatch.setattr(f"{module}.write_at", full)
-        with pytest.raises(DiskFull, match="cannot be told yet"):
+        with pytest.raises(DiskFull, match="is not known yet"):
             await tables.transactions.commit(begun.token, "job:2", ())
         # It may be committed: nobody sees its bucket, and nothing else is decided.
-        with pytest.raises(Unavailable, match=r"bucket . of game\.one: .* cannot be told yet"):
+        with pytest.raises(Unavailable, match=r"bucket . of game\.one: .* is not known yet"):
             await scores_of(tables.table(ONE))
         with pytest.raises(DiskFull):
             await commit(tables, 3, OTHER)

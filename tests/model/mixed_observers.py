@@ -10,7 +10,7 @@ from aio_client import ConnectionFailed, StartFrom
 from aio_client.mirror import mirror
 from streaming_server.storage.changelog.offsets import count_of
 from tests.model.mixed_world import WRITERS, accounts_of, check_view, group_stamps, is_group_key
-from tests.model.replay import Replay
+from tests.model.replayed_table import ReplayedTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aio_client import Scan, Table
     from aio_client.mirror import MirrorState
-    from tests.model.mixed_world import Account, Tables, Window, World
+    from tests.model.mixed_world import Account, Window, World, WorldTables
 
 
 class Readers:
@@ -95,7 +95,7 @@ class Readers:
         self.views += 1
 
 
-class Follower:
+class ChangeFollower:
     """A consumer of all changes of `accounts`, which stops at random and starts again where it has committed.
 
     Attributes:
@@ -104,7 +104,7 @@ class Follower:
     """
 
     def __init__(self, world: World, table: Table, random: Random, consumer_id: str) -> None:
-        self.replay = Replay({})
+        self.replay = ReplayedTable({})
         self.runs = 0
         self._world = world
         self._table = table
@@ -135,7 +135,7 @@ class Follower:
                 elif self._random.random() < 0.02:
                     return
 
-    def _saved_at(self, offsets: Mapping[int, int]) -> Replay:
+    def _saved_at(self, offsets: Mapping[int, int]) -> ReplayedTable:
         """The saved state that a stream from these offsets continues."""
         starts = {bucket: count_of(offset) for bucket, offset in offsets.items()}
         found = [each for each in self._saved if all(each.places.get(b, 0) == start for b, start in starts.items())]
@@ -164,7 +164,7 @@ class Copies:
         mirrors: How often the mirror was made.
     """
 
-    def __init__(self, world: World, tables: Tables, random: Random) -> None:
+    def __init__(self, world: World, tables: WorldTables, random: Random) -> None:
         self.best: list[dict[str, object]] | None = None
         self.totals: dict[int, int] = {}
         self.mirrors = 0

@@ -139,7 +139,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Tables:
+class WorldTables:
     """The three tables, as one client has them."""
 
     accounts: Table
@@ -147,9 +147,9 @@ class Tables:
     journal: Table
 
 
-async def open_tables(client: Client) -> Tables:
+async def open_tables(client: Client) -> WorldTables:
     """Opens the three tables; not repeated by a client, so there must be no fault."""
-    return Tables(*[await client.table(f"mixed.{name}") for name in ("accounts", "totals", "journal")])
+    return WorldTables(*[await client.table(f"mixed.{name}") for name in ("accounts", "totals", "journal")])
 
 
 async def create_tables(client: Client) -> None:
@@ -199,10 +199,10 @@ def group_stamps(found: Mapping[int, Account], owner: int) -> set[int | None]:
     return {found[key][0] if key in found else None for key in group_keys(owner)}
 
 
-class Writer:
+class WorldWriter:
     """One writer with a connection, keys and sums of its own."""
 
-    def __init__(self, owner: int, world: World, client: Client, tables: Tables, random: Random) -> None:
+    def __init__(self, owner: int, world: World, client: Client, tables: WorldTables, random: Random) -> None:
         self.owner = owner
         self._world = world
         self._client = client
@@ -291,7 +291,7 @@ class Writer:
         return {"k": key, "owner": self.owner, "stamp": stamp, "score": score, "text": text}
 
 
-async def check_final(world: World, tables: Tables) -> None:
+async def check_final(world: World, tables: WorldTables) -> None:
     """Compares all three tables with the model, when no request is under way."""
     accounts, totals, journal = tables.accounts, tables.totals, tables.journal
     found = accounts_of(await accounts.scan().to_arrow())

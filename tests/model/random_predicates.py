@@ -31,20 +31,20 @@ _COMPARISONS: list[Callable[[Any, Any], Any]] = [
 
 
 @dataclass(frozen=True)
-class Question:
+class PredicateCase:
     """A predicate, and what it is of a row."""
 
     predicate: Predicate
     truth: Truth
 
-    def __and__(self, other: Question) -> Question:
-        return Question(self.predicate & other.predicate, lambda row: _both(self.truth(row), other.truth(row)))
+    def __and__(self, other: PredicateCase) -> PredicateCase:
+        return PredicateCase(self.predicate & other.predicate, lambda row: _both(self.truth(row), other.truth(row)))
 
-    def __or__(self, other: Question) -> Question:
-        return Question(self.predicate | other.predicate, lambda row: _either(self.truth(row), other.truth(row)))
+    def __or__(self, other: PredicateCase) -> PredicateCase:
+        return PredicateCase(self.predicate | other.predicate, lambda row: _either(self.truth(row), other.truth(row)))
 
-    def __invert__(self) -> Question:
-        return Question(~self.predicate, lambda row: _not(self.truth(row)))
+    def __invert__(self) -> PredicateCase:
+        return PredicateCase(~self.predicate, lambda row: _not(self.truth(row)))
 
 
 class RandomPredicates:
@@ -61,7 +61,7 @@ class RandomPredicates:
         self._types = {name: schema.field(name).type for name in values}
         self._values = values
 
-    def any(self, depth: int = 2) -> Question:
+    def any(self, depth: int = 2) -> PredicateCase:
         """About any columns, with AND, OR and NOT."""
         how = self._random.random()
         if depth == 0 or how < 0.4:
@@ -71,7 +71,7 @@ class RandomPredicates:
         one, other = self.any(depth - 1), self.any(depth - 1)
         return one & other if how < 0.8 else one | other
 
-    def for_index(self, columns: Sequence[str]) -> Question:
+    def for_index(self, columns: Sequence[str]) -> PredicateCase:
         """As an index is good for: equal in leading columns, mostly something about the next one, and maybe more."""
         equal = self._random.randint(0, len(columns))
         parts = [self.equal(name) for name in columns[:equal]]
@@ -83,7 +83,7 @@ class RandomPredicates:
         question = reduce(operator.and_, parts)
         return question | self.any(1) if self._random.random() < 0.05 else question
 
-    def for_order(self, columns: Sequence[str]) -> Question | None:
+    def for_order(self, columns: Sequence[str]) -> PredicateCase | None:
         """As the order of the last column is good for: equal in all before it, maybe something about it, maybe more."""
         parts = [self._compared(name, operator.eq) for name in columns[:-1]]
         if self._random.random() < 0.4:
@@ -92,14 +92,14 @@ class RandomPredicates:
             parts.append(self.any(1))
         return reduce(operator.and_, parts) if parts else None
 
-    def equal(self, name: str) -> Question:
+    def equal(self, name: str) -> PredicateCase:
         """Equal to a value, or to one of some, or null."""
         how = self._random.random()
         return self._compared(name, operator.eq) if how < 0.7 else self._in(name) if how < 0.85 else self._null(name)
 
-    def about(self, name: str) -> Question:
+    def about(self, name: str) -> PredicateCase:
         """One thing about one column."""
-        kinds: list[Callable[[str], Question]] = [
+        kinds: list[Callable[[str], PredicateCase]] = [
             lambda name: self._compared(name, self._random.choice(_COMPARISONS)),
             lambda name: self._compared(name, self._random.choice(_COMPARISONS)),
             self._between,
@@ -115,11 +115,11 @@ class RandomPredicates:
     def _value(self, name: str) -> pa.Scalar:
         return self._random.choice(self._values[name])
 
-    def _compared(self, name: str, compare: Callable[[Any, Any], Any]) -> Question:
+    def _compared(self, name: str, compare: Callable[[Any, Any], Any]) -> PredicateCase:
         value = self._value(name)
-        return Question(compare(col(name), value), _truth(name, compare, plain_scalar(value)))
+        return PredicateCase(compare(col(name), value), _truth(name, compare, plain_scalar(value)))
 
-    def _compared_with_a_column(self, name: str) -> Question:
+    def _compared_with_a_column(self, name: str) -> PredicateCase:
         compare = self._random.choice(_COMPARISONS)
         same = [other for other, type_ in self._types.items() if other != name and type_ == self._types[name]]
         other = self._random.choice(same)
@@ -127,14 +127,14 @@ class RandomPredicates:
         def truth(row: Mapping[str, Any]) -> bool | None:
             return None if row[name] is None or row[other] is None else compare(row[name], row[other])
 
-        return Question(compare(col(name), col(other)), truth)
+        return PredicateCase(compare(col(name), col(other)), truth)
 
-    def _between(self, name: str) -> Question:
+    def _between(self, name: str) -> PredicateCase:
         low, high = self._value(name), self._value(name)
         above, below = _truth(name, operator.ge, plain_scalar(low)), _truth(name, operator.le, plain_scalar(high))
-        return Question(col(name).between(low, high), lambda row: _both(above(row), below(row)))
+        return PredicateCase(col(name).between(low, high), lambda row: _both(above(row), below(row)))
 
-    def _in(self, name: str) -> Question:
+    def _in(self, name: str) -> PredicateCase:
         values = [self._value(name) for _ in range(self._random.choice([0, 1, 2, 2, 3, 5]))]
         if self._random.random() < 0.1:
             values.append(pa.scalar(None, self._types[name]))
@@ -147,22 +147,22 @@ class RandomPredicates:
                 return None
             return any(row[name] == other for other in others) or (None if None in others else False)
 
-        return Question(col(name).is_in(pa.array(values, self._types[name])), truth)
+        return PredicateCase(col(name).is_in(pa.array(values, self._types[name])), truth)
 
-    def _null(self, name: str) -> Question:
+    def _null(self, name: str) -> PredicateCase:
         if self._random.random() < 0.5:
-            return Question(col(name).is_null(), lambda row: row[name] is None)
-        return Question(col(name).is_not_null(), lambda row: row[name] is not None)
+            return PredicateCase(col(name).is_null(), lambda row: row[name] is None)
+        return PredicateCase(col(name).is_not_null(), lambda row: row[name] is not None)
 
-    def _starts_with(self, name: str) -> Question:
+    def _starts_with(self, name: str) -> PredicateCase:
         text, part = self._part(name, from_start=True)
-        return Question(
+        return PredicateCase(
             col(name).starts_with(text), lambda row: None if row[name] is None else row[name].startswith(part)
         )
 
-    def _contains(self, name: str) -> Question:
+    def _contains(self, name: str) -> PredicateCase:
         text, part = self._part(name, from_start=False)
-        return Question(col(name).contains(text), lambda row: None if row[name] is None else part in row[name])
+        return PredicateCase(col(name).contains(text), lambda row: None if row[name] is None else part in row[name])
 
     def _part(self, name: str, *, from_start: bool) -> tuple[str | bytes, bytes]:
         """A part of a value, as it is given to the predicate and as bytes."""

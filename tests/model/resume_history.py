@@ -13,7 +13,7 @@ import pyarrow as pa
 from aio_client import ConnectionFailed, Resume, ScanKvError, SnapshotLost, connect
 from aio_client.testing import Fault, FaultProxy
 from tests.model.model_table import ModelTable
-from tests.model.resumed_reading import BUCKETS, KEYS, SCHEMA, Question, Reading, View, rows_of
+from tests.model.resumed_scan import BUCKETS, KEYS, SCHEMA, ResumedScan, ScanCase, View, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ _FAULT_SECONDS = 0.5
 
 
 @dataclass(eq=False)
-class Lease:
+class PinnedSnapshot:
     """A pinned snapshot.
 
     Attributes:
@@ -86,10 +86,10 @@ class ResumeHistory:
         self._proxy = proxy
         self._table = table
         self._random = random
-        self._readings: list[Reading] = []
-        self._leases: list[Lease] = []
-        self._over: list[Lease] = []
-        self._lease_of: dict[Reading, Lease] = {}
+        self._readings: list[ResumedScan] = []
+        self._leases: list[PinnedSnapshot] = []
+        self._over: list[PinnedSnapshot] = []
+        self._lease_of: dict[ResumedScan, PinnedSnapshot] = {}
 
     async def run(self, steps: int, restarts: Restarts) -> None:
         """So many random steps, then everything is read to its end and given back."""
@@ -176,7 +176,7 @@ class ResumeHistory:
         snapshot = await self._until_done(lambda: self._table.snapshot(ttl).pin())
         self._note(f"{snapshot.id} for {ttl:g} s")
         assert snapshot.rows == len(self.model.rows)
-        self._leases.append(Lease(snapshot, self._now(), asked_at, time.monotonic()))
+        self._leases.append(PinnedSnapshot(snapshot, self._now(), asked_at, time.monotonic()))
 
     async def _release(self) -> None:
         if not self._leases:
@@ -209,21 +209,21 @@ class ResumeHistory:
         if self._leases:
             await self._open(self._random.choice(self._leases), None)
 
-    async def _open(self, lease: Lease | None, resume: Resume | None) -> None:
+    async def _open(self, lease: PinnedSnapshot | None, resume: Resume | None) -> None:
         if len(self._readings) == _MOST_READINGS:
             await self._read_to_the_end()
-        question = Question.random(self._random)
+        question = ScanCase.random(self._random)
         if self._table.options.get("columnar_base", "off") != "off" and self._random.random() < 0.3:
             question = replace(question, read_path="rocksdb")
         snapshot, view = (None, None) if lease is None else (lease.snapshot, lease.view)
-        reading = Reading(f"S{self.steps}", question, snapshot, resume, view)
+        reading = ResumedScan(f"S{self.steps}", question, snapshot, resume, view)
         if lease is not None:
             self._lease_of[reading] = lease
         source = "live" if lease is None else lease.snapshot.id
         self._note(f"{reading.name}: {source} {resume} {question}")
         await self._start(reading, self._client)
 
-    async def _start(self, reading: Reading, client: Client) -> None:
+    async def _start(self, reading: ResumedScan, client: Client) -> None:
         """Starts a scan or goes on with it."""
         try:
             await self._until_done(lambda: reading.open(client, self._table, self._now()))
@@ -233,14 +233,14 @@ class ResumeHistory:
             if reading not in self._readings:
                 self._readings.append(reading)
 
-    async def _is_lost(self, reading: Reading) -> None:
+    async def _is_lost(self, reading: ResumedScan) -> None:
         lease = self._lease_of[reading]
         assert lease.may_be_lost, "a snapshot was lost before its time"
         self._note("[lost]")
         self.seen["lost"] += 1
         await self._drop(reading)
 
-    async def _drop(self, reading: Reading) -> None:
+    async def _drop(self, reading: ResumedScan) -> None:
         reading.check()
         self.seen["resumed live" if reading.snapshot is None else "resumed pinned"] += reading.resumptions
         await reading.close()
@@ -255,7 +255,7 @@ class ResumeHistory:
         if self._readings:
             await self._read(self._random.choice(self._readings), None)
 
-    async def _read(self, reading: Reading, chunks: int | None) -> None:
+    async def _read(self, reading: ResumedScan, chunks: int | None) -> None:
         """Reads so many chunks, or all, and goes on by the token after a cut that the scan does not bridge itself."""
         self._note(reading.name)
         now = self._now()
@@ -275,7 +275,7 @@ class ResumeHistory:
                     return
             chunks = None if chunks is None else chunks - 1
 
-    async def _after_a_cut(self, reading: Reading, error: ScanKvError) -> None:
+    async def _after_a_cut(self, reading: ResumedScan, error: ScanKvError) -> None:
         assert reading.snapshot is None, "a pinned scan did not go on by itself"
         assert reading.resume is not Resume.LATEST, "a scan did not go on although it was to"
         reading.check()

@@ -15,7 +15,7 @@ from aio_client.testing import Fault, FaultProxy
 from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.keys.key_codec import KeyCodec
 from streaming_server.storage.changelog.offsets import count_of
-from tests.model.replay import Replay, Row
+from tests.model.replayed_table import ReplayedTable, Row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ class Moment:
 
 
 @dataclass
-class WrittenRows:
+class WrittenTable:
     """A table, which only this writes, and all that it ever was."""
 
     table: Table
@@ -162,10 +162,10 @@ class Kind:
         return cls(start, buckets, where, matches, random.choice([1, 2, 7, 50, 1000]))
 
 
-class Reader:
+class ChangeReader:
     """One stream of changes, over all its cuts, and what it makes of them."""
 
-    def __init__(self, kind: Kind, written: WrittenRows, clients: list[Client], random: Random) -> None:
+    def __init__(self, kind: Kind, written: WrittenTable, clients: list[Client], random: Random) -> None:
         self.kind = kind
         self.cuts: Counter[str] = Counter()
         self._written = written
@@ -186,27 +186,27 @@ class Reader:
         for bucket, rows in self._replay.rows.items():
             assert rows.items() <= {**wanted[bucket]}.items()
 
-    def _beginning(self) -> tuple[Replay, StartFrom]:
+    def _beginning(self) -> tuple[ReplayedTable, StartFrom]:
         kind, moment = self.kind, self._random.choice(self._written.moments)
         selective, full = kind.where is not None, self._written.changelog == "full"
         match kind.start:
             case "full":
                 # After a cut, the rows are of several moments.
-                return Replay({}, selective=True, before_images=full), StartFrom.FULL
+                return ReplayedTable({}, selective=True, before_images=full), StartFrom.FULL
             case "earliest":
-                return Replay({}, selective=selective, before_images=full), StartFrom.EARLIEST
+                return ReplayedTable({}, selective=selective, before_images=full), StartFrom.EARLIEST
             case "offsets":
                 picked = {bucket: self._random.choice(self._written.moments) for bucket in kind.buckets}
                 rows = {bucket: self._seen(each.rows[bucket]) for bucket, each in picked.items()}
                 offsets = {bucket: each.offsets[bucket] for bucket, each in picked.items()}
-                return Replay(rows, selective=selective, before_images=full), StartFrom.offsets(offsets)
+                return ReplayedTable(rows, selective=selective, before_images=full), StartFrom.offsets(offsets)
             case "timestamp":
                 rows = {bucket: self._seen(moment.rows[bucket]) for bucket in kind.buckets}
-                return Replay(rows, selective=selective, before_images=full), StartFrom.timestamp(moment.time)
+                return ReplayedTable(rows, selective=selective, before_images=full), StartFrom.timestamp(moment.time)
             case "last":
                 last = StartFrom.last(self._random.choice([1, 10, 1000]))
-                return Replay(selective=selective, before_images=full), last
-        return Replay(selective=selective, before_images=full), StartFrom.LATEST
+                return ReplayedTable(selective=selective, before_images=full), last
+        return ReplayedTable(selective=selective, before_images=full), StartFrom.LATEST
 
     def _seen(self, rows: Rows) -> Rows:
         return {key: row for key, row in rows.items() if self.kind.matches(row)}
@@ -290,16 +290,16 @@ async def check_stream_history(
         asyncio.TaskGroup() as group,
     ):
         table = await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, changelog=changelog)
-        written = WrittenRows(table, direct, random, changelog)
+        written = WrittenTable(table, direct, random, changelog)
         written.note({})
-        following: list[Reader] = []
+        following: list[ChangeReader] = []
         group.create_task(restarts.run())
         try:
             for step in range(steps):
                 restarts.count_step()
                 await written.step()
                 if step * readers // steps >= len(following):
-                    reader = Reader(Kind.random(random), written, [direct, cut, cut], random)
+                    reader = ChangeReader(Kind.random(random), written, [direct, cut, cut], random)
                     following.append(reader)
                     written.log.append(f"reader {len(following)}: {reader.kind}")
                     group.create_task(_noted(reader, written, proxy, done))
@@ -314,7 +314,7 @@ async def check_stream_history(
     return Counter(seen)
 
 
-async def _noted(reader: Reader, written: WrittenRows, proxy: FaultProxy, done: asyncio.Event) -> None:
+async def _noted(reader: ChangeReader, written: WrittenTable, proxy: FaultProxy, done: asyncio.Event) -> None:
     try:
         await reader.follow(done)
     except Exception as error:

@@ -29,7 +29,7 @@ WRITERS = 4
 NUMBERS = 2000
 
 
-class Writer:
+class BatchWriter:
     """Upserts and deletes rows of its own, one batch after another.
 
     Attributes:
@@ -81,9 +81,9 @@ class Writer:
 
 async def killed_while_writing(
     server: ServerProcess, client: Client, table: Table, model: ModelTable, random: Random
-) -> list[Writer]:
+) -> list[BatchWriter]:
     """Lets writers write, kills the server at a random moment, and starts it again."""
-    writers = [Writer(number, random) for number in range(WRITERS)]
+    writers = [BatchWriter(number, random) for number in range(WRITERS)]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(writer.run(table, model)) for writer in writers]
         ended, _ = await asyncio.wait(tasks, timeout=random.uniform(0.02, 0.4))
@@ -96,7 +96,9 @@ async def killed_while_writing(
     return writers
 
 
-def check_whole_in_each_bucket(writer: Writer, model: ModelTable, after: ModelTable, found: dict[Row, Row]) -> None:
+def check_whole_in_each_bucket(
+    writer: BatchWriter, model: ModelTable, after: ModelTable, found: dict[Row, Row]
+) -> None:
     """The writer's rows of each bucket must be those before its unacknowledged batch or those after it."""
     for bucket in range(model.buckets):
         before, there, then = (
@@ -126,7 +128,7 @@ async def test_an_unacknowledged_write_is_whole_in_each_bucket_and_done_once_whe
         check_stored_table(server.data_dir, table.name, model)
 
 
-async def check_and_repeat(table: Table, model: ModelTable, writers: list[Writer]) -> None:
+async def check_and_repeat(table: Table, model: ModelTable, writers: list[BatchWriter]) -> None:
     """Looks at what became of the unacknowledged batches, and sends each again."""
     found = model.by_key(await table.scan().to_arrow())
     for writer in writers:
@@ -154,7 +156,7 @@ async def test_writes_go_on_over_kills_of_the_server_and_each_is_applied_once(
                 "test.once", SCHEMA, primary_key=["writer", "number"], buckets=4, row_deduplicate=False
             )
             model = ModelTable(table)
-            writers = [Writer(number, random) for number in range(WRITERS)]
+            writers = [BatchWriter(number, random) for number in range(WRITERS)]
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(writer.run(table, model, enough)) for writer in writers]
@@ -179,5 +181,5 @@ async def check_applied_once(table: Table) -> None:
     assert pc.max(times["count_all"]).as_py() == 1
 
 
-async def _all_went_on(writers: list[Writer], before: list[int]) -> bool:
+async def _all_went_on(writers: list[BatchWriter], before: list[int]) -> bool:
     return all(writer.batches > batches for writer, batches in zip(writers, before, strict=True))

@@ -75,7 +75,7 @@ def rows_of(random: Random, pairs: list[int], turns: list[int]) -> pa.RecordBatc
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-class Reader:
+class IndexReader:
     """Asks in all ways, and looks at each answer."""
 
     def __init__(self, table: Table, turns: Turns, random: Random, seen: Counter[str]) -> None:
@@ -209,7 +209,7 @@ async def test_answers_through_indexes_show_one_instant_beside_writers(
                     mine = range(number * share, (number + 1) * share)
                     group.create_task(turns.write_on(target, Random(f"{seed} {number}"), mine))
                 readers = [
-                    group.create_task(Reader(table, turns, Random(f"{seed} reader {number}"), seen).read(reads))
+                    group.create_task(IndexReader(table, turns, Random(f"{seed} reader {number}"), seen).read(reads))
                     for number in range(READERS)
                 ]
                 await asyncio.wait(readers)

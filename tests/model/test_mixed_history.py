@@ -14,8 +14,8 @@ import pytest
 from aio_client import connect
 from tests.model.history import noted
 from tests.model.mixed_faults import Faults
-from tests.model.mixed_observers import Copies, Follower, Readers
-from tests.model.mixed_world import WRITERS, World, Writer, accounts_of, check_final, create_tables, open_tables
+from tests.model.mixed_observers import ChangeFollower, Copies, Readers
+from tests.model.mixed_world import WRITERS, World, WorldWriter, accounts_of, check_final, create_tables, open_tables
 from tests.support.bases import ALL_THE_TIME
 from tests.support.jumping_clock import jumping
 from tests.support.offline import check_bucket, offline_table
@@ -26,7 +26,7 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.model.mixed_world import Tables
+    from tests.model.mixed_world import WorldTables
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +77,13 @@ class Mixed:
             opened = [await open_tables(client) for client in clients]
             tables, world = opened[-1], self._world
             faults = Faults(world, self._server, self._disk, self._clock_offset, self._random("faults"))
-            writers = [Writer(n, world, clients[n], opened[n], self._random(f"writer {n}")) for n in range(WRITERS)]
+            writers = [
+                WorldWriter(n, world, clients[n], opened[n], self._random(f"writer {n}")) for n in range(WRITERS)
+            ]
             readers = Readers(world, tables.accounts, self._random("readers"))
-            followers = [Follower(world, tables.accounts, self._random(f"follower {n}"), f"f{n}") for n in range(2)]
+            followers = [
+                ChangeFollower(world, tables.accounts, self._random(f"follower {n}"), f"f{n}") for n in range(2)
+            ]
             copies = Copies(world, tables, self._random("copies"))
             async with asyncio.TaskGroup() as followed:
                 tasks = [followed.create_task(each.run()) for each in followers]
@@ -100,7 +104,7 @@ class Mixed:
         assert readers.pins > 0
         assert min(done for _, done in world.transactions.values()) > 0
 
-    async def _await_copies(self, tables: Tables, followers: list[Follower], copies: Copies) -> None:
+    async def _await_copies(self, tables: WorldTables, followers: list[ChangeFollower], copies: Copies) -> None:
         """Waits until everything that follows a table has what the table has."""
         rows = await tables.accounts.scan().to_arrow()
         sums = {row["k"]: row["amount"] for row in await tables.totals.scan().to_pylist()}

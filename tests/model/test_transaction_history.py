@@ -28,7 +28,7 @@ WRITERS, KEYS = 3, 400
 
 
 @dataclass
-class Writer:
+class NumberedWriter:
     """Writes its keys of one table, all with the number of the transaction, and adds one to its key of another.
 
     Attributes:
@@ -82,7 +82,7 @@ async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int
     return number
 
 
-async def watch(rows: Table, writers: Sequence[Writer], until: asyncio.Event) -> None:
+async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.Event) -> None:
     """Sees each writer's keys with one number at any time, which never becomes less."""
     seen = dict.fromkeys(range(WRITERS), 0)
     while not until.is_set():
@@ -102,7 +102,7 @@ async def watch(rows: Table, writers: Sequence[Writer], until: asyncio.Event) ->
 async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [NumberedWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
     sums = {"v": agg.sum()}
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:

@@ -13,7 +13,7 @@ import pytest
 
 from aio_client import ScanCancelled, SchemaMismatch, SnapshotLost, sync
 from aio_client._sync.read_ahead import BATCH_ROWS
-from spark_bridge.conform import arrow_schema
+from spark_bridge.casting import arrow_schema
 from spark_bridge.options import ReadOptions
 from spark_bridge.part_rows import read_part
 from spark_bridge.planning import planned
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from spark_bridge.parts import Part
-    from spark_bridge.planning import ReadPlan
+    from spark_bridge.planning import PartitionPlan
     from tests.support.server_process import ServerProcess
 
 QUERY = "01a20299-61d2-7a06-961e-8fdef4f404c6"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 
 
-def plan(server: ServerProcess, table: str, **options: Any) -> ReadPlan:
+def plan(server: ServerProcess, table: str, **options: Any) -> PartitionPlan:
     return planned(replace(ReadOptions(table=table, url=server.url), **options))
 
 
 def read(
-    plan: ReadPlan, part: Part, execution: str | None = "0", stage: int = 0
+    plan: PartitionPlan, part: Part, execution: str | None = "0", stage: int = 0
 ) -> Generator[pa.RecordBatch, None, None]:
     """As in another process, by a task of an execution, or outside of one; it has begun when this returns."""
     query = {"spark.sql.execution.query.id": QUERY, "spark.sql.execution.id": execution} if execution else {}

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spark_bridge.writing import Begun, WriteJob
+    from spark_bridge.writing import JobTransaction, WriteJob
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
@@ -42,7 +42,7 @@ def job(shared_server: ServerProcess, table: sync.Table) -> WriteJob:
 
 
 @pytest.fixture
-def begun(job: WriteJob) -> Iterator[Begun]:
+def begun(job: WriteJob) -> Iterator[JobTransaction]:
     begun = writing.begin(job, uuid.uuid4().hex, "test")
     yield begun
     # Other tests look for transactions that are left over.
@@ -54,7 +54,7 @@ def row(key: int | None, text: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=SCHEMA.names)
 
 
-def rows_staged(client: sync.Client, begun: Begun) -> int:
+def rows_staged(client: sync.Client, begun: JobTransaction) -> int:
     return next(each.rows for each in client.transactions() if each.token == begun.token)
 
 
@@ -68,7 +68,7 @@ def standing_still(server: ServerProcess) -> Iterator[None]:
 
 
 def test_rows_are_taken_while_one_request_is_under_way_and_not_two(
-    shared_server: ServerProcess, client: sync.Client, table: sync.Table, job: WriteJob, begun: Begun
+    shared_server: ServerProcess, client: sync.Client, table: sync.Table, job: WriteJob, begun: JobTransaction
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)
@@ -85,7 +85,7 @@ def test_rows_are_taken_while_one_request_is_under_way_and_not_two(
     assert table.scan(["k"]).ordered().to_arrow().column(0).to_pylist() == list(range(6))
 
 
-def test_of_rows_with_one_key_the_last_one_stays(table: sync.Table, job: WriteJob, begun: Begun) -> None:
+def test_of_rows_with_one_key_the_last_one_stays(table: sync.Table, job: WriteJob, begun: JobTransaction) -> None:
     staged = writing.stage(job, begun, 0, (row(1, f"{number}{LARGE}") for number in range(5)))
     assert staged.requests == 5
     writing.commit(job, begun, [staged])
@@ -95,7 +95,7 @@ def test_of_rows_with_one_key_the_last_one_stays(table: sync.Table, job: WriteJo
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_a_request_that_is_refused_fails_the_task(
-    client: sync.Client, table: sync.Table, job: WriteJob, begun: Begun, wrong: int
+    client: sync.Client, table: sync.Table, job: WriteJob, begun: JobTransaction, wrong: int
 ) -> None:
     taken = []
 
@@ -112,7 +112,7 @@ def test_a_request_that_is_refused_fails_the_task(
 
 
 def test_rows_that_break_off_end_the_task_though_the_server_answers_nothing(
-    shared_server: ServerProcess, job: WriteJob, begun: Begun
+    shared_server: ServerProcess, job: WriteJob, begun: JobTransaction
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield row(0, LARGE)

@@ -156,7 +156,7 @@ def test_what_cannot_be_written_is_refused_before_any_task_starts(
     assert client.transactions() == []
 
 
-class Query:
+class QueryWriters:
     """What Spark does with the writers of a streaming query, without Spark."""
 
     def __init__(self, url: str, table: str) -> None:
@@ -186,7 +186,7 @@ class Query:
 def test_a_micro_batch_that_was_committed_is_known_over_restarts_of_the_server(server: ServerProcess) -> None:
     with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = adding_up(client, "test.restarted")
-        query = Query(server.url, table.name)
+        query = QueryWriters(server.url, table.name)
         # Never committed, nor aborted with anything that tells its transaction.
         query.staged(7, 10)
         query.abort(7, [None, None])

@@ -12,7 +12,7 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 

@@ -26,7 +26,7 @@ def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
     """Every second row of a bucket in the small batches of a base, the others as if they were written since."""
     batches = offline.rows().combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=offline.codec.schema)
-    keys = offline.keys.encoded(batch)
+    keys = offline.keys.encode_stored(batch)
     even, odd = (pa.array(range(first, batch.num_rows, 2), pa.int64()) for first in (0, 1))
     path = written(offline, batch.take(even), directory)
     net = MergedDelta(keys.take(odd), offline.codec.encode(batch.take(odd)))
@@ -38,7 +38,7 @@ def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_writer, "BATCH_ROWS", BATCH_ROWS)
         writer = BaseWriter(directory, offline.definition, 0, now_micros=time.time_ns() // 1000)
-        writer.write(rows, offline.keys.encoded(rows))
+        writer.write(rows, offline.keys.encode_stored(rows))
         return writer.finish(0)
 
 

@@ -58,7 +58,7 @@ QUICKSTART_ROWS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CodeBlock:
     """Code of a page, and the line of the page that it begins in."""
 
     language: str
@@ -71,7 +71,7 @@ class Page:
     """A page by its path in the repository, and the blocks of it that run."""
 
     path: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[CodeBlock, ...]
     is_for_spark: bool
 
     @property
@@ -90,11 +90,11 @@ def read_page(path: str) -> Page:
         line = token.map[0] + 1 if token.map else 0
         hidden = HIDDEN.match(token.content) if token.type == "html_block" else None
         if hidden:
-            blocks.append(Block(hidden[1], textwrap.dedent(hidden[2]), line + 1))
+            blocks.append(CodeBlock(hidden[1], textwrap.dedent(hidden[2]), line + 1))
         if token.type == "fence":
             language, _, rest = token.info.strip().partition(" ")
             if language in LANGUAGES and rest != "no-run":
-                blocks.append(Block(language, token.content, line + 1))
+                blocks.append(CodeBlock(language, token.content, line + 1))
     return Page(path, tuple(blocks), "<!-- snippets: spark -->" in text)
 
 
@@ -164,7 +164,7 @@ class _InProcess:
         self.names["client"] = await scankv.connect()
         self.names["table"] = await self.names["client"].table("game.scores")
 
-    def run(self, block: Block, path: str) -> str:
+    def run(self, block: CodeBlock, path: str) -> str:
         """Runs a block, in the event loop only where it awaits: the blocking client refuses to run inside one."""
         source = "\n" * (block.line - 1) + block.code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"])
         # Spark's JVM has a working directory of its own.
@@ -231,7 +231,7 @@ class _Typed:
     def __enter__(self) -> _Typed:
         return self
 
-    def run(self, block: Block, path: str) -> str:
+    def run(self, block: CodeBlock, path: str) -> str:
         # Behind an empty line, which ends a loop; what is printed comes behind prompts.
         output = self._session.type(block.code, f"\nprint({END!r})", f"{path}:{block.line}")
         assert "Traceback" not in output, output

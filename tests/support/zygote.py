@@ -15,10 +15,10 @@ import runpy
 import signal
 import socket
 import sys
-from importlib.abc import MetaPathFinder
 from typing import Final, TypedDict
 
 import scankv.cli
+from scankv.cli.without_pandas import keep_pandas_out, let_pandas_in
 
 MAX_REQUEST_BYTES: Final = 128 * 1024
 
@@ -47,23 +47,15 @@ class Request(TypedDict):
     new_session: bool
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Keeps pandas out, which Arrow would import with its first conversion: a server must not have it."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("not before the fork", name=fullname)
-
-
 def main(descriptor: str) -> None:
     """Forks a process for every request until the socket is closed."""
-    without_pandas = _WithoutPandas()
-    sys.meta_path.insert(0, without_pandas)
+    # Arrow would import pandas with its first conversion: a server must not have it.
+    keep_pandas_out()
     for module in _MODULES:
         importlib.import_module(module)
     for command in pkgutil.iter_modules(scankv.cli.__path__, "scankv.cli."):
         importlib.import_module(command.name)
-    sys.meta_path.remove(without_pandas)
+    let_pandas_in()
     # A Ctrl-C of the terminal is for the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Its objects stay as they are, so that collections in the children do not copy their pages.

@@ -1,4 +1,4 @@
-"""What the columnar base of one bucket has cost, and why there is none."""
+"""What the columnar bases of one bucket have cost, and why it has none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BaseRecord:
     last_cpu_seconds: float = 0.0
     last_written_bytes: int = 0
     lost: str = ""
-    waits: str = "it was not looked at yet"
+    waits: str = "the server has not checked yet whether to build one"
     is_on_disk: bool = False
 
     @property
@@ -43,7 +43,7 @@ class BaseRecord:
         return "; ".join(filter(None, (self.lost, self.waits)))
 
     def adopt(self, base_bytes: int, cut_millis: int) -> None:
-        """Records that scans read a base from now on."""
+        """Records that scans read a new base from now on."""
         self.base_bytes, self.cut_millis = base_bytes, cut_millis
         self.lost = self.waits = ""
         self.is_on_disk = False

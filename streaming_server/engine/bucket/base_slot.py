@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 MAX_VIEWS_BYTES: Final = 64 << 20
-"""Memory for older states of the delta that running scans still read. Each state has its own sorted rows. Where readers
-keep more, new scans read RocksDB."""
+"""The most memory for older states of the delta that running scans still read. Each state has its own sorted rows. If
+they take more, new scans read RocksDB."""
 
 
 class BaseSlot:
@@ -31,7 +31,7 @@ class BaseSlot:
         """Begins without a base.
 
         Args:
-            location: How errors call the bucket.
+            location: The name of the bucket in errors.
         """
         self.base: ColumnarBase | None = None
         self.delta: Delta | None = None
@@ -41,9 +41,12 @@ class BaseSlot:
         self._views: WeakSet[DeltaView] = WeakSet()
 
     def view(self) -> BaseView | None:
-        """The bucket as of now, out of its base. None where none exists, or readers keep too many older states.
+        """Returns a view of the bucket as of now, to be read from its base.
 
         Records that a scan wants a base, which is a reason to build one.
+
+        Returns:
+            The view. None: the bucket has no usable base, or older states that scans still read take too much memory.
         """
         self.record.wanted = True
         if self.base is None or self.delta is None or self.delta.is_full:
@@ -70,8 +73,8 @@ class BaseSlot:
         """Stops reading the base.
 
         Args:
-            why: The reason, in words: the base is damaged, or lacks a write.
-            at_once: Whether to build another one whatever that costs.
+            why: The reason, in words, for the statistics: the base is damaged, or lacks a write.
+            at_once: Whether to build another base whatever it costs.
         """
         self.base = self.delta = None
         self.record.lost, self.record.is_on_disk = why, True

@@ -93,44 +93,45 @@ class BarrierMutex(asyncio.Lock):
 
 
 @asynccontextmanager
-async def lock_mutexes(chosen: Sequence[LiveBucket]) -> AsyncIterator[None]:
-    """Holds the mutexes of some buckets, which are given in ascending order: the order in which all callers lock.
+async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
+    """Holds the mutexes of some buckets, which are given in ascending order.
 
-    Holds none of them while waiting for the barrier of another one, so that readers of the others need not wait too.
+    All callers lock in this order, so they cannot deadlock. While this waits for the barrier of one bucket, it holds
+    no mutex, so that readers of the other buckets need not wait.
     """
     async with AsyncExitStack() as mutexes:
         while True:
-            for live in chosen:
+            for live in buckets:
                 await live.mutex.wait_for_barrier()
-            for live in chosen:
+            for live in buckets:
                 await mutexes.enter_async_context(live.mutex.bypass_barrier())
-            if all(live.mutex.barrier is None for live in chosen):
+            if all(live.mutex.barrier is None for live in buckets):
                 break
             await mutexes.aclose()
         yield
 
 
 @asynccontextmanager
-async def raise_barrier(chosen: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
-    """Raises a barrier before some buckets, which are given in ascending order, at one instant.
+async def raise_barrier(buckets: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
+    """Raises one barrier before some buckets, which are given in ascending order, at one instant.
 
-    Lifts it at the end of the block, for all buckets at once except those that are blocked. Until then,
-    `LiveBucket.before` of each is the bucket as of that instant.
+    Lifts it at the end of the block, for all buckets at once except those that are blocked. During the block,
+    `LiveBucket.before` of each bucket is its state as of that instant.
 
     Raises:
         DataLoss: A bucket is damaged. No barrier is raised.
     """
     barrier = CommitBarrier()
-    async with lock_mutexes(chosen):
-        opened = await all_ended(live.open() for live in chosen)
-        for live, bucket in zip(chosen, opened, strict=True):
+    async with lock_mutexes(buckets):
+        opened = await all_ended(live.open() for live in buckets)
+        for live, bucket in zip(buckets, opened, strict=True):
             live.raise_barrier(barrier, bucket)
     try:
         yield barrier
     finally:
-        lifted = [live for live in chosen if live.mutex.barrier is barrier]
-        for live in lifted:
+        served = [live for live in buckets if live.mutex.barrier is barrier]
+        for live in served:
             live.lift_barrier()
         barrier.lift()
-        for live in lifted:
+        for live in served:
             live.notify()

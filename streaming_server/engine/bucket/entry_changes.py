@@ -1,7 +1,8 @@
-"""What writes do to the entries of one index: pure, and vectorised over all rows of a write.
+"""Computes what a write changes in the entries of one index. Pure, and vectorised over all rows of the write.
 
-An entry is put where a row is new, or where it gives another entry than before; and deleted where its row goes, or
-where it has another key from now on. Rows from before the index may have columns too long for an entry: they have none.
+An entry is put for a new row, and for a row whose entry differs from that of the row it replaces. An entry is deleted
+with its row, and when the entry of the row gets another key. A row that is older than the index may have columns that
+are too long for an entry. Such a row has no entry.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ def entries_of_deletes(index: IndexCodec, old_rows: pa.RecordBatch, keys: pa.Bin
 def _old_entries(
     index: IndexCodec, rows: pa.RecordBatch, keys: pa.BinaryArray
 ) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-    """The keys and values of the entries of stored rows, both null for a row without an entry."""
+    """Returns the keys and values of the entries of stored rows, both null for a row without an entry."""
     try:
         return index.entries(rows, keys)
     except RequestTooLarge:
         if rows.num_rows == 1:
             return pa.nulls(1, pa.binary()), pa.nulls(1, pa.binary())
-    # Rare, so simple: halves the rows until those without an entry stand alone.
+    # This is rare, so it may be slow: halve the rows until each row without an entry is alone.
     half = rows.num_rows // 2
     first_keys, first_values = _old_entries(index, rows.slice(0, half), keys.slice(0, half))
     last_keys, last_values = _old_entries(index, rows.slice(half), keys.slice(half))

@@ -86,7 +86,7 @@ class GroupCommit:
                 raise self.failure
             if self._running is None:
                 self._running = asyncio.create_task(self._run())
-            # Shielded, because one waiter that gives up must not cancel the sync of the others.
+            # Shielded, because a waiter that is cancelled must not cancel the sync of the others.
             await asyncio.shield(self._running)
 
     async def wait_written(self) -> None:

@@ -59,11 +59,11 @@ class LiveBucket:
         maintenance: Held for long reads that do not need `mutex`, so that the bucket stays open. A holder must not wait
             for `mutex`.
         table: The name of its table.
-        location: How errors call the bucket.
+        location: The name of the bucket in errors.
         columnar: Its columnar base.
         used: When the bucket was used last, on the monotonic clock.
-        damage: The first damage found, or None. A bucket that could not be opened stays damaged. In an open one,
-            undamaged data can still be read.
+        damage: The first damage found, or None. A bucket that could not be opened stays damaged. The undamaged data of
+            an open bucket can still be read.
 
     Args:
         number: As above.
@@ -71,13 +71,13 @@ class LiveBucket:
         table: As above.
         compression: The table's compression.
         resources: Shared by all buckets of the process.
-        executor: Runs what blocks.
-        clock: The server's.
+        executor: Runs blocking work.
+        clock: The server's clock.
         mark_seconds: How precisely the ages of changes are known.
-        indexes: Gives the ids of the table's current indexes.
+        indexes: Returns the ids of the table's current indexes.
         on_unbuilt: Called when the bucket was opened and one of its indexes is not ready.
-        retention_holds: Gives the retention holds on the changelog when the bucket is opened: offset by owner.
-        writer_limits: What bounds the bucket's writers.
+        retention_holds: Returns the retention holds on the changelog when the bucket is opened: offset by owner.
+        writer_limits: The limits of the bucket's writers.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LiveBucket:
         self._log_holds = retention_holds
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
-        # While the bucket is reopened after a failure: the one that failed.
+        # The failed bucket, while it is being reopened.
         self._failed_bucket: Bucket | None = None
         self._is_settled = False
         self._repair_at = 0.0
@@ -138,7 +138,7 @@ class LiveBucket:
 
     @property
     def state(self) -> BucketState | None:
-        """The current state, durable or not. None where the bucket was never opened. Needs no mutex.
+        """The current state, durable or not. None if the bucket was never opened. Needs no mutex.
 
         By the time a write is acknowledged, the state includes it. While a commit barrier stands, this is the state
         from before the barrier.
@@ -155,7 +155,7 @@ class LiveBucket:
         self.before = bucket.snapshot(self.durable_offset)
 
     def lift_barrier(self) -> None:
-        """Lifts the barrier: what was written in the meantime is visible from now on. Call `notify` then."""
+        """Lifts the barrier, which makes the writes behind it visible. The caller then calls `notify`."""
         assert self._bucket is not None
         assert self.before is not None
         # A transaction without changes is no reason to notify anyone.
@@ -196,7 +196,7 @@ class LiveBucket:
         return self._commit.syncs if self._commit else 0
 
     async def open(self) -> Bucket:
-        """Returns the open bucket, and opens it first where necessary. Hold the mutex.
+        """Returns the open bucket, and opens it first if necessary. Hold the mutex.
 
         Raises:
             DataLoss: The bucket is damaged.
@@ -267,7 +267,7 @@ class LiveBucket:
         if self.maintenance.locked() or in_use or has_snapshot:
             return
         if not (space and has_files_left()) and before is not None and self._commit.failure is None:
-            return  # It can still be read.
+            return  # The bucket can still be read.
         self._repair_at = time.monotonic() + REPAIR_SECONDS
         async with self.maintenance, self._commit.syncing:
             if before is not None and not before.is_read_only:
@@ -295,7 +295,7 @@ class LiveBucket:
                 why = before.refusal or error
         if bucket is None:
             if self._bucket is not None and self._commit.failure is None:
-                return  # It can still be read.
+                return  # The bucket can still be read.
             bucket = self._open_store(read_only=why, after=before.state)
         if bucket.sequence < before.sequence:
             bucket.close()
@@ -310,13 +310,13 @@ class LiveBucket:
             _log.info("%s accepts writes again", self.location)
 
     def _open(self) -> None:
-        # All of it in the thread: if the caller gives up, the bucket is open all the same, and holds its lock.
+        # All of this runs in the thread, so that the bucket is opened completely even if the caller is cancelled.
         check_files_left(self.location)
         try:
             bucket = self._open_store()
         except DiskFull as error:
             if not is_complete(self._path):
-                raise  # There was no space to create the bucket: it has nothing to read.
+                raise  # The bucket could not be created, so it has nothing to read.
             _log.warning("%s can only be read: %s", self.location, error.message)
             bucket = self._open_store(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS
@@ -515,13 +515,13 @@ class LiveBucket:
 
     @property
     def family_bytes(self) -> FamilyBytes | None:
-        """Bytes of the table files by column family. None where the bucket was never opened."""
+        """The bytes of the table files by column family. None if the bucket was never opened."""
         if self._bucket is not None:
             return self._bucket.family_bytes()
         return self._use_when_closed[0] if self._state_when_closed is not None else None
 
     async def stats(self) -> BucketStats:
-        """The statistics of the bucket. Opens a bucket that was never opened."""
+        """Returns the statistics of the bucket. Opens a bucket that was never opened."""
         async with self.mutex.bypass_barrier():
             if self._bucket is None and self._state_when_closed is not None and self._closed is None:
                 return BucketStats(live=self, state=self._state_when_closed, changelog_usage=self._use_when_closed[1])
@@ -540,9 +540,9 @@ class BucketStats:
 
     Attributes:
         live: The bucket.
-        state: Its state. None where it is damaged.
+        state: Its state. None if it is damaged.
         changelog_usage: The size of its changelog.
-        built_rows: By index that is not ready, the number of rows that its build has passed.
+        built_rows: For each index that is not ready, the number of rows that its build has passed.
     """
 
     live: LiveBucket

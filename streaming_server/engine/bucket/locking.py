@@ -1,4 +1,4 @@
-"""Locking buckets, and waiting until what was read of them is durable."""
+"""Locks buckets, and waits until the state in which they were read is durable."""
 
 from __future__ import annotations
 
@@ -18,29 +18,45 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def lock_buckets(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
-    """All these buckets, open, with their mutexes held: nothing is written to any of them meanwhile."""
-    async with lock_mutexes(chosen):
-        opened = await all_ended(live.open() for live in chosen)
-        yield list(zip(chosen, opened, strict=True))
+async def lock_buckets(buckets: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
+    """Holds the mutexes of some buckets for the length of the block, and opens the buckets.
+
+    Nothing is written to any of them during the block. The buckets are given in ascending order.
+
+    Raises:
+        DataLoss: A bucket is damaged.
+    """
+    async with lock_mutexes(buckets):
+        opened = await all_ended(live.open() for live in buckets)
+        yield list(zip(buckets, opened, strict=True))
 
 
 async def wait_until_durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
-    """Returns once some of a table's buckets, as they were read, are durable up to these states: their log offsets."""
+    """Waits until buckets are durable up to the states in which they were read. Returns the states' log offsets.
+
+    Args:
+        buckets: All buckets of the table.
+        states: The states, by bucket number.
+
+    Raises:
+        Unavailable: As `wait_until_readable`.
+    """
     offsets = {number: state.log_offset for number, state in states.items()}
     await wait_until_readable(buckets, offsets)
     return offsets
 
 
 async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
-    """Returns once what was read of some buckets, which were at these offsets, is durable.
+    """Waits until buckets are durable up to the offsets at which they were read.
+
+    Rule: a read returns durable rows only. A crash could undo others.
 
     Raises:
-        Unavailable: It is not, because the disk is full: reads, too, have to wait until the bucket was opened again.
+        Unavailable: The disk is full, so the rows cannot be made durable before the bucket is reopened.
     """
     try:
         await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
     except DiskFull as error:
         raise Unavailable(
-            f"what others have written meanwhile cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
+            f"the latest writes to these rows cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
         ) from error

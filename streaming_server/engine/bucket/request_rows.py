@@ -1,4 +1,4 @@
-"""The rows of a request, which come from outside: parsed, and validated before anything reads a value."""
+"""Parses the rows of a request. They come from a client, so they are validated before any value is read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from scankv.model.types.conform import check_batch
 
 
 def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
-    """The rows of an Arrow IPC stream from outside as one batch of exactly this schema.
+    """Reads the rows of an Arrow IPC stream from a client.
 
-    With `optional`, that column is the last one if it is there at all.
+    Trusts nothing: offsets, lengths and UTF-8 are validated before any value is read. Compressed buffers are refused,
+    because their size is known only once they are decompressed.
 
-    Trusts nothing: offsets, lengths and UTF-8 are validated before anything looks at a value, and compressed buffers
-    are refused, since their true size shows only once they are expanded.
+    Args:
+        data: The stream.
+        schema: The columns that it must have.
+        optional: A column that it may have in addition.
+
+    Returns:
+        One batch of exactly `schema`, with the optional column as the last one if the stream has it.
 
     Raises:
-        InvalidRequest: It is no valid Arrow IPC stream.
-        SchemaMismatch: Its columns are not those of `schema`.
-        RequestTooLarge: It is over the limit of a request.
+        InvalidRequest: The data is not a valid Arrow IPC stream.
+        SchemaMismatch: The columns are not those of `schema`.
+        RequestTooLarge: The data exceeds the limits of a request.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise RequestTooLarge(
@@ -29,7 +35,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             declared = reader.schema
-            # Names are decoded on access: here, where a broken one is caught.
+            # Names are decoded on access. Access them here, where the error of a malformed name is caught.
             declared.names  # noqa: B018
             for field in declared:
                 if pa.types.is_dictionary(field.type):
@@ -49,7 +55,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
 
 
 def _check_size(batches: list[pa.RecordBatch]) -> None:
-    """Bounds the size of the encoded rows, because a short request may refer to the same bytes many times."""
+    """Raises RequestTooLarge for too many rows or bytes. A short request may refer to the same bytes many times."""
     rows, size = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
     if rows > MAX_REQUEST_ROWS or size > MAX_REQUEST_BYTES:
         raise RequestTooLarge(
@@ -65,7 +71,7 @@ def _plain_batches(data: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
             continue
         if message.type != "record batch":
             raise InvalidRequest(
-                f"the Arrow IPC stream holds a message of type {message.type}: send plain record batches"
+                f"the Arrow IPC stream has a message of type {message.type}: send plain record batches"
             )
         if _is_compressed(message.metadata):
             raise InvalidRequest("the Arrow IPC stream is compressed: send it without buffer compression")
@@ -96,7 +102,7 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def widen(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns that a newer schema has in addition, null."""
+    """Returns the batch with the columns that only the newer `schema` has, filled with nulls."""
     known = set(batch.schema.names)
     columns = [batch.column(f.name) if f.name in known else pa.nulls(batch.num_rows, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

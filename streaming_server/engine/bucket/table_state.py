@@ -1,4 +1,4 @@
-"""What all work on one table shares: its definition, how it is encoded, and its buckets."""
+"""The state of one table that all of its operations share: definition, codec, and buckets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TableState:
         path: The table's directory.
         buckets: Its buckets, by number.
         executor: Runs what blocks.
-        clock: The server's.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class TableState:
         Args:
             definition: The current definition.
             path: The table's directory.
-            make_bucket: Makes the bucket of a number.
-            executor: Runs what blocks.
-            clock: The server's.
+            make_bucket: Creates the bucket of a number.
+            executor: Runs blocking work.
+            clock: The server's clock.
         """
         self.codec = TableCodec.of(definition)
         self.path = path
@@ -90,7 +90,7 @@ class TableState:
             listener()
 
     def select_buckets(self, numbers: Sequence[int] | None) -> list[LiveBucket]:
-        """The buckets of some numbers (None: all), ascending. Raises InvalidRequest where one does not exist."""
+        """Returns some buckets (None: all), ascending. Raises InvalidRequest for one that does not exist."""
         if numbers is None:
             return self.buckets
         for number in numbers:
@@ -104,7 +104,7 @@ class TableState:
         return [self.buckets[number] for number in sorted(numbers)]
 
     def view_of(self, states: Mapping[int, BucketState]) -> View:
-        """The view that consists of these states of buckets, as of now."""
+        """Returns the view that consists of these states of buckets. Its time is now."""
         return View(
             {number: state.log_offset for number, state in states.items()},
             self.clock.commit_micros(),
@@ -112,9 +112,12 @@ class TableState:
         )
 
     def abort_on_close(self, source: Abortable) -> None:
-        """Aborts what reads a bucket before the table closes. Hold the bucket's mutex. Does not keep it alive."""
+        """Aborts a reader of a bucket before the table closes. Hold the bucket's mutex.
+
+        The reference is weak, so that a reader that is dropped frees its cursors at once.
+        """
         self._sources.add(source)
 
     def sources(self) -> Iterator[Abortable]:
-        """Everything that reads a bucket."""
+        """Yields all current readers of buckets."""
         yield from list(self._sources)

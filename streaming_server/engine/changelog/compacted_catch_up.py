@@ -42,7 +42,7 @@ DEFAULT_CATCH_UP: Final = CatchUpLimits()
 
 
 class CompactedCatchUp:
-    """Makes net changes of ranges of the changelogs of some buckets. See `NetChangesFactory`.
+    """Computes the net changes of ranges of some buckets' changelogs. See `NetChangesFactory`.
 
     Args:
         buckets: The buckets that are read, by number.
@@ -77,8 +77,8 @@ class CompactedCatchUp:
             start,
             position,
             keys_of=self._keys_of,
-            widened=lambda rows: widen(rows, schema),
-            encoded=codec.encode,
+            widen=lambda rows: widen(rows, schema),
+            encode=codec.encode,
             directory=self._directory,
             memory_bytes=self._memory_bytes,
             before_images=self.definition.options.before_images,

@@ -136,9 +136,9 @@ def check_query(
     buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
         raise InvalidRequest(
-            f'the consumer "{consumer.consumer_id}" of {group.table} is reading the rows of the whole table that it '
-            "started with: until that is done, its streams have the same columns, predicate and buckets; reset or "
-            "delete it to ask for others"
+            f'the consumer "{consumer.consumer_id}" of {group.table} is still reading the rows of the table that it '
+            "started with: until it has read all of them, its streams must have the same columns, predicate and "
+            "buckets; reset or delete it to ask for others"
         )
 
 
@@ -150,7 +150,7 @@ def progress_after_open(committed: ConsumerProgress | None, position: LogPositio
     return committed if committed.is_reading_rows else committed.with_offsets(offsets)
 
 
-def info_of(consumer: ConsumerState, ends: Mapping[int, int], now: float) -> ConsumerInfo:
+def consumer_info(consumer: ConsumerState, ends: Mapping[int, int], now: float) -> ConsumerInfo:
     """Describes a consumer at a time `now` of the monotonic clock, with changelogs that end at `ends`."""
     committed = consumer.committed
     offsets = {} if committed is None else dict(committed.position.offsets)

@@ -17,7 +17,7 @@ from streaming_server.scan.changes.full_source import FullSource
 from streaming_server.scan.changes.log_plan import OpenedLog
 from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
-from streaming_server.scan.chunk_source import Position, View, total_rows
+from streaming_server.scan.chunk_source import ScanPosition, View, total_rows
 from streaming_server.scan.columnar.base_view import NO_BASES, cursor_of
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
@@ -158,7 +158,7 @@ class LogOpening:
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
-            AlreadyAppliedFilter(position.views, self._codec.keys.encoded) if position.views else None,
+            AlreadyAppliedFilter(position.views, self._codec.keys.encode_stored) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             now_micros=self._clock.commit_micros,
@@ -172,7 +172,7 @@ class LogOpening:
             raise
         return FullSource(table, rows, log, position.views, position.scanned)
 
-    def _rows_of_table(self, scanned: Position | None, ends: Mapping[int, int]) -> KvSource:
+    def _rows_of_table(self, scanned: ScanPosition | None, ends: Mapping[int, int]) -> KvSource:
         plan = self._plan.of_rows()
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = choose_bases(plan, reader, list(self._buckets.values()))

@@ -59,7 +59,7 @@ class TableChanges:
             catching_up = CompactedCatchUp(
                 {live.number: live for live, _ in opened},
                 lambda: table.definition,
-                table.codec.keys.encoded,
+                table.codec.keys.encode_stored,
                 self._catch_up if plan.lag_threshold is None else replace(self._catch_up, changes=plan.lag_threshold),
                 self._spill_directory,
             )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARED_BYTES: Final = 256 << 20
-"""Disk space that builds leave to writes. A bucket whose sync finds no space accepts no writes until it is reopened."""
+"""Disk space that builds leave for writes. A bucket whose sync finds no space takes no writes until it is reopened."""
 
 _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
@@ -45,14 +45,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class BaseNotBuiltError(Exception):
-    """The build was given up, without an effect on writes. The message says why."""
+    """The build was given up, without an effect on writes. The message has the reason."""
 
 
 class CpuShare:
     """Limits background work to a share of one core: `rest` waits long enough after each piece of work.
 
     Attributes:
-        spent: The processor time of all pieces, in seconds.
+        spent: The processor time of all pieces of work, in seconds.
     """
 
     def __init__(self, executor: StorageExecutor, share: float) -> None:
@@ -62,16 +62,16 @@ class CpuShare:
         self._owed = 0.0
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs a blocking piece in a thread."""
+        """Runs a blocking piece of work in a thread."""
         result: T
-        result, seconds = await self._executor.run(_timed, function, *args)
-        self._note(seconds)
+        result, seconds = await self._executor.run(_measure_cpu, function, *args)
+        self._add_cost(seconds)
         return result
 
     def here(self, function: Callable[..., T], *args: object) -> T:
-        """Runs a short piece on the event loop."""
-        result, seconds = _timed(function, *args)
-        self._note(seconds)
+        """Runs a short piece of work on the event loop."""
+        result, seconds = _measure_cpu(function, *args)
+        self._add_cost(seconds)
         return result
 
     async def rest(self) -> None:
@@ -79,7 +79,7 @@ class CpuShare:
         owed, self._owed = self._owed, 0.0
         await asyncio.sleep(owed)
 
-    def _note(self, seconds: float) -> None:
+    def _add_cost(self, seconds: float) -> None:
         self.spent += seconds
         self._owed += seconds * (1 / self._share - 1)
 
@@ -142,18 +142,18 @@ class BaseBuild:
                     base = await self._write_base(codec, source, offset, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
-                live.columnar.drop("the last one could not be built")
+                live.columnar.drop("the last build failed")
             current.end_fork()
-            self._note_cost(0)
+            self._record_cost(0)
             if isinstance(error, DataLoss) and current is not delta:
-                # The previous base is damaged, or else the bucket. The next build, from the rows, will show which.
-                _log.error("a columnar base is read no more, and built again: %s", error.message)
+                # Either the previous base or the bucket is damaged. The next build, from the rows, will show which.
+                _log.error("a columnar base is no longer read, and is built again: %s", error.message)
                 live.columnar.record.lost = "it was damaged"
                 return
             raise
-        self._note_cost(base.info.disk_bytes)
+        self._record_cost(base.info.disk_bytes)
         async with live.mutex:
-            # Not so where a write could not be added to the delta, or the previous base was found damaged.
+            # Not if a write could not be added to the delta, or the previous base was found damaged.
             if live.columnar.delta is current and not delta.is_full:
                 live.columnar.base, live.columnar.delta = base, delta
                 live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
@@ -162,7 +162,7 @@ class BaseBuild:
         await self._share.rest()
 
     def _begin_cursor(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
-        """A cursor over all rows as of now, and the delta of the new base, which takes all writes from now on."""
+        """Returns a cursor over all rows as of now, and the new base's delta, which gets all writes from now on."""
         live = self._live
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
             net = live.columnar.delta.view().merge
@@ -187,7 +187,7 @@ class BaseBuild:
                 await share.run(_write, writer, chunk.batch, self._table)
                 await share.rest()
                 if delta.is_full or not is_wanted():
-                    raise BaseNotBuiltError("more was written while it was built than there is memory for")
+                    raise BaseNotBuiltError("the writes during its build exceed their memory limit (base_delta_bytes)")
             path = await share.run(writer.finish, offset)
         except BaseException:
             await share.run(writer.discard)
@@ -196,7 +196,7 @@ class BaseBuild:
         await share.rest()
         return base
 
-    def _note_cost(self, written: int) -> None:
+    def _record_cost(self, written: int) -> None:
         record, spent = self._live.columnar.record, self._share.spent - self._spent_before
         record.cpu_seconds += spent
         if written:
@@ -205,18 +205,18 @@ class BaseBuild:
             record.last_cpu_seconds, record.last_written_bytes = spent, written
 
 
-def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
+def _measure_cpu(function: Callable[..., T], *args: object) -> tuple[T, float]:
     began = time.thread_time()
     result = function(*args)
     return result, time.thread_time() - began
 
 
 def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState) -> None:
-    """Writes rows to the base. Raises DiskFull when the disk is almost full."""
+    """Writes rows to the base. Raises DiskFull if the disk is almost full."""
     if shutil.disk_usage(table.path).free < SPARED_BYTES:
-        raise disk_full(table.path, "what is left of it is for writes; free some of it")
+        raise disk_full(table.path, "the remaining space is reserved for writes; free some space")
     if rows.num_rows:
-        writer.write(rows, table.codec.keys.encoded(rows))
+        writer.write(rows, table.codec.keys.encode_stored(rows))
 
 
 def _remove(directory: Path, but: str | None) -> None:

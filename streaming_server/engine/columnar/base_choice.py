@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
 
 _WHY_NONE: Final = (
-    "it has none yet, too much was written since, or readers keep too many of its states; leave `read_path` out, or "
-    "create the table with columnar_base"
+    "it has none yet, too much was written since it was built, or running scans keep too many of its states; leave "
+    "`read_path` out, or create the table with columnar_base"
 )
 _log: Final = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ def choose_bases(
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
-def choose_read_path(
+def choose_live_read_path(
     plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
 ) -> tuple[ReadPath, str]:
-    """What `choose_bases` would choose now, and the reason in words. Takes no mutex."""
+    """Returns what `choose_bases` would choose now, and the reason in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     based = [live.number for live in filled if live.columnar.is_usable]
     return base_view.choose_read_path(
@@ -56,25 +56,25 @@ def choose_read_path(
 def record_errors(
     buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
 ) -> Callable[[int, ScanKvError], ScanKvError]:
-    """Makes the function to which a source reports errors. It returns the error to raise, as `LiveBucket.record_error`.
+    """Returns a function to which a source reports errors. It returns the error to raise, as `LiveBucket.record_error`.
 
-    A damaged base is not damage of its bucket: scans stop reading the base, and it is built again. Bases are kept by
-    name only, so that a source that may still report an error keeps none of them open.
+    A damaged base is not damage of its bucket: scans stop reading the base, and it is built again. The function knows
+    bases by name only, so that a source that may still report an error keeps no base open.
     """
     names = {number: view.base.info.name for number, view in bases.items()}
 
-    def noted(number: int, error: ScanKvError) -> ScanKvError:
+    def record_error(number: int, error: ScanKvError) -> ScanKvError:
         if number in names:
-            return _note_damaged_base(buckets[number], names[number], error)
+            return _record_damaged_base(buckets[number], names[number], error)
         return buckets[number].record_error(error)
 
-    return noted
+    return record_error
 
 
-def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
-    """Returns the error with the bucket in its details. After damage, the base of this name is no longer read."""
+def _record_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
+    """Returns the error with the bucket in its details. If the base is damaged, scans stop reading it."""
     if isinstance(error, DataLoss):
-        _log.error("a columnar base is read no more, and built again: %s", error.message)
+        _log.error("a columnar base is no longer read, and is built again: %s", error.message)
         if live.columnar.base is not None and live.columnar.base.info.name == name:
             live.columnar.drop("it was damaged")
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")

@@ -55,25 +55,25 @@ class BucketNow:
 
 
 def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
-    """Why no base is due now, in words. Empty when one is due.
+    """Returns why no base is due now, in words. Empty: a base is due.
 
-    A base is built where none exists. It is rebuilt when its changes are many, take much memory, or are old. The first
-    two reasons do not suffice while the changes are small compared with what a rebuild would write. With `auto` a scan
+    A base is built if none exists. It is rebuilt when its changes are many, take much memory, or are old. The first
+    two reasons do not suffice while the changes are small compared with what a rebuild would write. With `auto`, a scan
     must have asked for a base, so that a table that is never read costs no more than its delta.
     """
     if now.base_rows is None and now.rows < (1 if now.eager else limits.min_rows):
         return "it has no rows" if now.eager else f"it has fewer than {limits.min_rows:,} rows (base_min_rows)"
     if not now.eager and not record.wanted:
-        return "no scan has asked for one since the last"
+        return "no scan has asked for a base since the last one was built"
     if now.base_rows is not None:
         if not now.changes:
-            return "nothing has changed since"
+            return "nothing has changed since the last base was built"
         old = now.age_seconds > limits.max_age_seconds
         many = now.changes > limits.changed_share * now.base_rows or now.delta_bytes > limits.delta_bytes // 2
         if not many and not old:
-            return "little has changed since"
+            return "too little has changed since the last base was built"
     if now.age_seconds > limits.max_age_seconds:
         return ""
     if record.base_bytes > limits.max_write_amplification * record.changed_bytes:
-        return "too little was written since the last for writing it anew (base_max_write_amplification)"
+        return "too little has changed since the last base to rewrite it (base_max_write_amplification)"
     return ""

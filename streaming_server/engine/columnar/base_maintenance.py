@@ -1,4 +1,4 @@
-"""Columnar bases kept near their tables in the background: built, built anew, and taken up again after a start."""
+"""Keeps columnar bases up to date in the background: builds and rebuilds them, and adopts them after a restart."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 60.0
-"""After what could not be built, or took more memory than there is."""
+"""The pause before another build of a base that could not be built, or that was dropped for lack of memory."""
 _PAUSES: Final = 10
-"""After a build that was overtaken by writes, the next one waits for so many times the duration of that build."""
+"""The pause after a build that writes have overtaken, in multiples of the duration of that build."""
 
 
 class BaseMaintenance(Background):
@@ -44,11 +44,11 @@ class BaseMaintenance(Background):
     One base is built at a time, which bounds memory and processor time; the others wait.
 
     Args:
-        tables: Gives the open tables.
-        executor: Runs what blocks.
+        tables: Returns the open tables.
+        executor: Runs blocking work.
         limits: When bases are built, and what they may cost.
         seconds: The pause between two rounds over all tables.
-        clock: The server's.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class BaseMaintenance(Background):
                     await self.maintain_bucket(table, live)
                 except (ScanKvError, OSError) as error:
                     if live.open_bucket is None:
-                        continue  # It was closed in the meantime.
-                    # The disk is full, or the bucket is damaged, which its readers are told.
+                        continue  # The bucket was closed in the meantime.
+                    # The disk is full, or the bucket is damaged. Readers of a damaged bucket get an error.
                     _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
                     self._pause(live, error.strerror or str(error) if isinstance(error, OSError) else error.message)
                 except Exception:
@@ -93,19 +93,23 @@ class BaseMaintenance(Background):
         self._not_before[live] = self._clock.monotonic() + seconds
 
     async def maintain_bucket(self, table: TableState, live: LiveBucket) -> None:
-        """Does what is due for one bucket, if it is open. Raises DataLoss, or OSError when the disk is full."""
+        """Does the due work for one bucket, if it is open. Raises DataLoss, or OSError if the disk is full."""
         bucket = live.open_bucket
         if bucket is None:
             return
         if live.columnar.base is None and not live.columnar.looked_for:
             live.columnar.looked_for = True
-            await self._take_up(table, live)
+            await self._adopt(table, live)
         if live.columnar.delta is not None and live.columnar.delta.is_full:
-            live.columnar.drop("more was written since than there is memory for (base_delta_bytes)", at_once=False)
+            live.columnar.drop(
+                "the writes since it was built exceed their memory limit (base_delta_bytes)", at_once=False
+            )
         if live.columnar.record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
             live.columnar.record.is_on_disk = False
-        live.columnar.record.waits = why_not_due(self._now(table, live, bucket), live.columnar.record, self._limits)
+        live.columnar.record.waits = why_not_due(
+            self._bucket_now(table, live, bucket), live.columnar.record, self._limits
+        )
         if live.columnar.record.waits:
             return
         live.columnar.record.waits, self._building = "it is being built", live
@@ -117,12 +121,12 @@ class BaseMaintenance(Background):
         finally:
             self._building = None
 
-    def _now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
+    def _bucket_now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
         has_base = base is not None and delta is not None
         return BucketNow(
             eager=table.definition.options.columnar_base == "eager",
-            # Where the number of rows is not known, the number of changes bounds it.
+            # If the number of rows is not known, the number of changes is an upper bound.
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
@@ -130,8 +134,8 @@ class BaseMaintenance(Background):
             age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
         )
 
-    async def _take_up(self, table: TableState, live: LiveBucket) -> None:
-        """Adopts the base that an earlier server has built, with what the changelog has since."""
+    async def _adopt(self, table: TableState, live: LiveBucket) -> None:
+        """Adopts the base that an earlier server has built, and completes it from the changelog."""
         directory = _directory(table, live)
         base = await self._executor.run(newest_base, directory, live.location)
         if base is None:
@@ -159,10 +163,10 @@ class BaseMaintenance(Background):
             if total <= self._limits.total_delta_bytes:
                 return
             total -= taken[live]
-            why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
+            why = "the writes since the bases of all buckets exceed their memory limit (base_total_delta_bytes)"
             live.columnar.drop(why, at_once=False)
-            self._pause(live, "it was let go a short time ago")
-            _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
+            self._pause(live, "it was dropped a short time ago")
+            _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
 
 
 def _directory(table: TableState, live: LiveBucket) -> Path:

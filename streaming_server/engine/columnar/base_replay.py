@@ -1,4 +1,4 @@
-"""Reads from the changelog what was written since a columnar base of an earlier server."""
+"""Reads what was written since an earlier server built a columnar base, from the changelog."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LAST_CHANGES: Final = 4096
 
 
 class BaseReplay:
-    """Makes a base found on disk usable: completes its delta with everything written since.
+    """Makes a base found on disk usable: fills its delta with all writes since the base.
 
     Args:
         table: The table.
         live: The bucket.
         base: The base.
-        delta: Takes what was written since.
+        delta: The delta to fill.
     """
 
     def __init__(self, table: TableState, live: LiveBucket, base: ColumnarBase, delta: Delta) -> None:
@@ -45,7 +45,7 @@ class BaseReplay:
         self._at = base.info.log_offset
 
     async def run(self) -> bool:
-        """Reads the changes, and installs the base. Returns False where changes are missing, or are too many.
+        """Reads the changes, and installs the base. Returns False if changes are missing, or too many.
 
         Raises:
             DataLoss: The changelog is damaged.
@@ -71,7 +71,7 @@ class BaseReplay:
 
     def _is_there(self, bucket: Bucket) -> bool:
         try:
-            # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
+            # Offsets have an epoch, because a crash, or a restored copy, may have undone the changes in the base.
             bucket.log.span.resolve(self._at, location=self._live.location)
         except (PositionExpired, PositionOutOfRange):
             return False
@@ -97,6 +97,6 @@ class BaseReplay:
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
         self._at = record.offset + len(record.changes)
-        keys = codec.keys.encoded(changed)
+        keys = codec.keys.encode_stored(changed)
         self._live.columnar.record.changed_bytes += keys.nbytes + values.nbytes
         self._delta.add(keys, values, self._at)

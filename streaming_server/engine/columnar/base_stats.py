@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseStats:
-    """The base of a bucket and its delta. Zeros where no base exists.
+    """The statistics of the base of a bucket and of its delta. Zeros if no base exists.
 
     Attributes:
-        unused_reason: Why scans read no base, in words. Empty where they read one.
+        unused_reason: Why scans read no base, in words. Empty if they read one.
         log_offset: The offset of the first change that is not in the base.
         rows: The rows in the base.
         disk_bytes: The bytes of its files.
@@ -40,7 +40,7 @@ class BaseStats:
 
 
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
-    """The statistics as of a commit time, from memory. Opens nothing and takes no mutex."""
+    """Returns the statistics as of a commit time, from memory. Opens nothing and takes no mutex."""
     # Read once, because a write in a thread may change them.
     base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
     taken = live.columnar.delta_bytes
@@ -54,7 +54,7 @@ def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
         changes_since=state.count - count_of(base.info.log_offset),
         delta_rows=delta.rows,
         delta_bytes=taken,
-        # Commit time may be less than it was, too, if the file of the clock was lost.
+        # Commit time may have moved back, if the file of the clock was lost.
         age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
         record=record,
     )

@@ -1,1 +1,1 @@
-"""Aggregate functions: what becomes of one column when rows with the same key meet. One file a family."""
+"""Aggregate functions: how one column is merged when rows have the same key. One module for each family."""

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.model.types.nested import map_as_list
-from streaming_server.engine.functions.function import Inputs, first_places, last_places, prepend_old, valid
+from streaming_server.engine.functions.function import Inputs, first_places, last_places, not_null_mask, prepend_old
 from streaming_server.storage.rows.shredding import shred
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Collect:
-    """The elements of all lists that are not null, in order. Taken back, each goes once, the oldest first.
+    """Concatenates the lists that are not null. A retracted list removes the oldest occurrence of each of its elements.
 
     Args:
-        distinct: Whether an element that is there already is passed over.
+        distinct: Whether an element is skipped if the list contains it already.
     """
 
     def __init__(self, *, distinct: bool) -> None:
@@ -31,15 +31,15 @@ class Collect:
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`."""
-        return [self.joined(prepend_old(old[0], inputs), old[0].type)]
+        return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
-    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """All in their order."""
+    def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """Concatenates the values of each key in their order. Returns an array of `type_`, one value a key."""
         events = _Events.of(every)
         if self._distinct:
-            kept = events.runs_of(events.elements).since_last_gone()[0]
+            kept = events.runs_of(events.elements).since_last_removal()[0]
         elif events.gone is not None:
-            kept = events.runs_of(events.elements).not_taken_back()
+            kept = events.runs_of(events.elements).remaining_additions()
         else:
             return events.lists(type_, events.elements, events.keys)
         kept = np.sort(kept)
@@ -47,11 +47,11 @@ class Collect:
 
 
 class ListAgg:
-    """Texts that are not null, with a delimiter between them.
+    """Concatenates the texts that are not null, with a delimiter between them.
 
     Args:
         delimiter: The delimiter.
-        distinct: Whether a part between two delimiters that is there already is passed over.
+        distinct: Whether a part between two delimiters is skipped if the text contains it already.
     """
 
     def __init__(self, delimiter: str, *, distinct: bool) -> None:
@@ -59,15 +59,15 @@ class ListAgg:
         self._distinct = distinct
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. What is taken back has been refused before."""
-        return [self.joined(prepend_old(old[0], inputs.added()), old[0].type)]
+        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        return [self.concatenate(prepend_old(old[0], inputs.additions()), old[0].type)]
 
-    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """All in their order; the type is string."""
+    def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """Concatenates the texts of each key in their order. Returns an array of strings, one a key."""
         if self._distinct:
             parts = pc.split_pattern(every.values, self._delimiter)
             events = _Events.of(Inputs(parts, every.keys, every.count))
-            kept = np.sort(events.runs_of(events.elements).since_last_gone()[0])
+            kept = np.sort(events.runs_of(events.elements).since_last_removal()[0])
             lists = events.lists(pa.list_(type_), events.elements.take(pa.array(kept)), events.keys[kept])
         else:
             texts = every.not_null()
@@ -76,17 +76,17 @@ class ListAgg:
 
 
 class MergeMap:
-    """The entries of all maps that are not null, the last of each key. Taken back, the keys go."""
+    """Combines the maps that are not null; the last value of a map key wins. A retracted map removes its keys."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`."""
-        return [self.joined(prepend_old(old[0], inputs), old[0].type)]
+        return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
-    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """All in their order."""
+    def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """Concatenates the values of each key in their order. Returns an array of `type_`, one value a key."""
         events = _Events.of(Inputs(map_as_list(every.values), every.keys, every.count, every.retracted))
         names, values = events.elements.flatten()
-        first, last = events.runs_of(names).since_last_gone()
+        first, last = events.runs_of(names).since_last_removal()
         order = np.argsort(first)
         first, last = first[order], last[order]
         offsets = _offsets(events.keys[first], events.count)
@@ -95,14 +95,14 @@ class MergeMap:
 
 
 class _Events:
-    """Elements that come and go, in order: those of many keys.
+    """The elements that inputs add to or remove from the lists of several keys, in the order of arrival.
 
     Attributes:
-        elements: The elements.
-        keys: The number of the key of each, ascending.
-        count: How many keys there are.
-        gone: Which are taken back; None: none.
-        has_any: Which keys have a list.
+        elements: The elements, one an event.
+        keys: The number of the key of each event, ascending.
+        count: The number of keys.
+        gone: Which events remove their element. None: none.
+        has_any: Which keys have an added list, even an empty one.
     """
 
     def __init__(self, elements: pa.Array, keys: Places, count: int, gone: Mask | None, has_any: Mask) -> None:
@@ -118,11 +118,11 @@ class _Events:
         gone = lists.retracted
         if gone is not None:
             gone = np.repeat(gone, lengths) if gone.any() else None
-        has_any = lists.added().not_null().has_any
+        has_any = lists.additions().not_null().has_any
         return cls(lists.values.flatten(), np.repeat(lists.keys, lengths), lists.count, gone, has_any)
 
     def runs_of(self, names: pa.Array) -> _Runs:
-        """The events of each name of a key; names stand beside the elements."""
+        """Groups the events of each key by name. `names` has one name an event."""
         codes = _codes(names)
         order = np.lexsort((codes, self.keys))
         keys, codes = self.keys[order], codes[order]
@@ -132,17 +132,17 @@ class _Events:
         return _Runs(order, np.cumsum(changes), gone)
 
     def lists(self, type_: pa.DataType, elements: pa.Array, keys: Places) -> pa.Array:
-        """Some of the elements as a list for each key, null for a key that has no list."""
+        """Returns a list for each key, null for a key without one. `keys` has the key number of each element."""
         return _lists(type_, elements, keys, self.has_any)
 
 
 class _Runs:
-    """Events in runs: those of one name of one key, in order.
+    """Events grouped into runs. A run has the events of one name of one key, in the order of arrival.
 
     Args:
-        order: The place of each event.
-        runs: The number of its run, ascending.
-        gone: Whether it takes back.
+        order: The position of each event among all events.
+        runs: The number of each event's run, ascending.
+        gone: Which events remove their element.
     """
 
     def __init__(self, order: Places, runs: Places, gone: Mask) -> None:
@@ -150,30 +150,30 @@ class _Runs:
         self._runs = runs
         self._gone = gone
 
-    def since_last_gone(self) -> tuple[Places, Places]:
-        """The places of the first and the last event of each run behind the one that took back last, if there are."""
+    def since_last_removal(self) -> tuple[Places, Places]:
+        """Returns, for each run that has events after its last removal, the positions of the first and last of them."""
         starts = first_places(self._runs)
         if not len(starts):
             return self._order, self._order
         number = np.arange(len(self._runs))
-        last_gone = np.maximum.reduceat(np.where(self._gone, number, -1), starts)
-        since = np.flatnonzero(number > last_gone[self._runs])
+        last_removal = np.maximum.reduceat(np.where(self._gone, number, -1), starts)
+        since = np.flatnonzero(number > last_removal[self._runs])
         runs = self._runs[since]
         return self._order[since[first_places(runs)]], self._order[since[last_places(runs)]]
 
-    def not_taken_back(self) -> Places:
-        """The places of the events that remain when each that takes back takes the oldest that is left, if one is."""
+    def remaining_additions(self) -> Places:
+        """Returns the positions of the additions that remain when each removal removes the oldest remaining one."""
         starts, ends = first_places(self._runs), last_places(self._runs)
         if not len(starts):
             return self._order
         steps = np.where(self._gone, -1, 1)
         balance = np.cumsum(steps)
         balance -= (balance[starts] - steps[starts])[self._runs]
-        # What took back when nothing was left has no effect: as if the balance had never been below zero.
+        # A removal has no effect when nothing is left, as if the balance had never been below zero.
         left = balance[ends] - np.minimum(np.minimum.reduceat(balance, starts), 0)
         added = np.cumsum(~self._gone)
-        behind: Places = added[ends][self._runs] - added
-        return self._order[~self._gone & (behind < left[self._runs])]
+        later: Places = added[ends][self._runs] - added
+        return self._order[~self._gone & (later < left[self._runs])]
 
 
 def _lists(type_: pa.DataType, elements: pa.Array, keys: Places, has_any: Mask) -> pa.Array:
@@ -187,10 +187,10 @@ def _offsets(keys: Places, count: int) -> pa.Array:
 
 
 def _codes(values: pa.Array) -> Places:
-    """Numbers that are equal where values are the same to the bit; null is a value."""
+    """Returns numbers that are equal where values have the same bits. Null is a value."""
     type_ = values.type
     if pat.is_nested(type_):
-        head = pa.array(valid(values).astype(np.uint8)).cast(pa.string()).cast(pa.binary())
+        head = pa.array(not_null_mask(values).astype(np.uint8)).cast(pa.string()).cast(pa.binary())
         values = pc.binary_join_element_wise(head, *shred(values), b"")
     elif pat.is_floating(type_):
         values = values.view({16: pa.uint16(), 32: pa.int32(), 64: pa.int64()}[type_.bit_width])

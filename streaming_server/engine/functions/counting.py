@@ -1,4 +1,4 @@
-"""`count` and `avg`, the mean, which keeps sum and count as hidden columns."""
+"""`count` and `avg`. The mean keeps its sum and count in hidden columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.types as pat
 from scankv.model.types.types import format_type
 from streaming_server.arrays.arrow_buffers import validity_buffer
 from streaming_server.engine.functions.arithmetic import add_sums
-from streaming_server.engine.functions.function import Inputs, refuse_where, valid
+from streaming_server.engine.functions.function import Inputs, not_null_mask, refuse_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Count:
     """The number of inputs that are not null. Negative if more inputs were retracted than added."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses a number that does not fit the column."""
+        """As `MergeFunction.merge`. Refuses a number that does not fit the column."""
         (before,) = old
         # A key with an input, even null, counts from zero.
         before = before.fill_null(0) if inputs.has_any.all() else _zero_where(before, inputs)
@@ -44,7 +44,7 @@ class Average:
     """The mean of the inputs that are not null; null without such an input. Hidden: sum and count."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses a sum of over 38 digits, and a mean that does not fit the column."""
+        """As `MergeFunction.merge`. Refuses a sum of over 38 digits, and a mean that does not fit the column."""
         before, total, count = old
         inputs = inputs.not_null()
         values = inputs.values.cast(pa.float64()) if pat.is_floating(before.type) else _decimals(inputs.values)
@@ -54,7 +54,7 @@ class Average:
 
 
 def _zero_where(before: pa.Array, inputs: Inputs) -> pa.Array:
-    return pc.if_else(pa.array(valid(before) | ~inputs.has_any), before, pa.scalar(0, before.type))
+    return pc.if_else(pa.array(not_null_mask(before) | ~inputs.has_any), before, pa.scalar(0, before.type))
 
 
 def _ones(inputs: Inputs, type_: pa.DataType) -> Inputs:
@@ -63,19 +63,19 @@ def _ones(inputs: Inputs, type_: pa.DataType) -> Inputs:
 
 
 def _decimals(values: pa.Array) -> pa.Array:
-    """Integers and decimals as decimals of the same scale and 38 digits."""
+    """Converts integers and decimals to decimals of the same scale and 38 digits."""
     if pat.is_integer(values.type):
-        # Arrow takes only decimals that hold every integer of the type.
+        # Arrow casts only to decimals that can hold every integer of the type.
         values = values.cast(pa.decimal128(20, 0))
     return values.cast(pa.decimal128(38, values.type.scale))
 
 
 def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Sum by count, null where there is none; without a float rounded, ties to even.
+    """Divides sums by counts. Null where the count is null or zero. Means that are no floats are rounded, ties to even.
 
     Raises:
-        RefusedValueError: A mean does not fit the column, as it may where more is taken back than came; or is, without
-            a float, of over four billion values.
+        RefusedValueError: A mean does not fit the column, which happens when more was retracted than added; or a mean
+            that is no float has over four billion inputs.
     """
     some = pc.not_equal(count, pa.scalar(0, pa.int64())).fill_null(False)
     count = pc.if_else(some, count, pa.scalar(1, pa.int64()))
@@ -84,9 +84,9 @@ def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
         with np.errstate(all="ignore"):
             means = total.fill_null(0.0).to_numpy(zero_copy_only=False) / divisor
             narrow = means.astype(type_.to_pandas_dtype())
-        return pa.array(narrow, type_, mask=~(valid(total) & some.to_numpy(zero_copy_only=False)))
-    # Without their scale, as a negative one has no division.
-    rounded = _rounded(total.view(pa.decimal128(38, 0)), count)
+        return pa.array(narrow, type_, mask=~(not_null_mask(total) & some.to_numpy(zero_copy_only=False)))
+    # Without the scale, because Arrow cannot divide decimals of a negative scale.
+    rounded = _divide_rounded(total.view(pa.decimal128(38, 0)), count)
     rounded = pc.if_else(some, rounded, pa.scalar(None, rounded.type))
     least, most = _bounds(type_)
     is_over = pc.or_(pc.greater(rounded, most), pc.less(rounded, least)).fill_null(False)
@@ -96,21 +96,21 @@ def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(type_, len(rounded), rounded.buffers(), offset=rounded.offset)
 
 
-def _rounded(total: pa.Array, count: pa.Array) -> pa.Array:
-    """Whole numbers, decimals of 38 digits, divided by counts that are not zero, ties to even.
+def _divide_rounded(total: pa.Array, count: pa.Array) -> pa.Array:
+    """Divides decimals of 38 digits and scale 0 by counts other than zero, and rounds, ties to even.
 
-    Not by Arrow, whose rounding of long decimals gives other digits: as by hand, with digits of 32 bits.
+    Arrow rounds long decimals to wrong digits. So this is a long division with digits of 32 bits.
     """
     words = np.frombuffer(total.buffers()[1] or b"", np.uint64)[2 * total.offset : 2 * (total.offset + len(total))]
     low, high = words.reshape(-1, 2).T
     counts: npt.NDArray[np.int64] = count.to_numpy(zero_copy_only=False)
     is_less = high >> _SIGN == 1
-    low, high = _negated(low, high, is_less)
+    low, high = _negate_where(low, high, is_less)
     divisor, rest = np.abs(counts).astype(np.uint64), np.zeros(len(counts), np.uint64)
     refuse_where(divisor > _LOWEST, "the mean of over four billion inputs would not be exact")
     digits = []
     for digit in (high >> _DIGIT, high & _LOWEST, low >> _DIGIT, low & _LOWEST):
-        # A remainder is less than the divisor, so one more digit fits.
+        # A remainder is less than the divisor, which has 32 bits, so another digit fits beside it.
         rest = rest << _DIGIT | digit
         digits.append(rest // divisor)
         rest %= divisor
@@ -118,19 +118,21 @@ def _rounded(total: pa.Array, count: pa.Array) -> pa.Array:
     up = (rest > divisor - rest) | ((rest == divisor - rest) & (low & np.uint64(1) == 1))
     low = low + up
     high = high + (up & (low == 0))
-    low, high = _negated(low, high, is_less != (counts < 0))
+    low, high = _negate_where(low, high, is_less != (counts < 0))
     made = np.stack((low, high), axis=1)
-    return pa.Array.from_buffers(pa.decimal128(38, 0), len(made), [validity_buffer(valid(total)), pa.py_buffer(made)])
+    return pa.Array.from_buffers(
+        pa.decimal128(38, 0), len(made), [validity_buffer(not_null_mask(total)), pa.py_buffer(made)]
+    )
 
 
-def _negated(low: Words, high: Words, where: Mask) -> tuple[Words, Words]:
-    """The two's complement of some numbers of 128 bits."""
+def _negate_where(low: Words, high: Words, where: Mask) -> tuple[Words, Words]:
+    """Negates numbers of 128 bits where the mask is true, as two's complements."""
     low = np.where(where, ~low + np.uint64(1), low)
     return low, np.where(where, ~high + (low == 0), high)
 
 
 def _bounds(type_: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
-    """The least and the greatest value of a type, of decimals without their scale."""
+    """Returns the least and the greatest value of a type, decimals without their scale."""
     if pat.is_integer(type_):
         bounds = np.iinfo(type_.to_pandas_dtype())
         least, most = int(bounds.min), int(bounds.max)

@@ -1,4 +1,4 @@
-"""`min`, `max`, and `bool_and` and `bool_or`, which are the same of false below true."""
+"""`min` and `max`; also `bool_and` and `bool_or`, which are the minimum and maximum of false < true."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from streaming_server.arrays.sort_codes import sort_codes, values_of
-from streaming_server.engine.functions.function import Inputs, prepend_old, valid
+from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
+from streaming_server.engine.functions.function import Inputs, not_null_mask, prepend_old
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,18 +27,18 @@ class Extreme:
         self._greatest = greatest
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. What is taken back has been refused before."""
-        (before,), inputs = old, inputs.added().not_null()
+        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        (before,), inputs = old, inputs.additions().not_null()
         type_ = before.type
         if pat.is_string(type_) or pat.is_binary(type_) or pat.is_decimal(type_):
             return [self._by_sorting(before, inputs)]
         return [self._by_numbers(before, inputs)]
 
     def _by_numbers(self, before: pa.Array, inputs: Inputs) -> pa.Array:
-        # Booleans, dates and times as the numbers that they are stored as.
+        # Booleans, dates and times are compared as the numbers that store them.
         type_ = before.type
         numbers = _as_numbers(sort_codes(before))
-        result, has_any = numbers.fill_null(0).to_numpy(zero_copy_only=False).copy(), valid(before)
+        result, has_any = numbers.fill_null(0).to_numpy(zero_copy_only=False).copy(), not_null_mask(before)
         starts = inputs.first()
         if len(starts):
             best = np.maximum if self._greatest else np.minimum
@@ -47,7 +47,7 @@ class Extreme:
             result[keys] = np.where(has_any[keys], best(result[keys], found), found)
             has_any[keys] = True
         codes = pa.array(result, mask=~has_any)
-        return codes.cast(pa.bool_()) if pat.is_boolean(type_) else values_of(codes, type_)
+        return codes.cast(pa.bool_()) if pat.is_boolean(type_) else decode_sort_codes(codes, type_)
 
     def _by_sorting(self, before: pa.Array, inputs: Inputs) -> pa.Array:
         every = prepend_old(before, inputs).not_null()
@@ -56,9 +56,9 @@ class Extreme:
             sort_keys=[("key", "ascending"), ("value", "ascending")],
         ).to_numpy()
         places = every.last() if self._greatest else every.first()
-        chosen = np.full(inputs.count, -1)
-        chosen[every.keys[places]] = order[places]
-        return every.values.take(pa.array(chosen, mask=chosen < 0))
+        sources = np.full(inputs.count, -1)
+        sources[every.keys[places]] = order[places]
+        return every.values.take(pa.array(sources, mask=sources < 0))
 
 
 def _as_numbers(codes: pa.Array) -> pa.Array:

@@ -1,4 +1,4 @@
-"""The interface of aggregate functions: pure, and over all keys of a step at once."""
+"""The interface of aggregate functions. They are pure, and merge all keys of a step at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Inputs:
             return self
         return self.where(self.values.is_valid().to_numpy(zero_copy_only=False))
 
-    def added(self) -> Inputs:
+    def additions(self) -> Inputs:
         """Returns the values that are not retracted."""
         return self if self.retracted is None else self.where(~self.retracted)
 
@@ -71,10 +71,10 @@ class Inputs:
 
 
 class MergeFunction(Protocol):
-    """Merges values into a column of many keys. Stateless but for its parameters.
+    """Merges values into a column of many keys. Has no state besides its parameters.
 
-    The result does not depend on how the inputs are split into calls, with one exception: an integer sum may be refused
-    at the end of a call although a larger call would end within its range.
+    The result does not depend on how the inputs are split into calls, with one exception: an integer sum that is out of
+    range at the end of a call is refused, even if later inputs would bring it back into range.
     """
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
@@ -123,13 +123,13 @@ def last_places(keys: Places) -> Places:
     return np.flatnonzero(np.concatenate((keys[1:] != keys[:-1], [True])))
 
 
-def valid(array: pa.Array) -> Mask:
+def not_null_mask(array: pa.Array) -> Mask:
     """Returns the mask of values that are not null."""
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 
-def chosen(mask: Mask, new: pa.Array, old: pa.Array) -> pa.Array:
+def replace_where(mask: Mask, new: pa.Array, old: pa.Array) -> pa.Array:
     """Returns the new values where the mask is true, else the old ones, in their type.
 
     Arrow's `if_else` changes the type of decimals with a negative scale.

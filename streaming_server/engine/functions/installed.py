@@ -1,10 +1,12 @@
-"""Aggregate functions of other packages: loaded when the server starts, and only those that its settings list.
+"""Aggregate functions of other packages. The server loads those that its settings list when it starts.
 
-A package names a class in the entry point group `scankv.aggregate_functions`; its entry point has a dot in its name.
-For each column that has it, the class is made with the column's Arrow type and its parameters, texts by name, and
-raises ValueError for what it does not take. `merge(old, inputs)` gets the Python value of the column, None where there
-is none, and a list of inputs in their order, None among them, and returns the new value. `retract(old, inputs)`, where
-the class has it, takes inputs back. Both are called with one key at a time, and have to be pure.
+A package names a class in the entry point group `scankv.aggregate_functions`, by an entry point with a dot in its name.
+The server creates one instance for each column that has the function, with the column's Arrow type and its parameters,
+a dict of texts. The class raises ValueError for a type or parameter that it does not support.
+
+`merge(old, inputs)` gets the Python value of the column, None if it has none, and a list of inputs in the order of
+arrival, nulls as None. It returns the new value. `retract(old, inputs)` is optional; it retracts inputs and returns the
+new value. Each call is for one key. Both methods must be pure.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     Installed = Mapping[str, Callable[[pa.DataType, dict[str, str]], Any]]
 
 GROUP: Final = "scankv.aggregate_functions"
-"""The entry points that are looked at."""
+"""The group of entry points that is searched."""
 
 
 def load_installed(names: Sequence[str]) -> Installed:
     """Loads the functions of these names. Raises UsageError, naming the setting, for one that cannot be loaded."""
     if not names:
-        # Finding entry points reads the metadata of every installed package, which is half of what a start takes.
+        # Finding entry points reads the metadata of every installed package, which would double the time of a start.
         return {}
     found = {each.name: each for each in entry_points(group=GROUP)}
     functions = {}
@@ -43,7 +45,7 @@ def load_installed(names: Sequence[str]) -> Installed:
             )
         try:
             functions[name] = found[name].load()
-        except Exception as error:  # it is not our code
+        except Exception as error:  # code of another package may raise anything
             raise UsageError(
                 f'aggregate_functions = "{name}" cannot be loaded: {type(error).__name__}: {error}',
                 option="aggregate_functions",
@@ -52,11 +54,11 @@ def load_installed(names: Sequence[str]) -> Installed:
 
 
 class InstalledFunction:
-    """One that was made for a column.
+    """An aggregate function of another package, for one column.
 
     Args:
         name: Its name, for errors.
-        function: What its package made.
+        function: The instance of the package's class.
         type_: The column's type.
     """
 
@@ -67,15 +69,15 @@ class InstalledFunction:
         self.retracts = hasattr(function, "retract")
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses where the function raises an error, or gives no value of the type."""
+        """As `MergeFunction.merge`. Refuses an error of the function, and a result that is not of the column's type."""
         results: list[Any] = old[0].to_pylist()
         retracted = [False] * len(inputs.keys) if inputs.retracted is None else inputs.retracted.tolist()
         rows = zip(inputs.keys.tolist(), retracted, inputs.values.to_pylist(), strict=True)
-        for (key, back), group in groupby(rows, key=lambda row: row[:2]):
+        for (key, retract), group in groupby(rows, key=lambda row: row[:2]):
             values = [value for _, _, value in group]
-            call = self._function.retract if back else self._function.merge
+            call = self._function.retract if retract else self._function.merge
             try:
                 results[key] = pa.scalar(call(results[key], values), self._type).as_py()
-            except Exception as error:  # it is not our code
+            except Exception as error:  # code of another package may raise anything
                 raise RefusedValueError(key, f"{self._name} failed with {type(error).__name__}") from error
         return [pa.array(results, self._type)]

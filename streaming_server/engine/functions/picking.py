@@ -1,4 +1,4 @@
-"""The functions that keep one of their inputs: the first or the last, with or without nulls."""
+"""Functions that keep one of their inputs: the first or the last, with or without nulls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.engine.functions.function import Inputs, valid
+from streaming_server.engine.functions.function import Inputs, not_null_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,19 +39,19 @@ class FirstNotNull:
     """The first input that is not null."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. What is taken back has been refused before."""
-        inputs = inputs.added().not_null()
+        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
+        inputs = inputs.additions().not_null()
         places = inputs.first()
-        return [replace_with_inputs(old[0], inputs, places[~valid(old[0])[inputs.keys[places]]])]
+        return [replace_with_inputs(old[0], inputs, places[~not_null_mask(old[0])[inputs.keys[places]]])]
 
 
 class First:
-    """The first input, even null. Hidden: whether an input came, because a null looks like none."""
+    """The first input, even null. Hidden: whether an input has come, because a null value cannot show that."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`. What is taken back has been refused before."""
+        """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
         before, seen = old
-        inputs = inputs.added()
+        inputs = inputs.additions()
         was_seen = seen.fill_null(False).to_numpy(zero_copy_only=False)
         places = inputs.first()
         result = replace_with_inputs(before, inputs, places[~was_seen[inputs.keys[places]]])
@@ -59,13 +59,13 @@ class First:
 
 
 def replace_with_inputs(old: pa.Array, inputs: Inputs, places: Places, gone: Mask | None = None) -> pa.Array:
-    """Returns the old values, replaced by some inputs at their keys; null where `gone`."""
+    """Returns the old values, replaced by the inputs at `places`, or by null where `gone`."""
     if not len(places):
         return old
-    chosen = np.arange(inputs.count)
-    chosen[inputs.keys[places]] = places + inputs.count
+    sources = np.arange(inputs.count)
+    sources[inputs.keys[places]] = places + inputs.count
     mask = None
     if gone is not None and gone.any():
         mask = np.zeros(inputs.count, np.bool_)
         mask[inputs.keys[places]] = gone
-    return pa.concat_arrays([old, inputs.values]).take(pa.array(chosen, mask=mask))
+    return pa.concat_arrays([old, inputs.values]).take(pa.array(sources, mask=mask))

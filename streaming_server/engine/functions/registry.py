@@ -1,4 +1,4 @@
-"""Which function a column's aggregate is: ours by name, and those that the server has loaded from other packages."""
+"""Finds the function of a column's aggregate by its name: a built-in one, or one of another package."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ _OURS: Final[Mapping[str, Callable[[ColumnAggregate], MergeFunction]]] = {
 
 
 def function_of(aggregate: ColumnAggregate, type_: pa.DataType, installed: Installed) -> MergeFunction:
-    """The function of a column's aggregate, which has been checked as far as it can be without a server.
+    """Returns the function of a column's aggregate.
+
+    The definition of a built-in aggregate was checked before. Only the server can check one of another package.
 
     Raises:
-        InvalidRequest: This server does not have it, or it does not take the type or a parameter; names the column.
+        InvalidRequest: This server does not have the function, or the function does not support the column's type or a
+            parameter; names the column.
     """
     name, column = aggregate.function, aggregate.column
     if name in SKETCHES:
@@ -61,5 +64,5 @@ def function_of(aggregate: ColumnAggregate, type_: pa.DataType, installed: Insta
     parameters = {key: value for key, value in aggregate.parameters if key != IGNORE_RETRACT}
     try:
         return InstalledFunction(name, installed[name](type_, parameters), type_)
-    except Exception as error:  # it is not our code
+    except Exception as error:  # code of another package may raise anything
         raise InvalidRequest(f'column "{column}": {name} refuses it: {error}', column=column) from error

@@ -1,7 +1,7 @@
-"""Roaring bitmaps and the sketches of Apache DataSketches: unions of what they have serialised, key by key.
+"""Unions of serialised roaring bitmaps and of serialised sketches of Apache DataSketches, one for each key.
 
-Both libraries come with the extra `sketches`, and are imported on use. They read bytes that a client sent, so each is
-read by their checked functions, and what they refuse is refused.
+Both libraries come with the extra `sketches` and are imported on first use. The bytes come from clients, so only the
+libraries' checked functions read them, and bytes that these functions reject are refused.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _TOP_K_LOG2_SIZE: Final = 10
 
 
 class Union(Protocol):
-    """A union that is being made."""
+    """An unfinished union."""
 
     def add(self, data: bytes) -> None:
-        """Adds what was serialised. Raises any error for what was not."""
+        """Adds a serialised value. Raises any exception for bytes that are not one."""
 
-    def serialised(self) -> bytes:
-        """The union so far."""
+    def serialise(self) -> bytes:
+        """Returns the union of all values added so far."""
 
 
 class SerialisedUnion:
-    """The union of binaries that one library reads.
+    """An aggregate function whose inputs and result are serialised values of one library.
 
     Args:
-        what: What they are, for errors.
-        begin: Begins a union.
+        what: What the values are, for errors.
+        begin: Creates an empty union.
     """
 
     def __init__(self, what: str, begin: Callable[[], Union]) -> None:
@@ -43,26 +43,26 @@ class SerialisedUnion:
         self._begin = begin
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses what is ill-formed. What is taken back has been refused before."""
+        """As `MergeFunction.merge`. Refuses malformed bytes. Retractions were refused before, or are ignored."""
         results: list[bytes | None] = old[0].to_pylist()
         unions: dict[int, Union] = {}
-        inputs = inputs.added().not_null()
+        inputs = inputs.additions().not_null()
         for key, data in zip(inputs.keys.tolist(), inputs.values.to_pylist(), strict=True):
             if key not in unions:
                 unions[key] = self._begin()
                 before = results[key]
                 if before is not None:
-                    self._add(unions[key], before, key, "what is stored")
+                    self._add(unions[key], before, key, "the stored value")
             self._add(unions[key], data, key, "the value")
         for key, union in unions.items():
-            results[key] = union.serialised()
+            results[key] = union.serialise()
         return [pa.array(results, pa.binary())]
 
     def _add(self, union: Union, data: bytes, key: int, which: str) -> None:
         try:
             union.add(data)
-        except Exception as error:  # the libraries have no common one
-            raise RefusedValueError(key, f"{which} is no {self._what}") from error
+        except Exception as error:  # the libraries' exceptions have no common class
+            raise RefusedValueError(key, f"{which} is not a {self._what}") from error
 
 
 class _Bitmap:
@@ -72,13 +72,13 @@ class _Bitmap:
 
     def add(self, data: bytes) -> None:
         bitmap = self._kind.deserialize(data)
-        # What is behind the bitmap would be lost in silence.
+        # The library ignores bytes after the bitmap, so they would be lost silently.
         if len(bitmap.serialize()) != len(data):
-            raise ValueError("there is more than a bitmap")
+            raise ValueError("bytes follow the bitmap")
         self._union |= bitmap
 
-    def serialised(self) -> bytes:
-        # In one form, however it came about.
+    def serialise(self) -> bytes:
+        # Equal bitmaps get equal bytes, whatever the order in which they were built.
         self._union.run_optimize()
         return bytes(self._union.serialize())
 
@@ -91,7 +91,7 @@ class _Hll:
     def add(self, data: bytes) -> None:
         self._union.update(self._library.hll_sketch.deserialize(data))
 
-    def serialised(self) -> bytes:
+    def serialise(self) -> bytes:
         return bytes(self._union.get_result(self._library.tgt_hll_type.HLL_8).serialize_compact())
 
 
@@ -103,7 +103,7 @@ class _Theta:
     def add(self, data: bytes) -> None:
         self._union.update(self._library.compact_theta_sketch.deserialize(data))
 
-    def serialised(self) -> bytes:
+    def serialise(self) -> bytes:
         return bytes(self._union.get_result().serialize())
 
 
@@ -115,7 +115,7 @@ class _TopK:
     def add(self, data: bytes) -> None:
         self._union.merge(self._kind.deserialize(data))
 
-    def serialised(self) -> bytes:
+    def serialise(self) -> bytes:
         return bytes(self._union.serialize())
 
 
@@ -132,13 +132,13 @@ SKETCHES: Final = frozenset(_BEGIN)
 
 
 def sketch_function(name: str, column: str) -> SerialisedUnion:
-    """One of them. Raises InvalidRequest, naming the column, where its library is not installed."""
+    """Returns a function of `SKETCHES`. Raises InvalidRequest, naming the column, if its library is not installed."""
     library, what, begin = _BEGIN[name]
     try:
         module = import_module(library)
     except ImportError as error:
         raise InvalidRequest(
-            f'column "{column}": {name} needs the package {library} at the server, which is not installed there: '
+            f'column "{column}": {name} needs the package {library}, which is not installed on the server: '
             'pip install "scankv[sketches]"',
             column=column,
         ) from error

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexStatus:
+class IndexBuildProgress:
     """How far an index of a table is built.
 
     Attributes:
@@ -55,7 +55,7 @@ class IndexBuilds:
     """Builds the indexes of one table, one bucket after another. Bound to the server's event loop.
 
     Args:
-        codec: Gives the codec of the table as of now.
+        codec: Returns the current codec of the table.
     """
 
     def __init__(self, codec: Callable[[], TableCodec]) -> None:
@@ -71,8 +71,8 @@ class IndexBuilds:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
-    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexStatus:
-        """How far an index is built, from the statistics of all buckets."""
+    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexBuildProgress:
+        """Returns how far an index is built, from the statistics of all buckets."""
         ready, done, failures = True, 0, []
         rows: list[int | None] = []
         for figures in buckets:
@@ -85,7 +85,7 @@ class IndexBuilds:
             done += built if bucket_rows is None else bucket_rows if is_ready else min(built, bucket_rows)
             failures.append((live.damage or "") if state is None else self._failures.get((live.number, index.id), ""))
         failure = "; ".join(dict.fromkeys(filter(None, failures)))
-        return IndexStatus(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
+        return IndexBuildProgress(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
 
     async def close(self) -> None:
         """Ends the running build after its step. No other build begins."""
@@ -101,8 +101,8 @@ class IndexBuilds:
                 try:
                     await self._keep(live)
                 except ScanKvError as error:
-                    # A damaged bucket is told of wherever it is asked for. Else the bucket was closed, or the disk
-                    # is full: what is left to be done is done when the bucket is opened the next time.
+                    # The bucket is damaged, was closed, or the disk is full. Every use of a damaged bucket reports the
+                    # damage. Otherwise the build continues when the bucket is opened the next time.
                     _log.warning("indexes of bucket %s of %s: %s", live.number, live.table, error.message)
                 except Exception:
                     _log.exception("indexes of bucket %s of %s", live.number, live.table)
@@ -119,7 +119,7 @@ class IndexBuilds:
     async def _step(self, live: LiveBucket) -> bool:
         """Runs one step of a build. Returns False when nothing is left to build.
 
-        Whoever waits for the mutex meanwhile has it before the next step.
+        Releases the mutex after each step, so that waiting writers get it before the next step.
         """
         async with live.mutex:
             bucket, codec = await live.open(), self._codec()
@@ -153,9 +153,9 @@ def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
         return
     assert reached is not None
     try:
-        keys = codec.keys.encoded(batch)
+        keys = codec.keys.encode_stored(batch)
     except InvalidKey as error:
-        raise DataLoss(f"{bucket.location} is damaged: a row has a key that cannot be stored") from error
+        raise DataLoss(f"{bucket.location} is damaged: a row has an invalid key") from error
     entries = index.entries(batch, keys)
     bucket.put_index_entries(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
 
@@ -163,7 +163,7 @@ def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
 def _why(error: ScanKvError) -> str:
     if isinstance(error, RequestTooLarge):
         return (
-            f"a row's columns of the index take over {MAX_KEY_BYTES:,} bytes when encoded: shorten or delete it, then "
-            "drop the index and add it anew"
+            f"the indexed columns of a row take over {MAX_KEY_BYTES:,} bytes when encoded: shorten them or delete the "
+            "row, then drop the index and add it again"
         )
     return error.message

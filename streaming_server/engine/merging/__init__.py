@@ -1,1 +1,1 @@
-"""Merge engines: what becomes of rows that stand when rows with the same keys are written. Pure; Arrow in and out."""
+"""Merge engines: what rows a bucket has after rows with the same keys are written. Pure functions of Arrow data."""

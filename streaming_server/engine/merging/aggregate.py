@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.tables.merge_functions import IGNORE_RETRACT, ColumnAggregate
-from streaming_server.engine.functions.function import Inputs, RefusedValueError, chosen
-from streaming_server.engine.merging.rows import Merged
+from streaming_server.engine.functions.function import Inputs, RefusedValueError, replace_where
+from streaming_server.engine.merging.rows import MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,19 +53,23 @@ class AggregatedColumn:
     hidden: tuple[str, ...]
     retracts: bool
 
-    def merged(self, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
-        """Merges inputs into the column and its hidden columns, by name. Raises RefusedColumnError."""
-        return self.called(self.function, standing, self.counted(inputs))
+    def merge(self, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
+        """Merges inputs by the column's function. Returns the column and its hidden columns, by name.
 
-    def counted(self, inputs: Inputs) -> Inputs:
-        """The inputs that count. `retracted` is None unless one of them is retracted."""
+        Raises:
+            RefusedColumnError: The inputs of a key have no result.
+        """
+        return self.merge_with(self.function, standing, self.effective_inputs(inputs))
+
+    def effective_inputs(self, inputs: Inputs) -> Inputs:
+        """Returns the inputs without ignored retractions. `retracted` is None unless a retraction is left."""
         if inputs.retracted is not None and (self.aggregate.flag(IGNORE_RETRACT) or not inputs.retracted.any()):
-            added = inputs.added()
+            added = inputs.additions()
             return Inputs(added.values, added.keys, added.count)
         return inputs
 
-    def called(self, function: MergeFunction, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
-        """Merges inputs with another function. Raises RefusedColumnError."""
+    def merge_with(self, function: MergeFunction, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
+        """Merges inputs by `function`. Returns and raises as `merge`."""
         names = (self.aggregate.column, *self.hidden)
         try:
             results = function.merge([standing.columns[name] for name in names], inputs)
@@ -73,17 +77,20 @@ class AggregatedColumn:
             raise RefusedColumnError(self.aggregate.column, error.reason, error.place) from error
         return dict(zip(names, results, strict=True))
 
-    def replaced(self, standing: CurrentRows, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
-        """Sets the values of some keys, with hidden columns as if each value were the only input."""
+    def overwrite(self, standing: CurrentRows, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
+        """Replaces the column by `values`, and its hidden columns `where` the mask is true.
+
+        There, the hidden columns become those of a key whose only input is its value. Returns the columns by name.
+        """
         names = (self.aggregate.column, *self.hidden)
         empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]
         places = np.flatnonzero(where)
-        made = self.function.merge(empty, Inputs(values.take(pa.array(places)), places, len(values)))
-        hidden = [chosen(where, new, standing.columns[name]) for name, new in zip(names, made, strict=True)]
+        results = self.function.merge(empty, Inputs(values.take(pa.array(places)), places, len(values)))
+        hidden = [replace_where(where, new, standing.columns[name]) for name, new in zip(names, results, strict=True)]
         return {**dict(zip(names, hidden, strict=True)), self.aggregate.column: values}
 
 
-class Aggregating:
+class AggregateEngine:
     """Merges each column by its function.
 
     Args:
@@ -97,10 +104,10 @@ class Aggregating:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`. A retraction without a row creates a row, with values below zero."""
         columns: dict[str, pa.Array] = {}
         for name in written.targets(standing):
             column = self._columns[name]
-            columns |= column.merged(standing, written.inputs(name, column.type))
-        return Merged(columns, np.diff(written.starts) > 0)
+            columns |= column.merge(standing, written.inputs(name, column.type))
+        return MergeResult(columns, np.diff(written.starts) > 0)

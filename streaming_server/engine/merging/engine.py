@@ -14,10 +14,10 @@ from scankv.model.tables.merge_functions import (
 )
 from scankv.model.tables.schema import hidden_name
 from streaming_server.engine.functions.registry import function_of
-from streaming_server.engine.merging.aggregate import AggregatedColumn, Aggregating
+from streaming_server.engine.merging.aggregate import AggregatedColumn, AggregateEngine
 from streaming_server.engine.merging.first_row import FirstRow
 from streaming_server.engine.merging.newest_row import NewestRow
-from streaming_server.engine.merging.overwrite import Overwriting
+from streaming_server.engine.merging.overwrite import OverwriteEngine
 from streaming_server.engine.merging.partial_update import PartialUpdate
 
 if TYPE_CHECKING:
@@ -26,29 +26,32 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
+    from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
 class MergeEngine(Protocol):
     """Merges written or retracted rows into the current ones. Pure, thread-safe."""
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
-        """For each key the place of the last row that deletes and counts, -1 for none. None: the last one counts."""
+        """Returns, for each key, the position of the last delete that has an effect; -1 if no delete has one.
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
-        """What becomes of them; there are no rows that delete. Raises RefusedColumnError."""
+        None: the last delete of each key has an effect.
+        """
+
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
+        """Merges written rows, none of them a delete, into the current ones. Raises RefusedColumnError."""
 
 
 class Engines:
-    """The engines of one version of a table.
+    """The merge engines of one version of a table.
 
     Args:
         definition: The table.
         installed: The aggregate functions that the server has from other packages.
 
     Attributes:
-        overwriting: Replaces what stands.
-        merging: What the table's option says.
+        overwriting: The engine of writes that replace the current rows.
+        merging: The engine that the table's option names.
 
     Raises:
         InvalidRequest: The server does not have one of the table's functions; names the column.
@@ -58,12 +61,12 @@ class Engines:
         spec = definition.merging
         columns = {column.name: column for column in definition.schema.columns}
         aggregated = {
-            name: _aggregated(each, columns[name], installed)
+            name: _aggregated_column(each, columns[name], installed)
             for name, each in spec.by_column.items()
             if name in columns
         }
         self._aggregated = aggregated
-        self.overwriting: MergeEngine = Overwriting(aggregated)
+        self.overwriting: MergeEngine = OverwriteEngine(aggregated)
         match definition.options.merge_engine:
             case "first_row":
                 self.merging: MergeEngine = FirstRow()
@@ -72,10 +75,10 @@ class Engines:
             case "aggregate":
                 others = [name for name in columns if name not in (*aggregated, *definition.primary_key)]
                 default = {
-                    name: _aggregated(ColumnAggregate(name, DEFAULT_FUNCTION), columns[name], installed)
+                    name: _aggregated_column(ColumnAggregate(name, DEFAULT_FUNCTION), columns[name], installed)
                     for name in others
                 }
-                self.merging = Aggregating({**aggregated, **default})
+                self.merging = AggregateEngine({**aggregated, **default})
             case _:
                 self.merging = NewestRow(spec.order_columns)
 
@@ -84,17 +87,17 @@ class Engines:
         return self.overwriting if written.overwrite else self.merging
 
     def check_retract(self, columns: Collection[str] | None) -> None:
-        """Raises InvalidRequest, naming the column, where rows of some columns (None: all) cannot be taken back."""
+        """Raises InvalidRequest, naming the column, if one of `columns` (None: all) cannot be retracted."""
         for name, each in self._aggregated.items():
             if not each.retracts and (columns is None or name in columns):
                 raise InvalidRequest(
-                    f'column "{name}": {each.aggregate.function} cannot take a row back: name other columns, or make '
+                    f'column "{name}": {each.aggregate.function} cannot retract a value: name other columns, or create '
                     "the table with ignore_retract=True",
                     column=name,
                 )
 
 
-def _aggregated(aggregate: ColumnAggregate, column: ColumnDefinition, installed: Installed) -> AggregatedColumn:
+def _aggregated_column(aggregate: ColumnAggregate, column: ColumnDefinition, installed: Installed) -> AggregatedColumn:
     function = function_of(aggregate, column.type, installed)
     hidden = tuple(hidden_name(column.name, part) for part, _ in hidden_fields(aggregate, column.type))
     return AggregatedColumn(

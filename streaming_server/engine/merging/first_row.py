@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streaming_server.engine.merging.newest_row import with_rows
+from streaming_server.engine.merging.newest_row import take_written_rows
 
 if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Places
-    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
+    from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
 class FirstRow:
@@ -20,7 +20,7 @@ class FirstRow:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
         is_first = ~standing.exists & (np.diff(written.starts) > 0)
-        return with_rows(standing, written, np.where(is_first, written.starts[:-1], -1))
+        return take_written_rows(standing, written, np.where(is_first, written.starts[:-1], -1))

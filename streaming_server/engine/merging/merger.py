@@ -1,4 +1,4 @@
-"""Merging rows into what a bucket stores, by the rules of one version of a table."""
+"""Merges written rows into the rows that a bucket stores, by the rules of one version of a table."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class StoredRows(Protocol):
-    """Rows as they are stored: those of a bucket, or of what a bucket would become."""
+    """The encoded rows of a bucket, or of a bucket after writes that are not applied yet."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys, None where no row exists."""
+        """Returns the rows of some encoded keys, None where no row exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Merger:
         return self.codec.definition
 
     def without_indexes(self) -> Merger:
-        """The same, for rows whose index entries nobody needs."""
+        """Returns a merger that computes no index entries."""
         return replace(self, codec=replace(self.codec, indexes={}))
 
     def merge(self, stored: StoredRows, rows: PreparedRows) -> BucketChange:
@@ -72,8 +72,8 @@ class Merger:
         try:
             return merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes)
         except RequestTooLarge as error:
-            # Every other index was checked before anything was written.
+            # The rows were checked for every index that existed when the request was prepared.
             raise RequestTooLarge(
-                f"an index was added in the meantime, and a row's columns of it take over {MAX_KEY_BYTES:,} bytes; "
-                "rows before it may have been written: send shorter ones"
+                f"an index was added during the write, and the indexed columns of a row take over {MAX_KEY_BYTES:,} "
+                "bytes; rows before this one may have been written: send shorter values"
             ) from error

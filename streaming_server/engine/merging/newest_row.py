@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.ordering import newness
-from streaming_server.engine.merging.rows import DELETE, Merged
+from streaming_server.engine.merging.rows import DELETE, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,14 @@ class NewestRow:
     def __init__(self, order: Sequence[str]) -> None:
         self._order = order
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
         keys = written.keys
         if not self._order:
             places = np.full(written.count, -1)
             last = last_places(keys)
             places[keys[last]] = last
-            return with_rows(standing, written, places)
+            return take_written_rows(standing, written, places)
         before, after = newness(standing, written, self._order)
         order = np.lexsort((after, keys))
         newest = order[last_places(keys[order])]
@@ -44,7 +44,7 @@ class NewestRow:
         wins = ~standing.exists[at] | (after[newest] >= before[at])
         places = np.full(written.count, -1)
         places[at[wins]] = newest[wins]
-        return with_rows(standing, written, places)
+        return take_written_rows(standing, written, places)
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`. A delete counts if it is not older than the row that exists when it arrives.
@@ -58,9 +58,9 @@ class NewestRow:
         before, after = newness(standing, written, self._order)
         last = np.full(written.count, -1)
         for key in np.unique(written.keys[written.kinds == DELETE]).tolist():
-            first, behind = int(written.starts[key]), int(written.starts[key + 1])
+            first, end = int(written.starts[key]), int(written.starts[key + 1])
             newest = int(before[key]) if standing.exists[key] else -1
-            rows = zip(after[first:behind].tolist(), (written.kinds[first:behind] == DELETE).tolist(), strict=True)
+            rows = zip(after[first:end].tolist(), (written.kinds[first:end] == DELETE).tolist(), strict=True)
             for place, (new, deletes) in enumerate(rows, first):
                 if new >= newest:
                     newest = -1 if deletes else new
@@ -68,16 +68,16 @@ class NewestRow:
         return last
 
 
-def with_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> Merged:
-    """Takes one written row for each key, in the written columns. -1 keeps the current row."""
+def take_written_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> MergeResult:
+    """Takes the written columns of one written row for each key, given by its position. -1 keeps the current row."""
     columns = {}
     wrote = places >= 0
-    chosen = np.where(wrote, places + written.count, np.arange(written.count))
+    sources = np.where(wrote, places + written.count, np.arange(written.count))
     everywhere = pa.array(places) if wrote.all() else None
     for name in written.targets(standing):
         old = standing.columns[name]
         new = written.column(name, old.type)
         columns[name] = (
-            new.take(everywhere) if everywhere is not None else pa.concat_arrays([old, new]).take(pa.array(chosen))
+            new.take(everywhere) if everywhere is not None else pa.concat_arrays([old, new]).take(pa.array(sources))
         )
-    return Merged(columns, wrote)
+    return MergeResult(columns, wrote)

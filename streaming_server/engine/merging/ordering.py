@@ -1,4 +1,4 @@
-"""Orders rows by age, which some of their columns say."""
+"""Orders rows by age, as some of their columns give it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def newness(standing: CurrentRows, written: WrittenRows, columns: Sequence[str])
         if values.null_count:
             ranks[values.is_null().to_numpy(zero_copy_only=False)] = 0
         if numbers is not None:
-            # Less than the square of the number of rows, so it fits. Then made dense again.
+            # Combined numbers are below the square of the number of rows, so they fit. `unique` makes them dense again.
             ranks = np.unique(numbers * (len(ranks) + 1) + ranks, return_inverse=True)[1]
         numbers = ranks
     assert numbers is not None

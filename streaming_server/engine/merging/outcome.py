@@ -31,7 +31,7 @@ _NOTHING = pa.nulls(0, pa.binary())
 
 
 def reads_old_rows(definition: TableDefinition, indexes: Collection[IndexCodec]) -> bool:
-    """Whether a write of complete rows must read the rows that it replaces: for the changelog, or for indexes."""
+    """Whether a write of complete rows must read the rows that it replaces, for the changelog or for indexes."""
     return definition.options.before_images or bool(indexes)
 
 
@@ -54,7 +54,7 @@ def merge_upsert(
             put_keys=keys,
             put_values=values,
             delete_keys=_NOTHING,
-            changes=_without_before(codec.definition, RowKind.UPDATE_AFTER, batch),
+            changes=_changes_without_old_rows(codec.definition, RowKind.UPDATE_AFTER, batch),
             rows_added=None,
             schema_id=codec.definition.schema.id,
         )
@@ -65,7 +65,7 @@ def merge_upsert(
     if row_deduplicate and exists.any():
         same = exists.copy()
         new_values = values if not codec.hidden else codec.encode(batch)
-        # Encoded anew, because rows of an older schema have other bytes for the same values.
+        # Encoded again, because rows of an older schema have other bytes for the same values.
         old_values = codec.encode(old_rows)
         same[exists] = pc.equal(old_values, new_values.filter(pa.array(exists))).to_numpy(zero_copy_only=False)
         if same.any():
@@ -82,7 +82,7 @@ def merge_upsert(
         delete_keys=_NOTHING,
         changes=_upsert_changes(old_rows, batch, exists)
         if codec.definition.options.before_images
-        else _without_before(codec.definition, RowKind.UPDATE_AFTER, batch),
+        else _changes_without_old_rows(codec.definition, RowKind.UPDATE_AFTER, batch),
         rows_added=int((~exists).sum()),
         schema_id=codec.definition.schema.id,
         entries=tuple(entries_of_upserts(index, old_rows, batch, keys, exists) for index in indexes),
@@ -100,20 +100,22 @@ def merge_delete(
     codec, definition = keys.codec, keys.codec.definition
     if old is None:
         assert not reads_old_rows(definition, indexes)
-        return _deleted(definition, keys.keys, _without_before(definition, RowKind.DELETE, keys.batch), None)
+        return _delete_change(
+            definition, keys.keys, _changes_without_old_rows(definition, RowKind.DELETE, keys.batch), None
+        )
     stored = pa.array(old, pa.binary())
     exists = stored.is_valid()
     old_rows, gone = codec.decoder().decode(stored.drop_null()), keys.keys.filter(exists)
     changes = (
         Changes(np.full(old_rows.num_rows, RowKind.DELETE, np.uint8), old_rows)
         if definition.options.before_images
-        else _without_before(definition, RowKind.DELETE, keys.batch.filter(exists))
+        else _changes_without_old_rows(definition, RowKind.DELETE, keys.batch.filter(exists))
     )
-    change = _deleted(definition, gone, changes, -old_rows.num_rows)
+    change = _delete_change(definition, gone, changes, -old_rows.num_rows)
     return replace(change, entries=tuple(entries_of_deletes(index, old_rows, gone) for index in indexes))
 
 
-def both(puts: BucketChange, deletes: BucketChange) -> BucketChange:
+def combine_changes(puts: BucketChange, deletes: BucketChange) -> BucketChange:
     """Combines puts and deletes of different keys into one change."""
     changes = None
     if puts.changes is not None and deletes.changes is not None:
@@ -133,7 +135,7 @@ def both(puts: BucketChange, deletes: BucketChange) -> BucketChange:
     )
 
 
-def _deleted(
+def _delete_change(
     definition: TableDefinition, keys: pa.Array, changes: Changes | None, rows_added: int | None
 ) -> BucketChange:
     return BucketChange(
@@ -146,8 +148,8 @@ def _deleted(
     )
 
 
-def _without_before(definition: TableDefinition, kind: RowKind, rows: pa.RecordBatch) -> Changes | None:
-    """Changes of one kind for a changelog without before-images. `rows` may be keys only. None: no changelog."""
+def _changes_without_old_rows(definition: TableDefinition, kind: RowKind, rows: pa.RecordBatch) -> Changes | None:
+    """Returns changes of one kind, without old rows. `rows` may be keys only. None: the table has no changelog."""
     if definition.options.changelog == "none":
         return None
     schema = definition.change_schema_at(definition.schema.id)
@@ -157,7 +159,7 @@ def _without_before(definition: TableDefinition, kind: RowKind, rows: pa.RecordB
 def _upsert_changes(
     old_rows: pa.RecordBatch, new_rows: pa.RecordBatch, exists: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> Changes:
-    """The changes of an upsert: each new row, after its old row where one existed."""
+    """Returns the changes of an upsert: each new row, after its old row if one existed."""
     if not exists.any():
         return Changes(np.full(new_rows.num_rows, RowKind.INSERT, np.uint8), new_rows)
     after = np.cumsum(1 + exists) - 1
@@ -168,5 +170,5 @@ def _upsert_changes(
     source = np.empty(len(kinds), np.int64)
     source[before] = np.arange(len(before))
     source[after] = np.arange(len(after)) + len(before)
-    both = pa.concat_batches([old_rows, new_rows])
-    return Changes(kinds, both.take(pa.array(source)))
+    rows = pa.concat_batches([old_rows, new_rows])
+    return Changes(kinds, rows.take(pa.array(source)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streaming_server.engine.merging.newest_row import NewestRow
-from streaming_server.engine.merging.rows import Merged
+from streaming_server.engine.merging.rows import MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
-class Overwriting:
+class OverwriteEngine:
     """The last written row replaces the current row.
 
     Args:
@@ -32,11 +32,11 @@ class Overwriting:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`."""
-        merged = self._last.merge(standing, written)
-        columns: dict[str, pa.Array] = dict(merged.columns)
-        for name in merged.columns:
+        result = self._last.merge(standing, written)
+        columns: dict[str, pa.Array] = dict(result.columns)
+        for name in result.columns:
             if name in self._aggregated and self._aggregated[name].hidden:
-                columns |= self._aggregated[name].replaced(standing, columns[name], merged.wrote)
-        return Merged(columns, merged.wrote)
+                columns |= self._aggregated[name].overwrite(standing, columns[name], result.wrote)
+        return MergeResult(columns, result.wrote)

@@ -1,4 +1,4 @@
-"""The engine `partial_update`: a column keeps its last value, a group of columns the values of its newest row."""
+"""The engine `partial_update`: a column keeps its last value; a sequence group keeps the values of its newest row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streaming_server.engine.functions.function import Inputs, last_places, valid
-from streaming_server.engine.functions.older import of_older
+from streaming_server.engine.functions.function import Inputs, last_places, not_null_mask
+from streaming_server.engine.functions.late_inputs import function_for_late_inputs
 from streaming_server.engine.functions.picking import Last, replace_with_inputs
 from streaming_server.engine.merging.ordering import newness
-from streaming_server.engine.merging.rows import RETRACT, Merged
+from streaming_server.engine.merging.rows import RETRACT, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _LAST_NOT_NULL = Last(skip_nulls=True)
 
 
 class PartialUpdate:
-    """Merges columns outside of groups one by one; a null changes nothing. A group changes as one.
+    """Merges each column outside of groups by itself; a null has no effect there. Columns of a group change together.
 
     Args:
         groups: The sequence groups.
@@ -42,7 +42,7 @@ class PartialUpdate:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """As `MergeEngine.merge`. Retractions concern groups only, and create no row."""
         columns: dict[str, pa.Array] = {}
         targets = written.targets(standing)
@@ -51,13 +51,13 @@ class PartialUpdate:
             if name not in self._grouped:
                 old = standing.columns[name]
                 columns[name] = _LAST_NOT_NULL.merge([old], added.inputs(name, old.type))[0]
-        # Without a row, nothing can be retracted before one is written.
+        # A retraction before the first row of its key has no effect.
         known = written.where(_has_row(standing, written)) if written.retracted is not None else written
         for group in self._groups:
-            columns |= self._group(group, standing, known, targets)
-        return Merged(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
+            columns |= self._merge_group(group, standing, known, targets)
+        return MergeResult(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
 
-    def _group(
+    def _merge_group(
         self, group: SequenceGroup, standing: CurrentRows, written: WrittenRows, targets: Sequence[str]
     ) -> dict[str, pa.Array]:
         if any(name not in targets for name in group.sequence):
@@ -65,7 +65,7 @@ class PartialUpdate:
         types = {name: standing.columns[name].type for name in group.sequence}
         has_sequence = np.zeros(written.batch.num_rows, np.bool_)
         for name in group.sequence:
-            has_sequence |= valid(written.column(name, types[name]))
+            has_sequence |= not_null_mask(written.column(name, types[name]))
         if not has_sequence.all():
             written = written.where(has_sequence)
         keys, is_newer = written.keys, self._is_newer(group, standing, written)
@@ -81,16 +81,16 @@ class PartialUpdate:
             columns[name] = replace_with_inputs(old, inputs, last, None if name in group.sequence else gone)
         for name in group.columns:
             if name in self._aggregated and name in targets:
-                columns |= self._function(self._aggregated[name], standing, written, is_newer)
+                columns |= self._merge_aggregated(self._aggregated[name], standing, written, is_newer)
         return columns
 
     @staticmethod
     def _is_newer(group: SequenceGroup, standing: CurrentRows, written: WrittenRows) -> Mask:
-        """Which rows are at least as new as all rows before them, in the order of arrival."""
+        """Returns which rows are at least as new as all rows of their key that arrived before them."""
         before, after = newness(standing, written, group.sequence)
         unknown = np.ones(written.count, np.bool_)
         for name in group.sequence:
-            unknown &= ~valid(standing.columns[name])
+            unknown &= ~not_null_mask(standing.columns[name])
         before = np.where(unknown, 0, before)
         keys = np.concatenate((np.arange(written.count), written.keys))
         order = np.argsort(keys, kind="stable")
@@ -102,23 +102,21 @@ class PartialUpdate:
         return is_newer[written.count :]
 
     @staticmethod
-    def _function(
+    def _merge_aggregated(
         column: AggregatedColumn, standing: CurrentRows, written: WrittenRows, is_newer: Mask
     ) -> dict[str, pa.Array]:
         inputs = written.inputs(column.aggregate.column, column.type)
         is_older = ~is_newer if inputs.retracted is None else ~is_newer & ~inputs.retracted
-        counted = column.counted(inputs)
-        # A row that is taken back counts behind the older ones of its request, wherever it came.
-        older = of_older(column.function) if is_older.any() else None
-        if older is None:
-            return column.called(column.function, standing, counted)
-        first = column.called(older, standing, inputs.where(is_older))
-        rest = column.counted(inputs.where(~is_older))
-        return first | column.called(column.function, standing.changed(first, standing.exists), rest)
+        # Retractions apply after the late rows of their request, whatever the order in which both arrived.
+        late_function = function_for_late_inputs(column.function) if is_older.any() else None
+        if late_function is None:
+            return column.merge(standing, inputs)
+        first = column.merge_with(late_function, standing, inputs.where(is_older))
+        return first | column.merge(standing.with_columns(first, standing.exists), inputs.where(~is_older))
 
 
 def _has_row(standing: CurrentRows, written: WrittenRows) -> Mask:
-    """Which rows come after a row of their key, stored or written."""
+    """Returns which rows come after another row of their key, stored or written."""
     assert written.kinds is not None
     adds = np.cumsum(written.kinds != RETRACT)
     base = np.concatenate(([0], adds))[written.starts[:-1]]

@@ -1,4 +1,4 @@
-"""Turning a request's Arrow data into rows ready to be written: checked whole, encoded, and split by bucket."""
+"""Prepares the rows of a request for writing: checks all of them, encodes them, and splits them by bucket."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Rows (or keys to delete) of one bucket, in request order, each key once.
+    """Rows of one bucket to put, or keys to delete, each key once.
 
-    `values` are the rows as `codec` stores them; None for keys to delete, and where `written` has rows that are yet to
-    be merged: then `batch` is the key columns alone.
+    Attributes:
+        bucket: The number of the bucket.
+        codec: Encodes the rows.
+        batch: The rows, one a key. Only the key columns for deletes and for rows that have to be merged.
+        keys: The encoded keys, in the order of `batch`.
+        values: The encoded rows. None for deletes and for rows that have to be merged.
+        written: The rows that have to be merged, of the same keys. None: `values` replace the current rows, or are None
+            because the keys are deleted.
     """
 
     bucket: int
@@ -38,34 +44,34 @@ class PreparedRows:
     written: WrittenRows | None = None
 
     def slice(self, start: int, rows: int) -> PreparedRows:
-        """At most so many rows from `start` on."""
+        """Returns at most `rows` keys from position `start` on."""
         values = None if self.values is None else self.values.slice(start, rows)
         batch, keys = self.batch.slice(start, rows), self.keys.slice(start, rows)
         written = None if self.written is None else self.written.slice(start, rows)
         return PreparedRows(self.bucket, self.codec, batch, keys, values, written)
 
     def where(self, mask: Mask) -> PreparedRows:
-        """Those of some of the keys."""
-        chosen = pa.array(mask)
-        values = None if self.values is None else self.values.filter(chosen)
+        """Returns the rows of some of the keys."""
+        selection = pa.array(mask)
+        values = None if self.values is None else self.values.filter(selection)
         written = None if self.written is None else self.written.of_keys(mask)
         return PreparedRows(
-            self.bucket, self.codec, self.batch.filter(chosen), self.keys.filter(chosen), values, written
+            self.bucket, self.codec, self.batch.filter(selection), self.keys.filter(selection), values, written
         )
 
     def by_key(self) -> PreparedRows:
-        """The same rows in the order of their keys, in which RocksDB finds and takes them at half the cost or less.
+        """Returns the same rows in key order, in which RocksDB reads and writes them at half the cost or less.
 
-        Rows that are yet to be merged stay as they are.
+        Rows that have to be merged stay as they are; `group_by_key` has sorted their keys.
         """
-        if self.written is not None or _ascend(self.keys):
+        if self.written is not None or _is_ascending(self.keys):
             return self
         order = pc.array_sort_indices(self.keys)
         values = None if self.values is None else self.values.take(order)
         return PreparedRows(self.bucket, self.codec, self.batch.take(order), self.keys.take(order), values)
 
     def for_codec(self, codec: RowCodec) -> PreparedRows:
-        """The same rows for the codec of a newer schema: columns added since are null."""
+        """Returns the same rows for the codec of a newer schema. Columns that were added since are null."""
         if codec is self.codec:
             return self
         if self.values is None:
@@ -78,22 +84,22 @@ def prepare(batch: pa.RecordBatch, codec: TableCodec, *, keys_only: bool) -> lis
     """Checks and encodes a batch, keeps the last row of each key, and splits it by bucket, ascending.
 
     Args:
-        batch: Rows of the codec's schema; with `keys_only`, just the key columns of rows to delete.
+        batch: Rows of the codec's schema. With `keys_only`, the key columns of rows to delete.
         codec: The table.
-        keys_only: Whether there are no rows to encode.
+        keys_only: Whether the rows are deleted, so that only keys are encoded.
 
     Raises:
         InvalidKey: A key is null or too long.
-        RequestTooLarge: A row is over the limit of a row, or its columns of an index over that of a key.
+        RequestTooLarge: A row exceeds `MAX_ROW_BYTES`, or its columns of an index exceed `MAX_KEY_BYTES`.
     """
-    batch = codec.keys.canonical(batch)
+    batch = codec.keys.canonicalize(batch)
     encoded, buckets = codec.keys.encode(batch)
     values = None if keys_only else codec.rows.encode(batch)
     if values is not None:
         _check_row_sizes(values)
         for index in codec.indexes.values():
             _check_index_sizes(index, batch, encoded)
-    last = _last_of_each(encoded)
+    last = _last_rows(encoded)
     if 0 < len(last) == len(encoded) and (buckets == buckets[0]).all():
         return [PreparedRows(int(buckets[0]), codec.rows, batch, encoded, values)]
     parts = []
@@ -115,27 +121,27 @@ def _check_row_sizes(values: pa.Array) -> None:
 
 
 def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) -> None:
-    """Refuses rows whose columns of an index are too long for an entry; encodes them only when there may be such."""
+    """Raises RequestTooLarge for a row that cannot have an entry. Encodes the entries only if one may be too long."""
     columns = [rows.column(name) for name in index.index.columns]
     texts = [column for column in columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
     longest = sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in texts)
-    # Every byte of a text may become two. All else of a column takes less than 32 bytes.
+    # Each byte of a text takes at most two bytes in an entry, and everything else of a column less than 32.
     if 2 * longest + 32 * len(columns) > MAX_KEY_BYTES:
         index.entries(rows, keys)
 
 
-def _last_of_each(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The indices of the last row of each key, ascending."""
-    if _ascend(keys):
-        # As they often come: telling takes a thirtieth of the time.
+def _last_rows(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns the positions of the last row of each key, ascending."""
+    if _is_ascending(keys):
+        # Rows often arrive sorted, and the comparison takes a thirtieth of the time of the dictionary below.
         return np.arange(len(keys))
     dictionary = keys.dictionary_encode()
     last = np.zeros(len(dictionary.dictionary), np.int64)
-    # Where an index repeats, the last assignment stays: that is the last row of the key.
+    # If an index repeats, the last assignment wins, which is the last row of the key.
     last[dictionary.indices.to_numpy()] = np.arange(len(keys))
     return np.sort(last)
 
 
-def _ascend(keys: pa.Array) -> bool:
-    """Whether each key is greater than the one before."""
+def _is_ascending(keys: pa.Array) -> bool:
+    """Whether each key is greater than the key before it."""
     return bool(pc.all(pc.less(keys[:-1], keys[1:]), min_count=0).as_py())

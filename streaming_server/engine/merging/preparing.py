@@ -1,4 +1,4 @@
-"""Turning a request's rows into those that an engine merges: which of them count, key by key, split by bucket."""
+"""Prepares the rows of a request for a merge engine: selects those that have an effect, and groups them by key."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.table_codec import TableCodec
 
 CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
-"""The column that a request's rows may have beside those of the table."""
+"""The column with the kind of each row, which a request may have besides the table's columns."""
 
 _SYMBOLS: Final = ("+I", "+U", "-U", "-D")
-_BEFORE, _DELETED = 2, 3
+_BEFORE, _DELETED = 2, 3  # indices of _SYMBOLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteKind:
-    """What a request does with its rows beside what the table's engine says.
+    """How a request writes its rows.
 
     Attributes:
-        columns: The columns that it names. Empty: all.
-        overwrite: Whether its rows replace what stands, whatever the engine.
+        columns: The columns that the request names. Empty: all.
+        overwrite: Whether its rows replace the current ones, whatever the table's merge engine.
     """
 
     columns: tuple[str, ...] = ()
@@ -45,14 +45,19 @@ class WriteKind:
 
 
 MERGE: Final = WriteKind()
-"""Whole rows, merged."""
+"""All columns, merged by the table's engine."""
 
 
 def request_schema(definition: TableDefinition, schema_id: int, kind: WriteKind) -> pa.Schema:
-    """The columns of a request's rows, without their change type.
+    """Returns the columns that the rows of a request must have, without the change type.
+
+    Args:
+        definition: The table.
+        schema_id: The schema version of the rows. 0: the current one.
+        kind: How the request writes its rows.
 
     Raises:
-        SchemaMismatch, InvalidRequest: It names columns that cannot be written alone.
+        SchemaMismatch, InvalidRequest: The request names columns that cannot be written alone.
     """
     schema = definition.schema_at(schema_id).arrow if schema_id else definition.schema.arrow
     if not kind.columns:
@@ -69,21 +74,21 @@ def prepare_upsert(
     kind: WriteKind,
     change_types: pa.Array | None = None,
 ) -> list[PreparedRows]:
-    """Checks rows, and splits them by bucket, ascending, with what it takes to merge them.
+    """Checks and encodes rows, and splits them by bucket, ascending.
 
     Args:
-        rows: Rows of the columns that the request is about.
-        merger: The table.
-        kind: What the request does with its rows.
-        change_types: What each row is, as texts. None: all are inserted.
+        rows: The rows, of the schema that `request_schema` returns.
+        merger: The rules of the table.
+        kind: How the request writes its rows.
+        change_types: The change type of each row, as text. None: all rows are inserted.
 
     Raises:
-        InvalidRequest: A change type is none, or is refused by the table.
+        InvalidRequest: A change type is unknown, or the table refuses it.
         InvalidKey, RequestTooLarge: As `prepare`.
     """
     kinds = None
     if change_types is not None and len(change_types):
-        rows, kinds = _counted(rows, change_types, merger.definition, overwrite=kind.overwrite)
+        rows, kinds = _select_effective(rows, change_types, merger.definition, overwrite=kind.overwrite)
     codec, definition = merger.codec, merger.definition
     plain = kind.overwrite or (definition.options.merge_engine == "last_row" and not definition.merging.order_columns)
     if plain and not kind.columns and kinds is None and not codec.rows.hidden:
@@ -91,15 +96,17 @@ def prepare_upsert(
     columns = tuple(name for name in kind.columns if name not in codec.keys.names) if kind.columns else None
     if kinds is not None and (kinds == RETRACT).any():
         merger.engines.check_retract(columns)
-    return grouped(rows, codec, columns, kinds, overwrite=kind.overwrite)
+    return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
 
 
 def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> list[PreparedRows]:
-    """The same of keys whose rows, or columns of them, are deleted.
+    """Checks and encodes the keys of rows to delete, and splits them by bucket, ascending.
+
+    If the request names columns, only these columns of the rows are deleted: they become null.
 
     Raises:
-        InvalidRequest: The table refuses deletes; or all columns that are named are of the key.
-        SchemaMismatch: A column does not exist, or takes no null.
+        InvalidRequest: The table refuses deletes, or the request names columns of the key only.
+        SchemaMismatch: A column does not exist, or is NOT NULL.
         InvalidKey: As `prepare`.
     """
     definition = codec.definition
@@ -109,7 +116,7 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
     columns = tuple(name for name in kind.columns if name not in codec.keys.names)
     if kind.columns:
         if not columns:
-            raise InvalidRequest("only columns of the key are named: name others, or none to delete the rows")
+            raise InvalidRequest("only key columns are named: name other columns, or none to delete the rows")
         request_schema(definition, 0, WriteKind(columns=(*codec.keys.names, *columns), overwrite=True))
     if deletes == "ignore":
         prepare(rows, codec, keys_only=True)
@@ -117,27 +124,27 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
     if not columns:
         return prepare(rows, codec, keys_only=True)
     kinds = np.full(rows.num_rows, DELETE)
-    return grouped(rows, codec, columns, kinds, overwrite=kind.overwrite)
+    return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
 
 
 def _no_deletes(definition: TableDefinition, row: int | None = None) -> InvalidRequest:
     where = "" if row is None else f"row {row}: "
     hint = (
-        'it takes rows back that come with "-D" in _change_type'
+        'to retract rows, write them with "-D" in _change_type'
         if definition.options.deletes == "retract"
         else 'its delete_behavior is "disable"'
     )
     return InvalidRequest(f"{where}table {definition.name} deletes no rows: {hint}", table=definition.name, row=row)
 
 
-def _counted(
+def _select_effective(
     rows: pa.RecordBatch, change_types: pa.Array, definition: TableDefinition, *, overwrite: bool
 ) -> tuple[pa.RecordBatch, Kinds | None]:
-    """The rows that count in this table, and what each does; None: all are added."""
+    """Returns the rows that have an effect in this table, and what each row does. None: all are added."""
     codes = pc.index_in(change_types, pa.array(_SYMBOLS))
     if codes.null_count:
         row = pc.index(codes.is_null(), True).as_py()
-        raise InvalidRequest(f"row {row}: {CHANGE_TYPE} is +I, +U, -U or -D", column=CHANGE_TYPE, row=row)
+        raise InvalidRequest(f"row {row}: {CHANGE_TYPE} must be +I, +U, -U or -D", column=CHANGE_TYPE, row=row)
     numbers = codes.to_numpy()
     if not (numbers >= _BEFORE).any():
         return rows, None
@@ -146,15 +153,15 @@ def _counted(
         return rows, np.where(numbers >= _BEFORE, RETRACT, ADD)
     if not overwrite and deletes == "disable" and (numbers == _DELETED).any():
         raise _no_deletes(definition, int(np.argmax(numbers == _DELETED)))
-    # The row before an update says nothing that the one after it does not.
-    counts: Mask = numbers != _BEFORE
+    # The row before an update has no effect, because the row after the update replaces it.
+    is_effective: Mask = numbers != _BEFORE
     if not overwrite and deletes == "ignore":
-        counts &= numbers != _DELETED
-    kinds = np.where(numbers[counts] == _DELETED, DELETE, ADD)
-    return rows.filter(pa.array(counts)), kinds if kinds.any() else None
+        is_effective &= numbers != _DELETED
+    kinds = np.where(numbers[is_effective] == _DELETED, DELETE, ADD)
+    return rows.filter(pa.array(is_effective)), kinds if kinds.any() else None
 
 
-def grouped(
+def group_by_key(
     rows: pa.RecordBatch,
     codec: TableCodec,
     columns: tuple[str, ...] | None,
@@ -162,17 +169,31 @@ def grouped(
     *,
     overwrite: bool,
 ) -> list[PreparedRows]:
-    """Splits rows by bucket and key, in the order in which they came. Raises InvalidKey."""
+    """Groups rows that have to be merged by bucket and key, in the order of arrival within a key.
+
+    Args:
+        rows: The rows.
+        codec: The table.
+        columns: The written columns, without the key. None: all.
+        kinds: What each row does. None: all are added.
+        overwrite: Whether the rows replace the current ones.
+
+    Returns:
+        The rows of each bucket, ascending. The keys of a bucket ascend as well.
+
+    Raises:
+        InvalidKey: A key is null or too long.
+    """
     if not rows.num_rows:
         return []
-    rows = codec.keys.canonical(rows)
+    rows = codec.keys.canonicalize(rows)
     encoded, buckets = codec.keys.encode(rows)
     dictionary = encoded.dictionary_encode()
     key_of_row = dictionary.indices.to_numpy()
     count = len(dictionary.dictionary)
     bucket_of_key = np.empty(count, buckets.dtype)
     bucket_of_key[key_of_row] = buckets
-    # Keys by bucket, and those of one bucket in their order, in which RocksDB reads and writes them faster.
+    # The keys of a bucket are sorted, because RocksDB reads and writes them faster in key order.
     by_key = stable_order(dictionary.dictionary).to_numpy()
     by_bucket = by_key[np.argsort(bucket_of_key[by_key], kind="stable")]
     number = np.empty(count, np.int64)
@@ -188,8 +209,8 @@ def grouped(
     key_rows = sorted_rows.select(codec.keys.names).take(pa.array(starts[:-1]))
     numbers, firsts = np.unique(bucket_of_key[by_bucket], return_index=True)
     parts = []
-    for bucket, first, behind in zip(numbers.tolist(), firsts.tolist(), [*firsts.tolist()[1:], count], strict=True):
-        size = behind - first
+    for bucket, first, end in zip(numbers.tolist(), firsts.tolist(), [*firsts.tolist()[1:], count], strict=True):
+        size = end - first
         parts.append(
             PreparedRows(
                 bucket,

@@ -51,7 +51,7 @@ class CurrentRows:
         key = codec.definition.primary_key
         return cls(exists, {name: rows.column(name) for name in rows.schema.names if name not in key})
 
-    def changed(self, columns: Mapping[str, pa.Array], exists: Mask) -> CurrentRows:
+    def with_columns(self, columns: Mapping[str, pa.Array], exists: Mask) -> CurrentRows:
         """Returns the same rows with other values in some columns."""
         return CurrentRows(exists, {**self.columns, **columns})
 
@@ -96,7 +96,7 @@ class WrittenRows:
         return names if self.columns is None else [name for name in names if name in self.columns]
 
     def column(self, name: str, type_: pa.DataType) -> pa.Array:
-        """Returns the values of a column; null if it was added to the table after the rows were made."""
+        """Returns the values of a column; nulls if it was added to the table after the client encoded the rows."""
         place = self.batch.schema.get_field_index(name)
         return pa.nulls(self.batch.num_rows, type_) if place < 0 else self.batch.column(place)
 
@@ -128,7 +128,7 @@ class WrittenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The result of an engine.
 
     Attributes:

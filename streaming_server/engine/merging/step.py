@@ -13,8 +13,8 @@ from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
-from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
-from streaming_server.engine.merging.rows import DELETE, CurrentRows, Merged
+from streaming_server.engine.merging.outcome import combine_changes, merge_delete, merge_upsert
+from streaming_server.engine.merging.rows import DELETE, CurrentRows, MergeResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.rows.index_codec import IndexCodec
 
-_BEFORE = "nothing of its rows was written, but up to 8,192 keys at once of those before them may have been"
+_BEFORE = "its batch of up to 8,192 keys was not written, but earlier batches of the request may have been"
 
 
 def merge_rows(
@@ -48,7 +48,7 @@ def merge_rows(
     written, before = new.written, CurrentRows.of(new.codec, old)
     assert written is not None
     try:
-        after, touched = merged(before, written, engine)
+        after, touched = _merge_written(before, written, engine)
         rows = _rows(new, after)
     except RefusedColumnError as error:
         raise _invalid_request(error, new) from error
@@ -62,12 +62,14 @@ def merge_rows(
         indexes=indexes,
     )
     return (
-        both(change, merge_delete(_select_old(old, gone), _select_keys(new, gone), indexes)) if gone.any() else change
+        combine_changes(change, merge_delete(_select_old(old, gone), _select_keys(new, gone), indexes))
+        if gone.any()
+        else change
     )
 
 
-def merged(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tuple[CurrentRows, Mask]:
-    """What stands afterwards, and at which keys a row counted. Raises RefusedColumnError."""
+def _merge_written(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tuple[CurrentRows, Mask]:
+    """Returns the rows after the write, and the keys at which the write had an effect. Raises RefusedColumnError."""
     deleted = np.zeros(written.count, np.bool_)
     standing = before
     if written.kinds is not None and (written.kinds == DELETE).any():
@@ -78,8 +80,8 @@ def merged(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tu
         # Rows before an effective delete have no effect, nor do ineffective deletes.
         kept = (np.arange(len(written.kinds)) > places[written.keys]) & (written.kinds != DELETE)
         written = written.where(kept)
-    result: Merged = engine.merge(standing, written)
-    after = standing.changed(result.columns, standing.exists | result.wrote)
+    result: MergeResult = engine.merge(standing, written)
+    after = standing.with_columns(result.columns, standing.exists | result.wrote)
     return after, result.wrote | (deleted & before.exists)
 
 
@@ -106,7 +108,7 @@ def _apply_deletes(before: CurrentRows, written: WrittenRows, deleted: Mask) -> 
             if name not in targets and "\0" not in name:
                 has_value |= old.is_valid().to_numpy(zero_copy_only=False)
         exists = before.exists & (~deleted | has_value)
-    return before.changed(columns, exists)
+    return before.with_columns(columns, exists)
 
 
 def _rows(new: PreparedRows, after: CurrentRows) -> pa.RecordBatch:
@@ -139,8 +141,8 @@ def _select_old(old: Sequence[bytes | None], mask: Mask) -> list[bytes | None]:
 
 def _select_keys(new: PreparedRows, mask: Mask) -> PreparedRows:
     """Returns some of the keys, without their rows."""
-    chosen = pa.array(mask)
-    return replace(new, batch=new.batch.filter(chosen), keys=new.keys.filter(chosen), values=None, written=None)
+    selection = pa.array(mask)
+    return replace(new, batch=new.batch.filter(selection), keys=new.keys.filter(selection), values=None, written=None)
 
 
 def _invalid_request(error: RefusedColumnError, new: PreparedRows) -> InvalidRequest:

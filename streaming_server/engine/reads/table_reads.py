@@ -12,7 +12,7 @@ from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
+from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
@@ -61,7 +61,7 @@ class TableReads:
             if codec is not table.codec:
                 codec = table.codec
                 reader, choices = plan_reads(plan, codec)
-            # Until the end of the block all mutexes are held, so nothing is written: this is the instant of the view.
+            # All mutexes are held until the end of the block, so nothing is written: this is the instant of the view.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = table.view_of(states)
@@ -94,7 +94,7 @@ class TableReads:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(
-            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+            plan, definition, reader, numbers, choice, choose_live_read_path(plan, reader, choice is not None, chosen)
         )
 
     async def lookup(
@@ -102,13 +102,14 @@ class TableReads:
     ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """Looks up the rows whose keys are in an Arrow IPC stream.
 
-        Returns the rows found, in the order of their keys; a byte for each key, 1 when found, else 0; and by bucket
-        the log offset that the rows are as of. All of it is durable.
-
         Args:
             data: The Arrow IPC stream.
             columns: The columns to return. None: all.
             then: Replaces the rows found, given encoded keys and stored rows (None: no row).
+
+        Returns:
+            The rows found, in the order of their keys; a byte for each key, 1 if it was found, else 0; and the log
+            offset at which each bucket was read. All of it is durable.
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -122,7 +123,7 @@ class TableReads:
             )
         # Refuse unknown columns before anything is read.
         table.codec.rows.decoder(columns)
-        encoded, numbers = table.codec.keys.encode(table.codec.keys.canonical(batch))
+        encoded, numbers = table.codec.keys.encode(table.codec.keys.canonicalize(batch))
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
         found, offsets = await lookup_rows(table.buckets, keys)
@@ -147,8 +148,8 @@ class TableReads:
     def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
         """Returns the view of some buckets (None: all) now, durable or not; None if a bucket is not open.
 
-        It has all acknowledged writes. Unlike the view of `open_view` it is not of one instant. But
-        where it equals an earlier view of one instant, nothing has changed since that one.
+        It has all acknowledged writes. Unlike the view of `open_view`, it is not of one instant. But if it equals an
+        earlier view of one instant, nothing has changed since then.
 
         Raises:
             InvalidRequest: A bucket does not exist.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from scankv.model.keys.key_range import KeyRange
 
-KEYS_A_LOOK: Final = 32
+KEYS_PER_PROBE: Final = 32
 
 _DIGITS: Final = 12
 
@@ -28,10 +28,10 @@ class Keys(Protocol):
     """Keys that can be probed."""
 
     def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """The first keys at or after `start`, at most `count`."""
+        """Returns the first keys at or after `start`, at most `count`."""
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """The last key below `end`. None: the last key of all."""
+        """Returns the last key below `end`. None: the last key of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class KeySpan:
 
     @classmethod
     def of(cls, run: list[bytes], end: bytes, most: float) -> KeySpan | None:
-        """The span that begins with a run of keys. None where no key of the run is below `end`."""
+        """Returns the span that begins with a run of keys. None: no key of the run is below `end`."""
         run = [key for key in run if key < end]
         if not run:
             return None
-        if len(run) < KEYS_A_LOOK:
+        if len(run) < KEYS_PER_PROBE:
             return cls(run[0], end, tuple(run), len(run))
         near, whole = _distance(run[0], run[-1], run[0], end), _distance(run[0], end, run[0], end)
         return cls(run[0], end, tuple(run), min(max(len(run) * whole / max(near, 1), len(run)), most))
@@ -64,7 +64,7 @@ class KeySpan:
     @property
     def middle(self) -> bytes | None:
         """A key between the run and the end. None where none exists."""
-        if len(self.run) < KEYS_A_LOOK:
+        if len(self.run) < KEYS_PER_PROBE:
             return None
         low, high = self.run[-1] + b"\0", self.end
         same = shared_length(low, high)
@@ -73,44 +73,44 @@ class KeySpan:
         return middle if low < middle < high else None
 
 
-def estimate_spans(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Iterator[list[KeySpan] | None]:
+def estimate_spans(keys: Keys, key_range: KeyRange, probes: int, most: float) -> Iterator[list[KeySpan] | None]:
     """Yields None wherever the event loop may take a turn, and finally the spans of a range, ascending.
 
     Args:
         keys: The keys.
         key_range: The range.
-        looks: The largest number of probes.
+        probes: The largest number of probes.
         most: An upper bound of the number of keys.
     """
     last = keys.last_below(key_range.end)
     if last is None or last < (key_range.start or b""):
         yield []
         return
-    first = KeySpan.of(keys.keys_from(key_range.start or b"", KEYS_A_LOOK), last + b"\0", most)
+    first = KeySpan.of(keys.keys_from(key_range.start or b"", KEYS_PER_PROBE), last + b"\0", most)
     largest: list[tuple[float, bytes, KeySpan]] = []
     if first is not None:
         heappush(largest, (-first.rows, first.start, first))
     done: list[KeySpan] = []
-    while largest and looks > 0:
-        stretch = heappop(largest)[2]
-        middle = stretch.middle
+    while largest and probes > 0:
+        span = heappop(largest)[2]
+        middle = span.middle
         if middle is None:
-            done.append(stretch)
+            done.append(span)
             continue
-        looks -= 1
-        above = KeySpan.of(keys.keys_from(middle, KEYS_A_LOOK), stretch.end, most)
-        # Up to its last key, so that an empty gap between two groups of keys does not count.
+        probes -= 1
+        above = KeySpan.of(keys.keys_from(middle, KEYS_PER_PROBE), span.end, most)
+        # Ends at the last existing key, so that an empty gap between two groups of keys does not count.
         last = keys.last_below(middle)
-        below = KeySpan.of(list(stretch.run), middle if last is None else min(last + b"\0", middle), most)
+        below = KeySpan.of(list(span.run), middle if last is None else min(last + b"\0", middle), most)
         for half in (below, above):
             if half is not None:
                 heappush(largest, (-half.rows, half.start, half))
         yield None
-    yield sorted([*done, *(stretch for _, _, stretch in largest)], key=lambda stretch: stretch.start)
+    yield sorted([*done, *(span for _, _, span in largest)], key=lambda span: span.start)
 
 
 def _distance(low: bytes, high: bytes, first: bytes, end: bytes) -> int:
-    """The distance of two keys, in digits after the common prefix of the span's ends."""
+    """Returns the distance of two keys, in digits after the common prefix of the span's ends."""
     same = shared_length(first, end)
     return _number(high, same) - _number(low, same)
 

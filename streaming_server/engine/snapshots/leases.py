@@ -56,7 +56,7 @@ class SnapshotInfo:
 
     Attributes:
         snapshot_id: The lease.
-        view_id: The view that it keeps.
+        view_id: The view that the lease keeps.
         manifest: The manifest of the view.
         ttl: The lease's time to live, in seconds.
         remaining: How long the lease still lasts, in seconds.
@@ -72,7 +72,7 @@ class SnapshotInfo:
     write_pause_micros: int = 0
 
 
-def info_of(lease: Lease, now: float) -> SnapshotInfo:
+def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
     """Describes a lease at an instant of the monotonic clock.
 
     Raises:
@@ -90,13 +90,13 @@ def info_of(lease: Lease, now: float) -> SnapshotInfo:
 def lost(snapshot_id: str) -> SnapshotLost:
     """Makes the error for an id that names no lease."""
     return SnapshotLost(
-        f"there is no snapshot {snapshot_id[:64]!r}: it was released, has expired, went with its table, or never was; "
-        "take a new one",
+        f"no snapshot {snapshot_id[:64]!r} exists: it was released, has expired, was dropped with its table, or never "
+        "existed; take a new one",
         snapshot=snapshot_id[:64],
     )
 
 
-def check_table(lease: Lease, table: str) -> None:
+def check_lease_table(lease: Lease, table: str) -> None:
     """Raises InvalidRequest unless the lease is on a view of this table."""
     if lease.view.table != table:
         raise InvalidRequest(
@@ -116,4 +116,4 @@ def check_ttl(ttl: float) -> None:
 def check_lease_id(lease_id: str) -> None:
     """Raises InvalidRequest unless the id may name a lease, and so a file."""
     if not _LEASE_ID.fullmatch(lease_id):
-        raise InvalidRequest("lease_id: it must be 1 to 64 of A-Z a-z 0-9 _ -")
+        raise InvalidRequest("lease_id must be 1 to 64 characters of A-Z a-z 0-9 _ -")

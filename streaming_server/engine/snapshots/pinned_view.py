@@ -1,4 +1,4 @@
-"""A view of a table that pinned snapshots keep: opened when it is read, shared by all who read it."""
+"""A view of a table that pinned snapshots keep. It is opened when it is read, and all readers share it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.snapshots.snapshots import ViewDirectory, ViewManifest
 
 _WHY_NONE: Final = (
-    "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
-    "leave `read_path` out"
+    "the snapshot has no base of the bucket: it had none when the snapshot was taken, too much had been written since "
+    "it was built, or it is damaged; leave `read_path` out"
 )
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PinnedView:
         directory: Its directory.
         manifest: Its manifest, or the DataLoss that reading it has raised.
         resources: Shared by all buckets of the process.
-        executor: Runs what blocks.
+        executor: Runs blocking work.
 
     Attributes:
         table: As above.
@@ -113,13 +113,13 @@ class PinnedView:
         return self._manifest
 
     def select_buckets(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
-        """The numbers of some buckets (None: all), ascending. Raises InvalidRequest for one that does not exist."""
+        """Returns the numbers of some buckets (None: all), ascending. Raises InvalidRequest for unknown numbers."""
         manifest = self.manifest
         chosen = tuple(sorted(manifest.buckets if numbers is None else numbers))
         for number in chosen:
             if number not in manifest.buckets:
                 raise InvalidRequest(
-                    f"table {self.table} has no bucket {number}: there are 0 to {len(manifest.buckets) - 1}",
+                    f"table {self.table} has no bucket {number}: it has 0 to {len(manifest.buckets) - 1}",
                     bucket=number,
                 )
         if len(set(chosen)) != len(chosen):
@@ -178,7 +178,7 @@ class PinnedView:
         try:
             base, keys, rows = open_pinned_base(self.directory.base(number), pinned, place)
         except DataLoss as error:
-            _log.error("a columnar base is read no more: %s", error.message)
+            _log.error("a columnar base is no longer read: %s", error.message)
             self._damaged_bases.add(number)
             return
         self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), location=place)
@@ -187,9 +187,9 @@ class PinnedView:
         """Whether a bucket has a columnar base that is not known to be damaged."""
         return self.manifest.buckets[number].base is not None and number not in self._damaged_bases
 
-    def base_damaged(self, number: int, error: DataLoss) -> DataLoss:
+    def mark_base_damaged(self, number: int, error: DataLoss) -> DataLoss:
         """Stops reading a damaged base. Returns the error to raise."""
-        _log.error("a columnar base is read no more: %s", error.message)
+        _log.error("a columnar base is no longer read: %s", error.message)
         self._damaged_bases.add(number)
         self._bases.pop(number, None)
         message = f"{error.message}; no row is lost: scan again, and the rows are read from the snapshot's checkpoint"
@@ -199,7 +199,7 @@ class PinnedView:
         return f"bucket {number} of {self.table} in snapshot view {self.view_id}"
 
     def checkpoint(self, number: int) -> Checkpoint:
-        """An open bucket."""
+        """Returns the checkpoint of an open bucket."""
         self.check()
         return self._open[number]
 
@@ -272,11 +272,11 @@ class SnapshotReader:
         self._view = view
 
     def cursor(self, bucket: int, decoder: Decoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
-        """A cursor over a key range of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
+        """Returns a cursor over a key range of a bucket. Opens nothing. Raises DataLoss, or why the view ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
     def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
-        """A cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
+        """Returns a cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or why the view ended."""
         return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
 
     def probe(self, bucket: int) -> KeyProbe:
@@ -299,7 +299,7 @@ class SnapshotReader:
             plan,
             self.definition,
             reader,
-            self._shown,
+            self._scanned_view,
             self.view_id,
             self._view.checkpoint,
             partial(self.record_base_error, bases.keys()),
@@ -309,56 +309,56 @@ class SnapshotReader:
         return opened
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
-        """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
+        """Returns what `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         reader, choices = plan_reads(plan, self._view.codec)
         choice = choose_index(choices, self.locked_view().indexes)
-        filled = self._filled()
+        filled = self._nonempty_buckets()
         based = [number for number in filled if self._view.has_base(number)]
         read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
         return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
-        """The bases of the buckets that are read from one. Raises InvalidRequest."""
-        wanted = self._filled() if consider_bases(plan, reader).base else []
+        """Returns the bases to read, by bucket number. Raises InvalidRequest as `bases_for`."""
+        wanted = self._nonempty_buckets() if consider_bases(plan, reader).base else []
         views = await self._view.open_bases(wanted)
-        return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
+        return bases_for(plan, reader, self._nonempty_buckets(), views.get, _WHY_NONE)
 
-    def _filled(self) -> list[int]:
-        """The buckets that may have rows."""
+    def _nonempty_buckets(self) -> list[int]:
+        """Returns the buckets that may have rows."""
         return [number for number, rows in self.rows.items() if rows != 0]
 
     def record_base_error(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
         """As `record_error`, where some buckets are read from their bases."""
         if bucket in bases and isinstance(error, DataLoss):
-            return self._view.base_damaged(bucket, error)
+            return self._view.mark_base_damaged(bucket, error)
         return self.record_error(bucket, error)
 
     @property
-    def _shown(self) -> View:
+    def _scanned_view(self) -> View:
         return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
 
     def locked_view(self, check: Callable[[], None] = lambda: None) -> LockedView:
-        """These buckets, to be read through an index.
+        """Returns a view of these buckets for reads through an index.
 
         Args:
-            check: Raises why nothing more may be read; that the view has ended is checked in any case.
+            check: Raises if nothing more may be read. The end of the view is checked in any case.
         """
 
-        def both() -> None:
+        def check_both() -> None:
             self.check()
             check()
 
-        filled = {number: self._view.checkpoint(number) for number in self._filled()}
+        filled = {number: self._view.checkpoint(number) for number in self._nonempty_buckets()}
         ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
         indexes = complete_indexes(self._view.codec.indexes.values(), ready)
         return LockedView(
             codec=self.codec,
             keys=self.keys,
-            view=self._shown,
+            view=self._scanned_view,
             buckets=filled,
             indexes=indexes,
             on_error=self.record_error,
-            check=both,
+            check=check_both,
         )
 
     def record_error(self, bucket: int, error: ScanKvError) -> ScanKvError:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 MAX_HOLD_SECONDS = 1.0
 MAX_NET_BYTES: Final = 64 << 20
-"""Of what was written to a bucket since its base; a view has no base of it where there is more."""
+"""The most bytes of a delta. A view keeps no columnar base of a bucket with a larger delta."""
 _RETRY_SECONDS = 1.0
-# Few, so that writers find a free thread meanwhile.
+# Few, so that writers find a free thread during the flushes.
 _FLUSHES_AT_ONCE = 2
 
 _log: Final = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class PinnedStates:
     """One instant of a table.
 
     Attributes:
-        definition: The table's definition then.
-        states: The state of each bucket then.
-        view_micros: When that was, in microseconds since 1970.
-        write_pause_micros: How long writers were held for it.
-        bases: The buckets that had a columnar base then, of which the view has the files.
+        definition: The table's definition at the instant.
+        states: The state of each bucket at the instant.
+        view_micros: The instant, in microseconds since 1970.
+        write_pause_micros: How long writers were paused to take it.
+        bases: The columnar bases that the view has files of, by bucket.
     """
 
     definition: TableDefinition
@@ -73,14 +73,14 @@ class ViewPinner:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """A block in which no other view of the table is taken, and the table is not closed."""
+        """Ensures that no other view of the table is taken during the block, and that the table is not closed."""
         async with self._lock:
             if self._closed is not None:
                 raise copy(self._closed)
             yield
 
     async def offsets(self) -> dict[int, int]:
-        """The log offset of every bucket at one instant, durable or not. Opens the buckets."""
+        """Returns the log offset of every bucket at one instant, durable or not. Opens the buckets."""
         async with lock_buckets(self._buckets) as opened:
             return {live.number: bucket.state.log_offset for live, bucket in opened}
 
@@ -100,7 +100,7 @@ class ViewPinner:
 
         Args:
             paths: The directory of each bucket's checkpoint. It must not exist; its parent must.
-            definition: Gives the table's current definition.
+            definition: Returns the table's current definition.
             base_paths: The directory of each bucket's columnar base, as `paths`. None: bases are not kept.
             log_owner: The owner of the retention hold on the changes from the instant on. Empty: no hold. The caller
                 releases it, also when this fails.
@@ -152,14 +152,14 @@ class ViewPinner:
                             live.retain_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
-                    await self._made(opened, paths)
+                    await self._make_checkpoints(opened, paths)
                     # While writers are paused, because a base is removed only after another one has replaced it.
                     await self._executor.run(_link, bases, base_paths)
             except TimeoutError:
                 raise SnapshotNotTaken(
-                    f"taking a snapshot of {self._buckets[0].table} held its writers for {clock() - started:.1f} s and "
-                    f"was not done with its {len(self._buckets)} buckets: writers go on, nothing was kept; try again "
-                    "when there is less to do",
+                    f"taking a snapshot of {self._buckets[0].table} paused its writers for {clock() - started:.1f} s "
+                    f"and was not done with its {len(self._buckets)} buckets: writers continue, and no snapshot was "
+                    "taken; try again when the server has less load",
                     retry_after=_RETRY_SECONDS,
                     table=self._buckets[0].table,
                 ) from None
@@ -169,16 +169,16 @@ class ViewPinner:
         )
 
     def _bases(self) -> dict[int, BaseView]:
-        """The current bases of the buckets whose delta is small enough to be kept twice."""
+        """Returns the current bases of the buckets whose delta is small enough to be copied."""
         views = {live.number: live.columnar.view() for live in self._buckets}
         return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
-    async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
-        """Makes the checkpoints. When cancelled it ends at once, and the checkpoint being made ends later."""
+    async def _make_checkpoints(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
+        """Makes the checkpoints. If cancelled, it ends at once; the current checkpoint ends later in its thread."""
 
         async def make() -> None:
-            # One after another: a RocksDB checkpoint holds the interpreter lock for about 2 ms. More threads would take
-            # as long, and leave the event loop no turn in between.
+            # One after another, because a RocksDB checkpoint holds the interpreter lock for about 2 ms. More threads
+            # would not be faster, and would leave the event loop no turn in between.
             for live, bucket, path in zip(self._buckets, opened, paths, strict=True):
                 await live.run(bucket.checkpoint, path)
 
@@ -187,11 +187,11 @@ class ViewPinner:
             await asyncio.shield(making)
         except asyncio.CancelledError:
             making.cancel()
-            self._remember(_ended(making))
+            self._remember(_wait_for_end(making))
             raise
 
     def discard_later(self, discard: Callable[[], None]) -> None:
-        """Removes what a failed `cut` has made, once no thread works on it. Runs the blocking `discard` in a thread."""
+        """Removes the files of a failed `cut` by `discard`, in a thread, once no other thread works on them."""
         working = list(self._leftovers)
 
         async def remove() -> None:
@@ -200,7 +200,7 @@ class ViewPinner:
             try:
                 await self._executor.run(discard)
             except OSError as error:
-                _log.warning("what a failed snapshot has left cannot be removed before the next start: %s", error)
+                _log.warning("the files of a failed snapshot cannot be removed before the next start: %s", error)
 
         self._remember(remove())
 
@@ -222,7 +222,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
         try:
             link_base(view.base.path, paths[number])
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
+            _log.warning("a snapshot is taken without the columnar base of %s: %s", view.location, error)
             del bases[number]
 
 
@@ -234,7 +234,7 @@ async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore
                 await live.run(bucket.flush)
 
 
-async def _ended(making: asyncio.Task[None]) -> None:
+async def _wait_for_end(making: asyncio.Task[None]) -> None:
     await asyncio.wait([making])
     if not making.cancelled():
         making.exception()

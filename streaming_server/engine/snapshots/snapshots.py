@@ -19,10 +19,10 @@ from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
-    check_table,
+    check_lease_table,
     check_ttl,
-    info_of,
     lost,
+    snapshot_info,
 )
 from streaming_server.engine.snapshots.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
@@ -84,7 +84,7 @@ class Snapshots:
         trash: The directory that removed files are moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
-        live: Gives an open table by name, or None.
+        live: Returns an open table by name, or None.
         clock: The server's.
         max_hold_seconds: For how long taking a view may pause the writers of a table.
     """
@@ -152,7 +152,7 @@ class Snapshots:
         return len(self._leases)
 
     def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
-        """The retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
+        """Returns the retention holds on the changelog of a bucket: offset by owner. May be called in any thread."""
         return {
             _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
             for view in list(self._views.values())
@@ -160,7 +160,7 @@ class Snapshots:
         }
 
     async def held_bytes(self) -> int:
-        """Bytes on disk that only snapshots keep. Reads directories."""
+        """Returns the bytes on disk that only snapshots keep. Reads directories."""
         return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
 
     def _table_paths(self) -> list[Path]:
@@ -203,7 +203,7 @@ class Snapshots:
         async with pinning.alone():
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
-                check_table(there, name)
+                check_lease_table(there, name)
                 return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
                 await self._ended(there)
@@ -243,10 +243,10 @@ class Snapshots:
             await asyncio.shield(lease.view.removal)
 
     def listed(self, table: str | None = None) -> list[SnapshotInfo]:
-        """The snapshots of one table (None: of all), oldest view first, without those with a damaged manifest."""
+        """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
         now = self._clock.monotonic()
         infos = [
-            info_of(lease, now)
+            snapshot_info(lease, now)
             for lease in self._leases.values()
             if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
         ]
@@ -268,11 +268,11 @@ class Snapshots:
             yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
-        """The definition of a table as of a snapshot. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
+        """Returns the definition of a table as of a snapshot. Raises as `reading`."""
         return self.lease(snapshot_id, table_name).view.manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
-        """The view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
+        """Returns the view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
         pinned = self.lease(snapshot_id, table_name).view
         states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
@@ -312,7 +312,7 @@ class Snapshots:
         view = self.lease(snapshot_id).view
         view.select_buckets(buckets)
         cut = SplitRequest(splits, key_range, buckets, where, rows_per_split)
-        # Continues when the caller gives up, so that the next call finds the sample of the view.
+        # Continues if the caller is cancelled, so that the next call finds the sample of the view.
         return await asyncio.shield(self._begin(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
@@ -340,7 +340,7 @@ class Snapshots:
             await asyncio.wait(list(self._work))
 
     async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
-        """A view of the table as of now, and for how long writers were paused. Call it in `pinning.alone`."""
+        """Returns a view of the table as of now, and for how long writers were paused. Call it in `pinning.alone`."""
         table = pinning.table
         name = table.definition.name
         if any(view.table == name for view in self._views.values()):
@@ -397,7 +397,7 @@ class Snapshots:
         return view
 
     async def _make_place(self) -> None:
-        """Where the limit of leases is reached, ends the shared lease that was not renewed for the longest time."""
+        """Ends the shared lease that was not renewed for the longest time, if the limit of leases is reached."""
         if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
             return
         shared = [lease for lease in self._leases.values() if lease.shared]
@@ -460,12 +460,12 @@ class Snapshots:
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
-        """A current lease on a view of a table (None: of any). Raises as `reading`."""
+        """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)
         if table is not None:
-            check_table(lease, table)
+            check_lease_table(lease, table)
         return lease
 
     async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
@@ -486,7 +486,7 @@ class Snapshots:
         return self._info_of(lease)
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
-        return info_of(lease, self._clock.monotonic())
+        return snapshot_info(lease, self._clock.monotonic())
 
     async def _ended(self, lease: Lease) -> None:
         """Ends a lease: in memory at once, and on disk when this returns, also if this is cancelled."""
@@ -513,7 +513,7 @@ class Snapshots:
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
-        """A block during which the view is neither closed nor removed."""
+        """Ensures that the view is neither closed nor removed during the block."""
         view.users += 1
         self._idle.pop(view.view_id, None)
         try:
@@ -545,7 +545,7 @@ class Snapshots:
         await self._executor.run(view.directory.remove, self._trash)
 
     def _begin(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Runs work to its end, even when its caller gives up. `close` waits for it."""
+        """Runs work to its end, even if its caller is cancelled. `close` waits for it."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work_done)
@@ -569,7 +569,7 @@ class Snapshots:
 
 
 def _log_owner(view_id: str) -> str:
-    """The owner of a view's retention hold."""
+    """Returns the owner of a view's retention hold."""
     return f"snapshot:{view_id}"
 
 
@@ -587,11 +587,11 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
 
 
 def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
-    """What changes with every change of a table: its log offsets and its schema."""
+    """Returns the log offsets and the schema of a view, which differ after every change of its table."""
     return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
 
 
 def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
-    """The result of a function, and the seconds of processor time that it took in this thread."""
+    """Calls a function. Returns its result, and the seconds of processor time that it took in this thread."""
     began = time.thread_time()
     return function(paths), time.thread_time() - began

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 MAX_SAMPLE_BYTES = 8 * 1024 * 1024
 MAX_KEYS_READ = 200_000
-"""Up to so many keys are read to split exactly, which takes about 0.1 s."""
-MAX_LOOKS = 2048
-"""The probes of an estimate over all buckets, which take about as long."""
+"""The most keys that are read to split exactly, which takes about 0.1 s."""
+MAX_PROBES = 2048
+"""The most probes of an estimate over all buckets, which take about as long."""
 _MOST_PIECES = 64
 _MAX_STEP_ROWS = 8192
 _SKIM_BYTES = 1024 * 1024
@@ -67,7 +67,7 @@ class KeySample:
         self._ranks = ranks
 
     def to_json(self) -> dict[str, Any]:
-        """The sample as JSON values."""
+        """Returns the sample as JSON values."""
         return {
             str(bucket): {
                 "rows": rows,
@@ -97,26 +97,26 @@ class KeySample:
             rows: The rows of all spans together. None: not known.
             most: An upper bound of the rows. None: not known.
         """
-        total = sum(stretch.rows for stretch in found)
+        total = sum(span.rows for span in found)
         scale = 1.0
         if rows is not None and total:
             scale = rows / total
         elif most is not None and total > most:
             scale = most / total
-        ranks = np.cumsum([stretch.rows * scale for stretch in found]).round().astype(int).tolist() if found else []
+        ranks = np.cumsum([span.rows * scale for span in found]).round().astype(int).tolist() if found else []
         self._rows[bucket] = (ranks[-1] if ranks else 0) if rows is None else rows
-        self._keys[bucket] = [stretch.end[:-1] if stretch.end.endswith(b"\0") else stretch.end for stretch in found]
+        self._keys[bucket] = [span.end[:-1] if span.end.endswith(b"\0") else span.end for span in found]
         self._ranks[bucket] = ranks
 
     def rows_in(self, buckets: Sequence[int]) -> int:
-        """An estimate of the rows of some buckets."""
+        """Returns an estimate of the rows of some buckets."""
         return sum(self._rows[bucket] for bucket in buckets)
 
     def split(self, splits: int, key_range: KeyRange, buckets: Sequence[int]) -> list[KeyRange]:
         """Splits `key_range` into ranges in key order that have about equally many rows of these buckets."""
         first, last = self._estimate(key_range.start, buckets, 0), self._estimate(key_range.end, buckets, 1)
         keys, estimates = self._candidates(key_range, buckets)
-        # Where nothing better is known, a range begins where `key_range` begins, and the ranges before it are empty.
+        # Without a better candidate, a range begins where `key_range` begins, and the ranges before it are empty.
         keys.insert(0, key_range.start or b"")
         ranks = np.maximum.accumulate(np.array([first, *estimates]))
         targets = first + (last - first) * np.arange(1, splits) / splits
@@ -127,18 +127,18 @@ class KeySample:
         return [KeyRange(start, end) for start, end in pairwise(bounds)]
 
     def _estimate(self, key: bytes | None, buckets: Sequence[int], at_end: int) -> float:
-        """An estimate of the rows below a key. None is the lowest key, or with `at_end` the highest."""
+        """Returns an estimate of the rows below a key. None is the lowest key, or with `at_end` the highest."""
         if key is None:
             return float(at_end * sum(self._rows[bucket] for bucket in buckets))
         return sum(self._middles(bucket)[bisect_left(self._keys[bucket], key)] for bucket in buckets)
 
     def _middles(self, bucket: int) -> list[float]:
-        """By gap between sampled keys, beginning before the first: an estimate of the rows below a key in it."""
+        """Returns, for each gap between sampled keys, first the one before them, the estimated rows below its keys."""
         ranks = [0, *self._ranks[bucket], self._rows[bucket] + 1]
         return [(low + high - 1) / 2 for low, high in pairwise(ranks)]
 
     def _candidates(self, key_range: KeyRange, buckets: Sequence[int]) -> tuple[list[bytes], list[float]]:
-        """Where the range may be split: right after each sampled key, with an estimate of the rows below."""
+        """Returns where the range may be split: right after each sampled key, with an estimate of the rows below."""
         found: list[tuple[bytes, float, float]] = []
         below = 0.0
         for bucket in buckets:
@@ -146,7 +146,8 @@ class KeySample:
             begin = 0 if key_range.start is None else bisect_left(keys, key_range.start)
             end = len(keys) if key_range.end is None else bisect_left(keys, key_range.end)
             below += middles[begin]
-            # Right after a key the rank is known in its own bucket. In the others it is that of the middle of a gap.
+            # Right after a key, the rank is known in the key's own bucket. In the other buckets, it is estimated as the
+            # middle of a gap.
             found += (
                 (keys[place] + b"\0", middles[place + 1] - middles[place], ranks[place] - middles[place + 1])
                 for place in range(begin, end)
@@ -186,15 +187,15 @@ async def split_view(view: PinnedView, executor: StorageExecutor, cut: SplitRequ
         # changes, so equal requests get equal splits.
         sample = await _collect(await view.open_buckets(chosen), ranges)
     else:
-        sample = await _whole_sample(view, executor)
+        sample = await _complete_sample(view, executor)
     splits = cut.splits
     if cut.rows_per_split is not None:
         splits = max(1, min(splits, -(-round(sample.rows_in(chosen)) // cut.rows_per_split)))
     return await executor.run(sample.split, splits, cut.key_range, chosen)
 
 
-async def _whole_sample(view: PinnedView, executor: StorageExecutor) -> KeySample:
-    """The sample of all keys of a view, which is stored with the view."""
+async def _complete_sample(view: PinnedView, executor: StorageExecutor) -> KeySample:
+    """Returns the sample of all keys of a view, which is stored with the view."""
     async with view.splitting:
         content = await executor.run(view.directory.read_splits)
         if content is not None:
@@ -232,7 +233,7 @@ async def _collect(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
 async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample | None:
     """Samples the ranges by reading all of their keys. None where they have too many."""
     wanted = min(max(_KEYS_A_BUCKET * len(reader.rows), _LEAST_KEYS), _MOST_KEYS)
-    # Where the rows are not counted, every key is taken at first, and half of them are dropped when there are too many.
+    # If the number of rows is unknown, every key is taken at first, and half of them are dropped if they are too many.
     known = None if ranges != ALL_KEY_RANGES else total_rows(reader.rows.values())
     collector = _Collector(min(max((known or 0) // wanted, 1), _MAX_STEP_ROWS), 2 * wanted)
     rows: dict[int, int] = {}
@@ -247,7 +248,7 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
             if not is_all:
                 return None
             if counted is not None and ranges == ALL_KEY_RANGES and cursor.rows_scanned != counted:
-                raise DataLoss(f"there are {cursor.rows_scanned} rows, where the manifest says {counted}")
+                raise DataLoss(f"the bucket has {cursor.rows_scanned} rows, but its manifest says {counted}")
         except ScanKvError as error:
             raise reader.record_error(bucket, error) from error.__cause__
         finally:
@@ -256,9 +257,9 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
 
 
 async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
-    """Samples the ranges by up to `MAX_LOOKS` probes. A long list of ranges counts as one range."""
+    """Samples the ranges by up to `MAX_PROBES` probes. A long list of ranges counts as one range."""
     pieces = list(ranges) if len(ranges) <= _MOST_PIECES else [ranges.span]
-    looks = max(1, MAX_LOOKS // (len(reader.rows) * len(pieces)))
+    probes = max(1, MAX_PROBES // (len(reader.rows) * len(pieces)))
     sample = KeySample({}, {}, {})
     begun = time.perf_counter()
     for bucket, counted in reader.rows.items():
@@ -266,7 +267,7 @@ async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
         probe = reader.probe(bucket)
         try:
             for piece in pieces:
-                for given in estimate_spans(probe, piece, looks, math.inf if counted is None else max(counted, 1)):
+                for given in estimate_spans(probe, piece, probes, math.inf if counted is None else max(counted, 1)):
                     found += given or ()
                     if time.perf_counter() - begun > _SLICE_SECONDS:
                         await asyncio.sleep(0)
@@ -314,7 +315,7 @@ class _Collector:
         return True
 
     def _thin(self) -> None:
-        """Drops every second key, and takes half as many from now on."""
+        """Drops every second key, and doubles the step for the next keys."""
         for bucket, keys in self.keys.items():
             del keys[::2], self.ranks[bucket][::2]
         self._bytes = sum(len(key) for keys in self.keys.values() for key in keys)

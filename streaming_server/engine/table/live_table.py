@@ -1,4 +1,4 @@
-"""A table while the server runs: its state, with everything that can be done to it."""
+"""A table while the server runs: its state, reads, writes and changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from streaming_server.engine.bucket.bucket_check import BucketCheck
+from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.engine.bucket.live_bucket import LiveBucket
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
@@ -17,7 +17,7 @@ from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
-from streaming_server.storage.files.disk_use import DiskUse, measure_table
+from streaming_server.storage.files.disk_use import DiskBytes, measure_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.storage.bucket.writer_states import WriterLimits
@@ -68,12 +68,12 @@ class LiveTable:
             definition: The current definition.
             path: The table's directory.
             resources: Shared by all buckets of the process.
-            executor: Runs what blocks.
-            retention_holds: Gives the retention holds on a bucket's changelog: the offset of each, by owner.
+            executor: Runs blocking work.
+            retention_holds: Returns the retention holds on a bucket's changelog: the offset of each, by owner.
             catch_up: When and how streams of changes catch up.
-            clock: The server's.
+            clock: The server's clock.
             locks: The locks on the table's columns.
-            writer_limits: What bounds the writers of each bucket.
+            writer_limits: The limits on the writers of each bucket.
             installed: The aggregate functions that the server has from other packages.
         """
 
@@ -117,29 +117,29 @@ class LiveTable:
                 self._index_builds.wake(live)
         self.state.notify()
 
-    async def statistics(self) -> tuple[list[BucketStats], list[IndexStatus]]:
-        """The statistics of each bucket, one after another, and how far each index is built."""
+    async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
+        """Returns the statistics of each bucket, read one after another, and how far each index is built."""
         figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 
-    async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
-        """What the table takes on disk, and each of its buckets. Opens nothing; reads directories in a thread."""
+    async def disk_use(self) -> tuple[DiskBytes, dict[int, BucketFiles]]:
+        """Returns the disk use of the table and of each bucket. Opens nothing; reads directories in a thread."""
         files = await self.state.executor.run(measure_table, self.state.path)
         known = {live.number: live.family_bytes for live in self.buckets}
-        use = DiskUse.of_table(files, {number: each for number, each in known.items() if each is not None})
+        use = DiskBytes.of_table(files, {number: each for number, each in known.items() if each is not None})
         return use, dict(files.buckets)
 
-    async def open_check(self, number: int) -> BucketCheck:
-        """A check of one bucket as of now; the caller runs it. Raises DataLoss when the bucket cannot be opened."""
+    async def open_check(self, number: int) -> BucketChecker:
+        """Returns a check of one bucket as of now, for the caller to run. Raises DataLoss if the bucket cannot open."""
         live = self.buckets[number]
         async with live.mutex:
             bucket = await live.open()
-            check = BucketCheck(number, bucket, self.state.codec, live.record_error)
+            check = BucketChecker(number, bucket, self.state.codec, live.record_error)
             self.state.abort_on_close(check)
         return check
 
     async def close(self, reason: ScanKvError) -> None:
-        """Refuses everything that begins from now on, ends every scan, and closes the buckets; all get `reason`."""
+        """Refuses new work, ends every scan, and closes the buckets. Scans and new work get the error `reason`."""
         for live in self.buckets:
             live.refuse(reason)
         self.state.notify()
@@ -147,9 +147,9 @@ class LiveTable:
         await self.pinning.close(reason)
         async with AsyncExitStack() as mutexes:
             for live in self.buckets:
-                # Bypasses a commit barrier that never opens, because a transaction could not be written.
+                # Bypasses the barrier, because the barrier of a transaction that cannot be applied is never lifted.
                 await mutexes.enter_async_context(live.mutex.bypass_barrier())
-            # Views are opened with the mutexes held, so no others exist.
+            # Views are opened with the mutexes held, so no further view can open.
             for source in self.state.sources():
                 source.abort(reason)
             # Closing syncs, which releases the interpreter lock: several at once take a fraction of the time.

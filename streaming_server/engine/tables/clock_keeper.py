@@ -28,7 +28,7 @@ class ClockKeeper(Background):
     Args:
         clock: The clock.
         file: The file that keeps it.
-        executor: Runs what blocks.
+        executor: Runs blocking work.
     """
 
     def __init__(self, clock: ServerClock, file: ClockFile, executor: StorageExecutor) -> None:

@@ -1,4 +1,4 @@
-"""Closes the files of buckets that nobody uses, so that a server may have many more buckets than it has in use."""
+"""Closes the files of unused buckets, so that a server can have many more buckets than it can keep open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class IdleBuckets(Background):
     uses more than `most` buckets would reopen them for every request, which took seconds for 64 of them.
 
     Args:
-        tables: Gives the open tables.
+        tables: Returns the open tables.
         most: The most unused buckets to keep open, not counting recently used ones.
         idle_seconds: How long a bucket must be unused to be closed.
         has_files: Whether files are plentiful.

@@ -14,7 +14,7 @@ from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
-from streaming_server.engine.changelog.consumers import Consumers
+from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_due import BaseLimits
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
@@ -30,7 +30,7 @@ from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
-from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, measure_table
+from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
@@ -56,20 +56,20 @@ _log = logging.getLogger(__name__)
 class Tables:
     """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
 
-    Creating, altering and dropping happen one at a time and are durable when their method returns. One that has begun
-    comes to its end, also when its caller gives up.
+    Creating, altering and dropping happen one at a time. Each is durable when its method returns, and runs to
+    completion even if the caller is cancelled.
 
     Args:
         config: The server's settings.
-        max_hold_seconds: For how long taking a snapshot may hold a table's writers.
-        clocks: The machine's. None: the real ones.
+        max_hold_seconds: For how long taking a snapshot may pause the writers of a table.
+        clocks: The clocks of the machine. None: the real ones.
 
     Attributes:
-        clock: What all of them go by.
-        snapshots: The pinned snapshots of these tables; `start` makes them expire.
-        consumers: The consumers of their changes; the same.
-        locks: The locks on their columns; the same.
-        transactions: The transactions that write to them; the same. `recover` comes first.
+        clock: The server's clock.
+        snapshots: The pinned snapshots of the tables. They expire after `start`.
+        consumers: The consumers of the tables' changes. They expire after `start`.
+        locks: The locks on the tables' columns. They expire after `start`.
+        transactions: The transactions that write to the tables. Call `recover` first; they expire after `start`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Tables:
         """Opens the directory.
 
         Raises:
-            DirectoryLocked: Another server uses it.
+            DirectoryLocked: Another server uses the directory.
             UsageError, ForeignDirectory, DiskFull: The directory cannot be used.
             DataLoss: The file that names its format cannot be read.
         """
@@ -146,7 +146,7 @@ class Tables:
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._state, self.clock)
+        self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
         self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
@@ -171,22 +171,22 @@ class Tables:
             raise
 
     def _load(self, definition: TableDefinition) -> None:
-        """Loads what belongs to a table. After an unexpected error only this table cannot be used."""
+        """Loads a table's snapshots, consumers and locks. After an unexpected error, only this table is unusable."""
         name, path = definition.name, self._catalog.path(definition.name)
         try:
             self.snapshots.load(definition, path)
             self.consumers.load(definition, path)
             self.locks.add(definition, path)
         except Exception as error:
-            _log.exception("what belongs to the table %s cannot be loaded", name)
+            _log.exception("the snapshots, consumers or locks of the table %s cannot be loaded", name)
             self._catalog.mark_unusable(
                 name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})"
             )
 
     async def recover(self) -> None:
-        """Applies what is missing of the transactions committed before the last stop. Call it before `start`.
+        """Rolls the transactions forward that were committed before the last stop. Call it before `start`.
 
-        What cannot be applied is not served, and all else is: see `Transactions.recover`.
+        A bucket to which a transaction cannot be applied is not served; all others are. See `Transactions.recover`.
         """
         await self.transactions.recover()
 
@@ -205,13 +205,13 @@ class Tables:
         return len(self._catalog)
 
     def definitions(self) -> list[TableDefinition]:
-        """The definitions of all tables, by name, ascending."""
+        """Returns the definitions of all tables, by name, ascending."""
         return [self._catalog.get(name) for name in self._catalog.names()]
 
     def damaged(self) -> dict[str, str]:
-        """The tables that are known to be damaged, completely or in some buckets: the reason by name, ascending.
+        """Returns why tables are damaged, completely or in some buckets, by name, ascending.
 
-        Rule: a listing of tables names every table, also a damaged one.
+        Rule: a listing of tables names every table, even a damaged one.
         """
         found = self._catalog.unusable
         for name, live in self._live.items():
@@ -222,11 +222,11 @@ class Tables:
         return dict(sorted(found.items()))
 
     def live_tables(self) -> Iterable[LiveTable]:
-        """The tables that have been used since the start."""
+        """Returns the tables that have been used since the start."""
         return self._live.values()
 
     def _states(self) -> Iterable[TableState]:
-        """The tables that have been used since the start."""
+        """Returns the states of the tables that have been used since the start."""
         return [live.state for live in self._live.values()]
 
     def _state(self, name: str) -> TableState | None:
@@ -234,7 +234,7 @@ class Tables:
         return None if live is None else live.state
 
     def table(self, name: str) -> LiveTable:
-        """The table of a name, opened if necessary. Raises TableNotFound, which suggests similar names."""
+        """Returns the table of a name, opened if necessary. Raises TableNotFound, which suggests similar names."""
         definition = self._catalog.get(name)
         live = self._live.get(name)
         if live is None:
@@ -282,7 +282,7 @@ class Tables:
             indexes=indexes,
             merging=merging,
         )
-        # Raises where a function is not there.
+        # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
         await self._to_its_end(self._create(definition))
         return definition
@@ -302,13 +302,13 @@ class Tables:
         drop_indexes: Sequence[Sequence[str]] = (),
         add_aggregates: Sequence[ColumnAggregate] = (),
     ) -> TableDefinition:
-        """Drops indexes, adds nullable columns at the end, and adds indexes, also on the new columns: all or nothing.
+        """Drops indexes, adds nullable columns at the end, and adds indexes, even on new columns: all or nothing.
 
-        An index that was dropped is not used from now on; one that was added is built in the background.
+        A dropped index is no longer used when this returns. A new index is built in the background.
 
         Raises:
-            TableNotFound: There is no such table.
-            SchemaMismatch, InvalidRequest: What is wrong with a column or an index, or that there is nothing to change.
+            TableNotFound: The table does not exist.
+            SchemaMismatch, InvalidRequest: A column or an index is not valid, or the request changes nothing.
         """
         return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes, add_aggregates))
 
@@ -342,7 +342,7 @@ class Tables:
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):
-            # Of one that cannot be used there is nothing to close.
+            # A table that cannot be used was never opened, so it needs no close.
             live = self.table(name) if self._catalog.is_usable(name) else None
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
@@ -356,40 +356,40 @@ class Tables:
                 self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
 
-    async def disk_use(self) -> tuple[DiskUse, int]:
-        """The disk use of the data directory, and the free space there, in bytes.
+    async def disk_use(self) -> tuple[DiskBytes, int]:
+        """Returns the disk use of the data directory, and the free space there, in bytes.
 
-        The former may be of a moment ago, because a look at it reads every directory: of no longer ago than 20 times
-        what the look took. So a caller that asks all the time does not keep a server of many tables busy.
+        The disk use may be slightly old, because measuring it reads every directory: its age is at most 20 times the
+        duration of the measurement. So frequent calls do not keep a server with many tables busy.
         """
         use = await self._disk_use.get()
         return use, await self._executor.run(_free_bytes, self._directory)
 
-    async def _look_at_disk(self) -> DiskUse:
+    async def _look_at_disk(self) -> DiskBytes:
         """Measures the disk use of the data directory. Opens nothing. Reads directories in a thread.
 
-        Buckets that are open, or were, tell what their table files hold.
+        The table files of buckets that are or were open are counted by what they contain.
         """
-        use = DiskUse()
+        use = DiskBytes()
         for name in self._catalog.names():
             live = self._live.get(name)
             if live is None:
                 files = await self._executor.run(measure_table, self._catalog.path(name))
-                use += DiskUse.of_table(files, {})
+                use += DiskBytes.of_table(files, {})
             else:
                 use += (await live.disk_use())[0]
         staging, others = await self._executor.run(_other_bytes, self._directory)
-        return use + DiskUse(staging=staging, other=others)
+        return use + DiskBytes(staging=staging, other=others)
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
-        # Half of a change would leave the catalog and what runs of the table at odds.
+        # Half of a change would leave the catalog and the open table inconsistent.
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Ends all tasks, closes every bucket in order, and unlocks the directory."""
+        """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
         await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
@@ -401,14 +401,14 @@ class Tables:
         await self.snapshots.close()
         await self.consumers.close()
         await self.locks.close()
-        # Last: what was noted before has no later service time.
+        # The clock is stored last, so that no stored time is later than the stored service time.
         await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
 
 
 def _other_bytes(directory: DataDirectory) -> tuple[int, int]:
-    """The bytes of staged rows, and of all files that belong neither to them nor to a table."""
+    """Returns the bytes of staged rows, and the bytes of all files that are neither staged rows nor of a table."""
     others = sum(
         directory_bytes(path)
         for path in directory.path.iterdir()

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPENINGS_AT_ONCE: Final = 16
-"""Buckets that are opened or closed at once. With 24 threads, 64 buckets took half as long as with 4."""
+"""How many buckets are opened or closed at once. With 24 threads, 64 buckets took half as long as with 4."""
 
 
 async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Returns the results of all, in order, once all have ended. Raises the first error only then.
+    """Returns the results of all awaitables, in order, once all have ended. Raises the first error only then.
 
-    So no work continues without its caller, under a mutex that the caller has released.
+    So no work continues after its caller has released the mutex that protects the work.
     """
     several = list(awaitables)
     if len(several) == 1:
-        # Without a task, which would run only after all other tasks that are ready.
+        # Awaited without a task, because a new task runs only after all other tasks that are ready.
         return [await several[0]]
     results = await asyncio.gather(*several, return_exceptions=True)
     good: list[T] = []
@@ -53,7 +53,7 @@ class StorageExecutor:
         return await self._in(self._pool, function, *args)
 
     async def run_opening(self, function: Callable[..., T], *args: object) -> T:
-        """As `run`, for opening and closing files, which mostly wait for syncs that the disk can combine."""
+        """As `run`, for opening and closing files. These mostly wait for syncs, which the disk can combine."""
         return await self._in(self._opening, function, *args)
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:

@@ -1,4 +1,4 @@
-"""Ends what has a time to live when it expires."""
+"""The task that ends things with a time to live when they expire: leases, locks, consumers and transactions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
 
 _PAUSE_SECONDS: Final = 1.0
-"""The pause after a failure. What has expired still exists, so the next attempt would follow at once."""
+"""The pause after a failure. Without it, the next attempt would follow at once, because the expiry has passed."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ class Reaper(Background):
     """Sleeps until the next expiry, or until something is added that expires sooner. Bound to the event loop.
 
     Args:
-        next_expiry: Gives the time of the first expiry on the monotonic clock. None: nothing expires.
-        end_expired: Ends what has expired. Its errors are logged, and it is called again a second later.
-        clock: The server's.
+        next_expiry: Returns the time of the first expiry on the monotonic clock. None: nothing expires.
+        end_expired: Ends everything that has expired. Its errors are logged, and it is called again a second later.
+        clock: The server's clock.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Reaper(Background):
         super().__init__(self._run)
 
     def notify(self, expires: float) -> None:
-        """Announces an expiry that `next_expiry` may not have given yet."""
+        """Announces an expiry that may be sooner than the one being waited for."""
         if expires < self._awaited:
             self._sooner.set()
 

@@ -28,7 +28,7 @@ class ThrottledValue(Generic[T]):
         self._found: tuple[T, float] | None = None
 
     async def get(self) -> T:
-        """The value. Raises what `look` raises; a failure is not remembered."""
+        """Returns the value. Raises the error of `look`; the next call then runs `look` again."""
         async with self._mutex:
             began = self._clock()
             if self._found is not None and began < self._found[1]:

@@ -14,7 +14,7 @@ from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
-from streaming_server.engine.transactions.staged_rows import repeated_keys
+from streaming_server.engine.transactions.staged_rows import find_repeated_keys
 from streaming_server.engine.transactions.stuck import (
     OUTCOME_UNKNOWN,
     retried_error,
@@ -125,7 +125,7 @@ class CommitCoordinator:
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             await self._executor.run(_sync, transaction.directory, parts)
-            repeated = await repeated_keys(_files(parts), tables, touched, self._executor)
+            repeated = await find_repeated_keys(_files(parts), tables, touched, self._executor)
             with ExitStack() as admissions:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
@@ -294,7 +294,7 @@ class CommitCoordinator:
                 files = self._files_of(decision)
                 lost = await find_losses(decision, rolling, unreadable, files, tables, self._executor)
                 committed = decision.to_committed(decision.applied)
-                # Before a new write can replace the missing rows. Else a later start might apply them on top of it.
+                # Before a new write can replace the missing rows. Otherwise a later start might apply them over it.
                 async with self._log:
                     await self._executor.run(self._decisions.end, committed)
                 for each in lost:
@@ -381,7 +381,7 @@ class CommitCoordinator:
         table = self._table(name)
         if table.definition.incarnation != incarnation:
             raise TableNotFound(
-                f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                f"table {name} was dropped and created again since the transaction wrote to it: begin another one",
                 table=name,
             )
         return table

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
-from streaming_server.engine.transactions.staged_rows import staged_rows
+from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.storage.transactions.staging import READ
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def find_losses(
             table=live.table,
             bucket=live.number,
             rows=None if rows is None else rows[live.table, live.number],
-            applied=rolling.applied_to(live),
+            applied=rolling.keys_applied_to(live),
             reason=error.message if isinstance(error, ScanKvError) else "see the server's log",
         )
         for live, error in rolling.failed.items()
@@ -101,7 +101,7 @@ async def _rows_of_buckets(
     """Counts the staged rows and keys of each bucket; None if they cannot be read."""
     counts: Counter[tuple[str, int]] = Counter()
     try:
-        async with staged_rows(files, tables, executor, lambda request: request.action != READ) as requests:
+        async with read_staged_rows(files, tables, executor, lambda request: request.action != READ) as requests:
             async for staged in requests:
                 for part in staged.parts:
                     counts[staged.table.definition.name, part.bucket] += len(part.keys)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
+from streaming_server.engine.merging.outcome import combine_changes, merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.writes.bucket_steps import step_rows
 
@@ -126,7 +126,7 @@ class MergedTransactionRows:
         before = [old[key] for key in gone]
         key_rows = decoder.decode(pa.array(before, pa.binary())).select(list(codec.definition.primary_key))
         deleted = PreparedRows(number, codec.rows, key_rows, pa.array(gone, pa.binary()), None)
-        return both(change, merge_delete(before, deleted, indexes))
+        return combine_changes(change, merge_delete(before, deleted, indexes))
 
 
 def _union(columns: Columns, others: Columns) -> Columns:

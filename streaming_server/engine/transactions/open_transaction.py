@@ -167,7 +167,7 @@ class OpenTransaction:
         return holds
 
     def content(self) -> dict[str, Any]:
-        """The metadata that its directory stores."""
+        """Returns the metadata that its directory stores."""
         return {
             "id": self.options.id,
             "attempt": self.options.attempt,
@@ -206,7 +206,7 @@ def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
             known = tables.setdefault(name, TableFootprint(touched.incarnation))
             if known.incarnation != touched.incarnation:
                 raise InvalidRequest(
-                    f"table {name} was dropped and made anew since the transaction began: begin another one"
+                    f"table {name} was dropped and created again since the transaction began: begin another one"
                 )
             known.merge(touched)
     return tables

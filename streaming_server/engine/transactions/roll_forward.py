@@ -13,7 +13,7 @@ from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.open_transaction import footprints_of
-from streaming_server.engine.transactions.staged_rows import repeated_keys, staged_rows
+from streaming_server.engine.transactions.staged_rows import find_repeated_keys, read_staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
 from streaming_server.storage.transactions.staging import READ, load_parts
@@ -87,7 +87,7 @@ class RollForward:
         Args:
             touched: What it does to each table.
             net: The merged rows of buckets of tables whose rows are merged.
-            repeated: For other buckets, the keys that several requests write; see `repeated_keys`.
+            repeated: For other buckets, the keys that several requests write; see `find_repeated_keys`.
         """
         self._repeated = repeated
         await self._begin()
@@ -104,7 +104,7 @@ class RollForward:
             try:
                 # Read all parts first, so that nothing of a damaged transaction is applied.
                 touched = footprints_of(await self._executor.run(load_parts, self._files))
-                self._repeated = await repeated_keys(self._files, self._tables, touched, self._executor)
+                self._repeated = await find_repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._apply_rows(await self._merge_all_again(touched), touched)
             except Exception as error:
                 self._fail_rest(error)
@@ -124,7 +124,7 @@ class RollForward:
             if self._decision.is_pending(name, self._decision.tables[name], number)
         ]
 
-    def applied_to(self, live: LiveBucket) -> int:
+    def keys_applied_to(self, live: LiveBucket) -> int:
         """Returns how many of its first keys are known to be applied to a bucket."""
         return self._applied.get(live, 0)
 
@@ -163,7 +163,7 @@ class RollForward:
         net: dict[LiveBucket, MergedTransactionRows] = {}
         # The first pass collects the keys in order, which shows which of them are applied. The second merges the rest.
         for is_first in (True, False):
-            async with staged_rows(self._files, tables, self._executor, _writes) as requests:
+            async with read_staged_rows(self._files, tables, self._executor, _writes) as requests:
                 async for rows in requests:
                     for part in rows.parts:
                         live = rows.table.buckets[part.bucket]
@@ -199,7 +199,7 @@ class RollForward:
         """Applies the remaining rows, merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
-        async with staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
+        async with read_staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)
 

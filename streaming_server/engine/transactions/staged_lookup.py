@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
-from streaming_server.engine.transactions.staged_rows import staged_rows
+from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.bucket_steps import total_bytes
 from streaming_server.storage.transactions.staging import READ
 
@@ -68,7 +68,7 @@ async def with_staged(
         DataLoss: A staged request is damaged.
     """
     known, name = StagedRowView(keys, rows), table.definition.name
-    async with staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
+    async with read_staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
         async for request in requests:
             for part in request.parts:
                 await executor.run(known.merge, part, table)

@@ -46,7 +46,7 @@ def request_check(
 
 
 @asynccontextmanager
-async def staged_rows(
+async def read_staged_rows(
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
     executor: StorageExecutor,
@@ -82,7 +82,7 @@ async def staged_rows(
         yield rows
 
 
-async def repeated_keys(
+async def find_repeated_keys(
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
     touched: Mapping[str, TableFootprint],

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 RETRY_SECONDS: Final = 5.0
 """How often the server retries to apply a stuck transaction."""
 
-OUTCOME_UNKNOWN: Final = "whether the transaction is committed cannot be told yet"
+OUTCOME_UNKNOWN: Final = "whether the transaction is committed is not known yet"
 
 
 def _remedy(token: str) -> str:
-    """What to do about a transaction that damaged data keeps from being applied."""
+    """Returns what to do about a transaction that damaged data keeps from being applied."""
     return (
         "restore the damaged data from a copy and restart the server; or drop the table; or give up the lost rows: "
         f"scankv transactions give-up {token}"

@@ -310,7 +310,7 @@ class Transactions:
             table: The table.
             action: UPSERT or DELETE.
             data: Its rows or keys, an Arrow IPC stream.
-            schema_id: The version of the table's schema that the rows were made for. 0: the current one.
+            schema_id: The version of the table's schema that the rows have. 0: the current one.
             kind: How the rows are written.
             column_locks: The ids of the column locks that the writer holds.
 
@@ -464,7 +464,8 @@ class Transactions:
             for name, touched in footprints_of(parts).items():
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
                     raise TableNotFound(
-                        f"table {name} was dropped and made anew since the transaction wrote to it: begin another one",
+                        f"table {name} was dropped and created again since the transaction wrote to it: begin another "
+                        "one",
                         table=name,
                     )
             files = [(part.path, part.requests) for part in parts]
@@ -725,7 +726,7 @@ class Transactions:
 
 
 def _owner(transaction: OpenTransaction) -> str:
-    """The name of a transaction's retention hold."""
+    """Returns the name of a transaction's retention hold."""
     return f"transaction {transaction.token}"
 
 

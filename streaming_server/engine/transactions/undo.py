@@ -147,7 +147,7 @@ class UndoOperation:
         await live.wait_durable(end)
         return end
 
-    async def _read(self, live: LiveBucket, start: int, end: int, reader: _Reader) -> None:
+    async def _read(self, live: LiveBucket, start: int, end: int, reader: _RecordSink) -> None:
         """Passes the changes of a range to a reader, in bounded steps."""
         definition = self._table.definition
         while count_of(start) < count_of(end):
@@ -184,7 +184,7 @@ class UndoOperation:
         changes = UndoChanges(
             self._writer,
             schema,
-            keys.encoded,
+            keys.encode_stored,
             lambda rows: widen(rows, schema),
             None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
         )
@@ -223,14 +223,14 @@ class UndoOperation:
                 self.result.deleted += rows.num_rows
 
 
-class _Reader(Protocol):
+class _RecordSink(Protocol):
     """Consumes the records of a range of the changelog."""
 
     def add(self, record: LogRecord) -> None:
         """Adds the next record."""
 
 
-def _read_step(live: LiveBucket, reader: _Reader, start: int, end: int, definition: TableDefinition) -> int:
+def _read_step(live: LiveBucket, reader: _RecordSink, start: int, end: int, definition: TableDefinition) -> int:
     for record in live.read_log(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):
         reader.add(record)
         start = record.offset + len(record.changes)

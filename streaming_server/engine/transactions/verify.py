@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, TransactionConflict
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
-from streaming_server.engine.transactions.staged_rows import staged_rows
+from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
 from streaming_server.storage.transactions.staging import READ
 
@@ -66,7 +66,7 @@ class Verification:
                 return True
             return stale[request.table] or not moved.get(request.table, set()).isdisjoint(request.buckets)
 
-        async with staged_rows(self.files, self.tables, executor, wanted) as requests:
+        async with read_staged_rows(self.files, self.tables, executor, wanted) as requests:
             async for rows in requests:
                 self._collect_keys(rows, keys)
                 if rows.request.action != READ and self.touched[rows.request.table].merges:
@@ -84,7 +84,7 @@ class Verification:
         return {number for number, state in states.items() if state is None or state.log_offset != since[number]}
 
     def _is_stale(self, name: str) -> bool:
-        """Returns whether writes to a table need another check, as its indexes changed or its rows are merged."""
+        """Whether writes to a table need another check, because its indexes have changed or its rows are merged."""
         touched, indexes = self.touched[name], tuple(self.tables[name].state.codec.indexes)
         return touched.merges or any(each != indexes for each in touched.indexes)
 

@@ -46,7 +46,7 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
     changed = np.zeros(len(keys), bool)
     while count_of(start) < count_of(end):
         for record in bucket.log.read(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):
-            seen = codec.keys.encoded(record.changes.rows)
+            seen = codec.keys.encode_stored(record.changes.rows)
             changed |= pc.is_in(keys, value_set=seen).to_numpy(zero_copy_only=False)
             start = record.offset + len(record.changes)
     return keys.filter(pa.array(changed))

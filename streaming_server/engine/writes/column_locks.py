@@ -222,7 +222,7 @@ class TableColumnLocks:
                 await self._remove(expired)
 
     def next_expiry(self) -> float | None:
-        """When the first of the locks expires, on the monotonic clock; None without locks."""
+        """Returns when the first lock expires, on the monotonic clock. None: the table has no locks."""
         return min((lock.expires for lock in self._locks.values()), default=None)
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ class TableWrites:
     async def upsert(
         self, data: bytes, schema_id: int, preconditions: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
-        """Writes the rows of an Arrow IPC stream, made for a schema of the table (0: the current one).
+        """Writes the rows of an Arrow IPC stream that have a schema version of the table (0: the current one).
 
         Once all of it is durable, returns the number of rows, and the next log offset of each written bucket.
         The data is checked completely before anything is written. Whether a merge has a result is known only when it
@@ -125,7 +125,7 @@ class TableWrites:
             batch = read_request(data, asked, CHANGE_TYPE_FIELD)
             # Without change types all rows are upserts, so the rows need not be encoded.
             if batch.num_columns == len(asked):
-                encoded, buckets = codec.keys.encode(codec.keys.canonical(batch))
+                encoded, buckets = codec.keys.encode(codec.keys.canonicalize(batch))
                 return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
         check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
         return [(part.bucket, part.keys) for part in check()[1]]

@@ -1,1 +1,1 @@
-"""Which scans and waiting calls the server accepts, and which are live."""
+"""Admission of scans and waiting calls, and the registry of live scans."""

@@ -1,4 +1,4 @@
-"""The live scans: who runs them, how far they are, what ends them in time, and totals over all scans."""
+"""The live scans: their clients, their progress, the timeouts that end them, and totals over all scans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Abortable(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class LiveScan:
+class RegisteredScan:
     """One call of `ScanKv`, from its admission to the last byte that its reader takes.
 
     Attributes:
@@ -56,7 +56,7 @@ class LiveScan:
         last_took: How many seconds the reader needed to take the previous message.
         rows_scanned: Rows read from storage.
         bytes_returned: Bytes of Arrow data produced.
-        source: What the scan reads from, once it is open.
+        source: The source that the scan reads, once it is open.
         leave: Releases its place among the live scans. None before admission.
         ended: The error that ended the scan early. None if nothing has.
     """
@@ -78,7 +78,7 @@ class LiveScan:
     ended: ScanKvError | None = None
 
     def hold(self, source: Abortable) -> None:
-        """Records what the scan reads from. Releases it immediately if the scan was ended in the meantime."""
+        """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
         self.source = source
         if self.ended is not None:
             source.abort(self.ended)
@@ -102,40 +102,40 @@ class ScanRegistry:
         self._following = following
         self._stall_timeout = stall_timeout
         self._max_scan = max_scan
-        self._calls: dict[str, LiveScan] = {}
-        self._live: dict[str, LiveScan] = {}
-        self._with_large_chunks: set[LiveScan] = set()
+        self._calls: dict[str, RegisteredScan] = {}
+        self._live: dict[str, RegisteredScan] = {}
+        self._with_large_chunks: set[RegisteredScan] = set()
         self.started = 0
         self._rows_scanned = 0
         self._bytes_returned = 0
 
     @property
-    def live(self) -> list[LiveScan]:
+    def live(self) -> list[RegisteredScan]:
         """The live scans, oldest first."""
         return list(self._live.values())
 
     @property
     def waiting(self) -> int:
-        """Number of scans that wait to be admitted."""
+        """The number of scans that wait to be admitted."""
         return self._admission.waiting + self._following.waiting
 
     @property
     def undelivered_errors(self) -> int:
-        """Scans that are over, but whose reader has not taken what was sent."""
+        """The number of scans that are over, but whose reader has not taken all messages."""
         return sum(self._is_over(scan) for scan in self._calls.values())
 
     @property
     def rows_scanned(self) -> int:
-        """Rows read from storage by all scans since the start of the server."""
+        """The rows read from storage by all scans since the start of the server."""
         return self._rows_scanned + sum(scan.rows_scanned for scan in self._live.values())
 
     @property
     def bytes_returned(self) -> int:
-        """Bytes of Arrow data produced by all scans since the start of the server."""
+        """The bytes of Arrow data produced by all scans since the start of the server."""
         return self._bytes_returned + sum(scan.bytes_returned for scan in self._live.values())
 
     @contextmanager
-    def call(self, scan: LiveScan) -> Iterator[None]:
+    def call(self, scan: RegisteredScan) -> Iterator[None]:
         """Tracks a scan for the length of its gRPC call.
 
         Raises:
@@ -156,7 +156,7 @@ class ScanRegistry:
             self._with_large_chunks.discard(scan)
 
     @asynccontextmanager
-    async def admit(self, scan: LiveScan) -> AsyncIterator[None]:
+    async def admit(self, scan: RegisteredScan) -> AsyncIterator[None]:
         """Admits a scan and lists it as live for the length of the block, in which it may hold iterators.
 
         Ends the scan when it stalls or takes too long.
@@ -170,14 +170,14 @@ class ScanRegistry:
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
             self.started += 1
-            watch = _Watch(scan, self._overdue, min(self._stall_timeout, self._max_scan))
+            watch = _OverdueTimer(scan, self._overdue, min(self._stall_timeout, self._max_scan))
             try:
                 yield
             finally:
                 watch.stop()
                 self._retire(scan)
 
-    def may_have_large_chunk(self, scan: LiveScan) -> bool:
+    def may_have_large_chunk(self, scan: RegisteredScan) -> bool:
         """Whether the next chunk of a scan may be large.
 
         Memory holds two to four large chunks of a scan until its reader takes them, and a reader may stop at any chunk.
@@ -199,10 +199,10 @@ class ScanRegistry:
         """Ends a scan on behalf of an operator. Raises ScanNotFound."""
         scan = self._live.get(scan_id)
         if scan is None:
-            raise ScanNotFound(f"there is no live scan {scan_id!r}: it has ended or never existed; list the live scans")
+            raise ScanNotFound(f"no live scan {scan_id!r} exists: it has ended or never existed; list the live scans")
         self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
 
-    def end(self, scan: LiveScan, error: ScanKvError) -> None:
+    def end(self, scan: RegisteredScan, error: ScanKvError) -> None:
         """Ends a scan with an error: releases its resources and its place, and removes it from the list."""
         if scan.ended is not None:
             return
@@ -230,15 +230,15 @@ class ScanRegistry:
         self._admission.close()
         self._following.close()
 
-    def _is_over(self, scan: LiveScan) -> bool:
+    def _is_over(self, scan: RegisteredScan) -> bool:
         return scan.admitted_at is not None and scan.scan_id not in self._live
 
-    def _retire(self, scan: LiveScan) -> None:
+    def _retire(self, scan: RegisteredScan) -> None:
         if self._live.pop(scan.scan_id, None) is not None:
             self._rows_scanned += scan.rows_scanned
             self._bytes_returned += scan.bytes_returned
 
-    def _overdue(self, scan: LiveScan, now: float) -> float | None:
+    def _overdue(self, scan: RegisteredScan, now: float) -> float | None:
         """Ends an overdue scan and returns None; otherwise returns the seconds until it may be overdue."""
         assert scan.admitted_at is not None
         left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
@@ -267,10 +267,12 @@ class ScanRegistry:
         return min(left, patience)
 
 
-class _Watch:
+class _OverdueTimer:
     """A timer for one scan that fires only when the scan may be overdue, not with every message."""
 
-    def __init__(self, scan: LiveScan, overdue: Callable[[LiveScan, float], float | None], first: float) -> None:
+    def __init__(
+        self, scan: RegisteredScan, overdue: Callable[[RegisteredScan, float], float | None], first: float
+    ) -> None:
         self._scan = scan
         self._overdue = overdue
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Calls that wait until what they ask about changes. A change wakes them; they do not poll."""
+"""Calls that wait until a table or a lease changes. A change wakes them; they do not poll."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class VersionSource(Protocol):
-    """What has a version: a table, or a lease on a snapshot. Hashed by identity."""
+    """A table, or a lease on a snapshot, whose version may change. Hashed by identity."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` whenever the version may have changed, until the returned function is called."""
 
 
 class VersionQuery(Protocol):
-    """What a waiting call asks about."""
+    """The version that a waiting call knows, and how to get the current one."""
 
     @property
     def source(self) -> VersionSource:
-        """What has the version."""
+        """The table or lease that has the version."""
 
     @property
     def version(self) -> bytes:
@@ -58,7 +58,7 @@ class WaitingCalls:
         max_calls: The most calls that may wait.
 
     Attributes:
-        waiting: Number of calls that wait.
+        waiting: The number of calls that wait.
     """
 
     def __init__(self, max_calls: int) -> None:
@@ -69,7 +69,7 @@ class WaitingCalls:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many calls wait as may."""
+        """Whether no further call may wait."""
         return self.waiting >= self._max_calls
 
     async def wait_for_change(self, asked: VersionQuery, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The already-applied filter: which changes the rows of a start from the full table contain already.
+"""The already-applied filter: removes changes that the rows of a start from the full table contain already.
 
 A start from the full table that was interrupted has rows of several views.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class AlreadyAppliedFilter:
     """Removes the changes that the rows of later views contain already. Immutable.
 
-    The log is read from where the first view ends. Rows after the position of an interruption come from a later view;
-    of their changes, only those after that view are new.
+    The log is read from where the first view ends. Rows after the position of an interruption come from a later view,
+    so only changes of these rows after that view are new.
 
     Args:
         views: The later views, at least one, in the order in which they were read.

@@ -82,18 +82,16 @@ class ChangeRows:
             kept = np.flatnonzero(times >= self._not_before)
         if kept is not None:
             rows, kinds, offsets, times = rows.take(pa.array(kept)), kinds[kept], offsets[kept], times[kept]
-        return self._filtered_chunk(rows, kinds, offsets, times, bucket)
+        return self._filter_chunk(rows, kinds, offsets, times, bucket)
 
     def chunk_of_net_changes(self, net: NetChangeBatch, bucket: int, definition: TableDefinition) -> Chunk:
         """Returns the matching net changes of a bucket. Their rows have the columns of `definition`."""
         if definition.schema.id > self.schema_id:
             self._set_schema(definition, definition.schema.id)
         rows = net.rows.select(self._table.names)
-        return self._filtered_chunk(rows, net.kinds, net.offsets, net.commit_micros, bucket)
+        return self._filter_chunk(rows, net.kinds, net.offsets, net.commit_micros, bucket)
 
-    def _filtered_chunk(
-        self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int
-    ) -> Chunk:
+    def _filter_chunk(self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int) -> Chunk:
         if self._bound is not None:
             # A predicate that is null is not true.
             matches = evaluate(self._bound, rows).fill_null(False).to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ from streaming_server.scan.framing import frame_chunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.admission.live_scans import RegisteredScan
     from streaming_server.scan.changes.log_plan import OpenedLog
     from streaming_server.scan.chunk_source import Chunk
     from streaming_server.scan.execution.producer import ChunkSpec
@@ -26,7 +26,7 @@ class ChangeStream:
     """The messages of one stream of changes.
 
     Args:
-        opened: What is streamed.
+        opened: The opened stream of changes.
         chunk_spec: How large chunks may become.
         server_incarnation: This start of the server.
         scan: The stream's entry in the registry. Kept up to date.
@@ -39,7 +39,7 @@ class ChangeStream:
         opened: OpenedLog,
         chunk_spec: ChunkSpec,
         server_incarnation: str,
-        scan: LiveScan,
+        scan: RegisteredScan,
         started: float,
         heartbeat_seconds: float,
     ) -> None:
@@ -53,7 +53,7 @@ class ChangeStream:
         self._rows = self._chunks = self._checksum = 0
         self._remaining = opened.limit
         self._watermark = 0
-        # Where to resume after what was sent. A later header precedes the chunk that needs it.
+        # The token after the last message. A later header, which needs a token too, precedes the chunk it is for.
         self._last_token = b"" if opened.full else opened.token(opened.limit)
 
     def messages(self) -> Iterator[bytes | float]:
@@ -95,7 +95,7 @@ class ChangeStream:
                 yield message
             spoken = time.monotonic()
         self._scan.rows_scanned = source.rows_scanned
-        # No token has yet what was read after the last chunk, nor that the rows are over.
+        # No token so far covers the changes read after the last chunk, or the end of the rows.
         yield self._heartbeat()
         yield self._trailer()
 

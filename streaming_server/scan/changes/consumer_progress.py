@@ -78,10 +78,7 @@ class ConsumerProgress:
 
 
 def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, ...]:
-    """Returns the views that a position after the rows still needs, for some buckets.
-
-    In other buckets they show nothing.
-    """
+    """Returns the views that a position after the rows still needs, reduced to some buckets."""
     passed = all(
         count_of(position.offsets[bucket]) >= count_of(end)
         for view in position.views
@@ -96,7 +93,7 @@ def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, 
 
 
 def _later(before: LogPosition, after: LogPosition) -> LogPosition:
-    """The later offset of each bucket, with the views of `before`, since buckets that came later have no others."""
+    """Returns the later offset of each bucket, with the views of `before`: buckets added later have no others."""
     offsets = dict(before.offsets)
     for bucket, offset in after.offsets.items():
         offsets[bucket] = max(offset, offsets.get(bucket, offset), key=lambda one: (count_of(one), one))
@@ -106,7 +103,7 @@ def _later(before: LogPosition, after: LogPosition) -> LogPosition:
 
 
 def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition) -> NetPosition | None:
-    """How far the net changes that start at an offset were returned, in the later of the positions that have them."""
+    """Returns how far the net changes from an offset on were returned, in the later position that has them."""
     positions = [
         position.net[bucket]
         for position in (before, after)
@@ -116,7 +113,7 @@ def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition
 
 
 def _rows_read(position: LogPosition) -> tuple[int, bytes, int]:
-    """The sort key of positions within the rows of one start."""
+    """Returns the sort key of positions within the rows of one start."""
     if position.scanned is None:
         return -1, b"", 0
     return position.scanned.bucket, position.scanned.key, len(position.views)

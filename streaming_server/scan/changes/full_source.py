@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.log_source import LogSource
     from streaming_server.scan.changes.log_token import LaterView
-    from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
+    from streaming_server.scan.chunk_source import Chunk, ChunkSource, ScanPosition, Waiting
 
 
 class FullSource:
@@ -38,7 +38,7 @@ class FullSource:
         rows: ChangeRows,
         log: LogSource,
         views: tuple[LaterView, ...],
-        scanned: Position | None,
+        scanned: ScanPosition | None,
     ) -> None:
         self.view = View(log.offsets, log.view.micros, table.view.rows)
         self._table: ChunkSource | None = table
@@ -79,7 +79,7 @@ class FullSource:
             self._rows_scanned += self._table.rows_scanned
             self._table.close()
             self._table = None
-            return WAITING  # so that a heartbeat ends the rows before the first change
+            return WAITING  # so that a heartbeat marks the end of the rows before the first change
         return self._log.next_chunk(max_rows, max_bytes)
 
     async def wait(self, seconds: float) -> None:
@@ -103,7 +103,7 @@ class FullSource:
             self._scanned = self._scanned_before
 
     def position(self) -> LogPosition:
-        """How far rows and changes were read."""
+        """Returns how far rows and changes were read."""
         scanning = self._table is not None
         return LogPosition(self._log.offsets, self._scanned if scanning else None, self._views, scanning)
 

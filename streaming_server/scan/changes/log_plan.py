@@ -1,4 +1,4 @@
-"""What a request asks of the changelog, and the stream that is opened for it."""
+"""The plan of a request for changes, and the stream that is opened for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlan:
-    """Which changes one request asks for. Immutable.
+    """The changes that one request asks for. Immutable.
 
     Attributes:
         buckets: The buckets. None: all. May be empty.
@@ -38,7 +38,7 @@ class LogPlan:
         resume_token: Where the stream resumes; empty at its beginning.
         start: Where it starts.
         stop: Where it ends. None: never.
-        clamp: Whether a start that does not exist any more means the nearest one that does.
+        clamp: Whether a start that no longer exists is replaced by the nearest existing one.
         net_changes: Whether buckets with a long backlog return one net change for each key.
         consumer_id: The consumer that the stream belongs to; empty for none.
         consumer_fence: The fence of the stream among those of its consumer; 0 for a stream that takes over the
@@ -65,10 +65,10 @@ class LogPlan:
     unmatched_delete: bool = False
 
     def check(self, definition: TableDefinition) -> None:
-        """Refuses what the table's changelog cannot provide.
+        """Checks that the table's changelog can provide the requested changes.
 
         Raises:
-            InvalidRequest: The changelog cannot provide it.
+            InvalidRequest: The changelog cannot provide them.
             TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
         options, table = definition.options, definition.name
@@ -77,8 +77,8 @@ class LogPlan:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
         if options.changelog == "none":
             raise InvalidRequest(
-                f'table {table} was created with changelog="none", so its changes cannot be read: for that, create '
-                'one with changelog="full" or "upsert"',
+                f'table {table} was created with changelog="none", so its changes cannot be read: create the table '
+                'with changelog="full" or "upsert"',
                 table=table,
             )
         if options.before_images or self.where is None or self.unmatched_delete:
@@ -86,15 +86,15 @@ class LogPlan:
         for column in columns_of(self.where, definition.schema.arrow):
             if column not in definition.primary_key:
                 raise InvalidRequest(
-                    f'table {table} was created with changelog="upsert", which does not tell whether a row matched '
-                    f"before it changed: `where` can look at the key ({', '.join(definition.primary_key)}), but not at "
-                    f'"{column}", unless rows that do not match may come as deleted ones: unmatched="delete"',
+                    f'table {table} was created with changelog="upsert", which does not record whether a row matched '
+                    f"before it changed: `where` can use the key ({', '.join(definition.primary_key)}), but not "
+                    f'"{column}", unless rows that do not match may come as deletions: unmatched="delete"',
                     table=table,
                     column=column,
                 )
 
     def fingerprint(self, definition: TableDefinition, buckets: Sequence[int]) -> Fingerprint:
-        """What the tokens of the stream belong to. Start and stop may differ, since tokens contain the position."""
+        """Returns the fingerprint of the stream's tokens. It excludes start and stop: a token contains the position."""
         return Fingerprint.of(
             table=_table(definition),
             schema=b"",
@@ -102,7 +102,7 @@ class LogPlan:
         )
 
     def of_rows(self) -> ReadPlan:
-        """The scan of the table's rows, which come first."""
+        """Returns the plan of the scan of the table's rows, which come before the changes."""
         return ReadPlan(
             buckets=self.buckets,
             columns=self.columns,
@@ -116,7 +116,7 @@ class LogPlan:
 
 
 def table_digest(definition: TableDefinition) -> bytes:
-    """The digest of a table in the tokens of its changes."""
+    """Returns the digest of a table in the tokens of its changes."""
     return Fingerprint.of(table=_table(definition), schema=b"", query=()).table
 
 
@@ -137,11 +137,11 @@ class ChangeSource(Protocol):
 
     @property
     def view(self) -> View:
-        """Where the changes begin."""
+        """The offsets where the changes begin, and the time of the opening."""
 
     @property
     def rows_scanned(self) -> int:
-        """Rows and changes read from storage so far."""
+        """The number of rows and changes read from storage so far."""
 
     @property
     def offsets(self) -> Mapping[int, int]:
@@ -158,7 +158,7 @@ class ChangeSource(Protocol):
         """Whether rows of the table are still to come."""
 
     def watermark(self) -> int | None:
-        """The time before which every committed change was returned, in microseconds since 1970 UTC. None: unknown."""
+        """Returns the time, in microseconds since 1970, before which every change was returned. None: unknown."""
 
     def give_back(self, bucket: int, last: int | None) -> None:
         """Gives back the changes of the last chunk after the offset `last` of a bucket.
@@ -167,7 +167,7 @@ class ChangeSource(Protocol):
         """
 
     def position(self) -> LogPosition:
-        """How far the chunks returned so far reach."""
+        """Returns how far the chunks returned so far reach."""
 
     def abort(self, error: ScanKvError) -> None:
         """Releases everything now. The next call of `next_chunk` raises `error`."""

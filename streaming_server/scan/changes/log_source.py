@@ -62,13 +62,13 @@ class LogStops(Protocol):
         """For each bucket the offset where the stream ends. None: it does not end, or the offsets are not known yet."""
 
     def seconds_left(self) -> float | None:
-        """The seconds until `settle` can determine the offsets. None: there is nothing to determine."""
+        """Returns the seconds until `settle` can determine the offsets. None: they are known, or never will be."""
 
     async def settle(self) -> None:
         """Determines the offsets, when it is time."""
 
 
-class _CatchUp:
+class _RunningCatchUp:
     """The compacted catch-up of one bucket, in progress."""
 
     def __init__(self, changes: NetChanges, on_progress: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class LogSource:
         self._wakeup = asyncio.Event()
         self._aborted: ScanKvError | None = None
         self._net_changes = net_changes
-        self._catch_ups: dict[int, _CatchUp] = {}
+        self._catch_ups: dict[int, _RunningCatchUp] = {}
         self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
@@ -178,7 +178,7 @@ class LogSource:
         return durable if stops is None else min(durable, stops[bucket], key=count_of)
 
     def _next_chunk_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
-        """The next changes of a bucket that has some; None while its net changes are being computed."""
+        """Returns the next changes of a bucket that has some; None while its net changes are being computed."""
         net_changes, start = self._net_changes, self._offsets[bucket]
         if net_changes is None or self._applied is not None:
             return self._read(bucket, end, max_rows, max_bytes)
@@ -200,7 +200,7 @@ class LogSource:
     def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
         assert self._net_changes is not None
         changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
-        self._catch_ups[bucket] = _CatchUp(changes, self._wakeup.set)
+        self._catch_ups[bucket] = _RunningCatchUp(changes, self._wakeup.set)
 
     def _advance(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
@@ -234,7 +234,7 @@ class LogSource:
         return False
 
     def watermark(self) -> int | None:
-        """The time, in microseconds since 1970 UTC, before which every commit was read; None if changes are unread."""
+        """Returns the time, in microseconds since 1970, before which every change was read. None: some are unread."""
         # Read the clock first, so that later commits are not before it.
         now = self._now_micros()
         return now if all(self._tails[b].is_quiet_at(offset) for b, offset in self._offsets.items()) else None
@@ -246,7 +246,7 @@ class LogSource:
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:
-        """How far each bucket was read."""
+        """Returns how far each bucket was read."""
         net = {bucket: catch_up.changes.position for bucket, catch_up in self._catch_ups.items()}
         return LogPosition(self._offsets, views=() if self._applied is None else self._applied.views, net=net)
 

@@ -18,7 +18,7 @@ import google_crc32c
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
-from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.chunk_source import ScanPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class LaterView:
         offsets: For each bucket, the first change that is not in the view.
     """
 
-    after: Position
+    after: ScanPosition
     offsets: Mapping[int, int]
 
 
@@ -77,7 +77,7 @@ class LogPosition:
     """
 
     offsets: Mapping[int, int]
-    scanned: Position | None = None
+    scanned: ScanPosition | None = None
     views: tuple[LaterView, ...] = ()
     scanning: bool = False
     net: Mapping[int, NetPosition] = field(default_factory=dict)
@@ -156,13 +156,13 @@ def parse_log_token(token: bytes) -> LogToken:
             raise InvalidResumeToken(
                 f"the resume token has version {version}: this server reads version {_VERSION}; start again"
             )
-        position = _Reader(body, _HEAD.size).position(count)
+        position = _TokenParser(body, _HEAD.size).position(count)
     except (struct.error, IndexError) as error:
         raise damaged from error
     return LogToken(table, query, position, None if left == _NO_LIMIT else left)
 
 
-class _Reader:
+class _TokenParser:
     def __init__(self, body: bytes, offset: int) -> None:
         self._body = body
         self._offset = offset
@@ -180,10 +180,10 @@ class _Reader:
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}
         return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net)
 
-    def _position(self) -> Position:
+    def _position(self) -> ScanPosition:
         bucket, length = self._next(_POSITION)
         self._offset += length
-        return Position(bucket, self._body[self._offset - length : self._offset])
+        return ScanPosition(bucket, self._body[self._offset - length : self._offset])
 
     def _next(self, layout: struct.Struct) -> tuple[int, ...]:
         values = layout.unpack_from(self._body, self._offset)
@@ -191,5 +191,5 @@ class _Reader:
         return values
 
 
-def _pack_position(position: Position) -> bytes:
+def _pack_position(position: ScanPosition) -> bytes:
     return _POSITION.pack(position.bucket, len(position.key)) + position.key

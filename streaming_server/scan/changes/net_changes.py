@@ -44,7 +44,7 @@ STEP_BYTES: Final = 8 << 20
 _MAX_PARTITIONS: Final = 256
 # Grouping a partition takes several times its size.
 _MEMORY_FACTOR: Final = 8
-# Seeded, because the unseeded hash chose the bucket: its keys are not evenly distributed by that hash.
+# Seeded, because the unseeded hash has chosen the bucket, so it would not distribute the keys of one bucket evenly.
 _hash: Final = partial(xxh3_64_intdigest, seed=1)
 _SPILL_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -87,8 +87,8 @@ class NetChanges:
         position: Where the backlog ends, and how many net changes were returned before. `partitions` 0: as many as
             needed.
         keys_of: Returns the encoded primary keys of rows.
-        widened: Adds the columns of the current schema to rows of an older one.
-        encoded: Returns rows as bytes, equal for equal rows.
+        widen: Adds the columns of the current schema to rows of an older one.
+        encode: Returns rows as bytes, equal for equal rows.
         directory: Where partitions are spilled.
         memory_bytes: Approximate memory to use.
         before_images: Whether the changelog has the rows before changes. Otherwise the last change of each key is its
@@ -102,8 +102,8 @@ class NetChanges:
         position: NetPosition,
         *,
         keys_of: Callable[[pa.RecordBatch], pa.Array],
-        widened: Callable[[pa.RecordBatch], pa.RecordBatch],
-        encoded: Callable[[pa.RecordBatch], pa.Array],
+        widen: Callable[[pa.RecordBatch], pa.RecordBatch],
+        encode: Callable[[pa.RecordBatch], pa.Array],
         directory: Path,
         memory_bytes: int,
         before_images: bool = True,
@@ -114,8 +114,8 @@ class NetChanges:
         self._reader = reader
         self._start = start
         self._keys_of = keys_of
-        self._widened = widened
-        self._encoded = encoded
+        self._widen = widen
+        self._encode = encode
         self._directory = directory
         self._memory_bytes = memory_bytes
         self._ready: deque[NetChangeBatch] = deque()
@@ -195,7 +195,7 @@ class NetChanges:
 
     def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
         """Returns the first and the last change of each key in some records, in log order."""
-        rows = pa.concat_batches([self._widened(record.changes.rows) for record in records])
+        rows = pa.concat_batches([self._widen(record.changes.rows) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
@@ -221,7 +221,7 @@ class NetChanges:
         return self.position.partitions
 
     def _net_changes_of(self, partitions: _HashPartitions, number: int) -> NetChangeBatch | None:
-        """The net changes of a partition in the order of each key's last change; None if all were returned before."""
+        """Returns the net changes of a partition by each key's last change; None if all were returned before."""
         changes = partitions.read(number)
         if changes is None:
             return None
@@ -247,11 +247,11 @@ class NetChanges:
     def _net_from_first_and_last(
         self, rows: pa.RecordBatch, kinds: Kinds, first: Integers, last: Integers
     ) -> tuple[Kinds, Integers, Integers]:
-        """The kinds, rows and last changes of the net changes, given the first and last change of each key."""
+        """Returns the kinds, rows and last changes of the net changes, given the first and last change of each key."""
         was = (kinds[first] == RowKind.UPDATE_BEFORE) | (kinds[first] == RowKind.DELETE)
         is_ = (kinds[last] == RowKind.UPDATE_AFTER) | (kinds[last] == RowKind.INSERT)
         same = was & is_
-        encoded = self._encoded(rows)
+        encoded = self._encode(rows)
         same[same] = pc.equal(encoded.take(pa.array(first[same])), encoded.take(pa.array(last[same]))).to_numpy(
             zero_copy_only=False
         )
@@ -339,7 +339,7 @@ class _HashPartitions:
 
 
 def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Integers, Integers]:
-    """The indices of the first and last occurrence of each key, in the order of the first."""
+    """Returns the indices of the first and last occurrence of each key, in the order of the first."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
     indices = np.arange(len(codes))

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 class BaseCursor:
     """A `Cursor` over a columnar base and a merged delta: the rows of a bucket at the instant of its view.
 
-    Where the delta has no rows nearby, rows of the base go out as they lie in the file. Otherwise the cursor reads a
-    row range: it lays the delta's rows over those of the base, which it finds by binary search in the base's keys, and
-    takes the requested columns of the result. It does not read a batch for which the zone maps prove that the residual
-    is true of no row.
+    Where the delta has no rows nearby, the cursor returns batches of the base as they are in the file. Otherwise it
+    reads a row range: it finds the positions of the delta's rows by binary search in the base's keys, merges them in,
+    and takes the requested columns of the result. It skips a batch if the zone maps prove that none of its rows matches
+    the residual predicate.
 
-    A row range has no rows where all of them were deleted. `last_key` is then the key of the last deleted row.
+    A row range is empty if all of its rows were deleted. `last_key` is then the key of the last deleted row.
 
     Use it from one thread at a time. Until `close`, it keeps the base's files mapped and the delta's rows in memory.
 
@@ -117,9 +117,9 @@ class BaseCursor:
     def stored(self) -> StoredRows:
         """Encodes rows of the current batch with the current schema. May be called later. Raises DataLoss."""
         assert self._current is not None
-        return partial(self._stored, self._current)
+        return partial(self._encode_stored, self._current)
 
-    def _stored(self, current: _KeptRows, indices: pa.Array) -> pa.Array:
+    def _encode_stored(self, current: _KeptRows, indices: pa.Array) -> pa.Array:
         try:
             return self._codec.encode(self._all.of(current.as_range().take(indices.to_numpy().astype(np.int64))))
         except DataLoss as error:
@@ -138,7 +138,7 @@ class BaseCursor:
             raise self._locate(error) from error
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
-        """Reads on like `next_batch`, but ignores the residual and decodes nothing. Returns the number of rows.
+        """Reads like `next_batch`, but ignores the residual predicate and decodes nothing. Returns the number of rows.
 
         The number may be 0. Returns None at the end. Raises DataLoss.
         """
@@ -161,7 +161,7 @@ class BaseCursor:
         kept = evaluate(self._residual, self._filter_input.of(row_range))
         self._current = current = _KeptRows(row_range, kept)
         if self._output.are_none:
-            # Counting needs no columns, and filtering none would take longer than the predicate.
+            # A count needs no columns, and filtering a batch without columns would take longer than the predicate.
             return columnless_batch(kept.true_count)
         if row_range.indices is None:
             return self._output.of(row_range).filter(kept)

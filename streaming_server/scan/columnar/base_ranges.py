@@ -96,7 +96,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _DeltaBlock:
     """Consecutive delta rows, without the deletions.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Block:
     before: Indices
 
     @classmethod
-    def of(cls, delta: MergedDelta, first: int, stop: int) -> _Block:
+    def of(cls, delta: MergedDelta, first: int, stop: int) -> _DeltaBlock:
         part = delta.slice(first, stop)
         alive = part.values.is_valid()
         before = np.zeros(len(part) + 1, np.int64)
@@ -156,7 +156,7 @@ class RowRanges:
         if key_range.is_empty:
             self._high, self._delta = self._low, EMPTY_DELTA
         self._delta_low, self._delta_high = 0, len(self._delta)
-        self._block = _Block(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
+        self._block = _DeltaBlock(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
 
     def next(self, max_rows: int, max_bytes: int) -> RowRange | None:
         """Returns the next row range, None at the end.
@@ -192,7 +192,7 @@ class RowRanges:
                 self._low = min(self._high, self._starts[number + 1])
 
     def _next_base_rows(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
-        """The next rows of the base, all of one batch."""
+        """Returns the bounds of the next rows of the base, all of one batch."""
         if self._low == self._high:
             return self._low, self._high
         number = self._batch_of(self._high - 1 if self._reverse else self._low)
@@ -209,7 +209,7 @@ class RowRanges:
         return (stop - count, stop) if self._reverse else (first, first + count)
 
     def _delta_beside(self, first: int, stop: int) -> tuple[int, int]:
-        """The delta rows before the base row that follows the given ones."""
+        """Returns the bounds of the delta rows that come before the base row after the given base rows."""
         if self._delta_low == self._delta_high:
             return self._delta_low, self._delta_high
         if self._reverse:
@@ -222,7 +222,7 @@ class RowRanges:
         return self._delta_low, self._delta.count_below(self._key(stop))
 
     def _fitting_delta(self, first: int, stop: int, max_rows: int, max_bytes: int) -> tuple[int, int]:
-        """As many of the given delta rows as one range may have, at least one."""
+        """Returns the bounds of as many of the given delta rows as one range may have, at least one."""
         if stop - first <= 1:
             return first, stop
         offsets = var_offsets(self._delta.values)
@@ -233,7 +233,7 @@ class RowRanges:
         return first, max(first + 1, min(stop, first + max_rows, fitting))
 
     def _base_before_delta(self, first: int, stop: int, delta_first: int, delta_stop: int) -> tuple[int, int]:
-        """Those of the given base rows that come before the delta row that follows the given ones."""
+        """Returns the bounds of those given base rows that come before the delta row after the given delta rows."""
         if first == stop:
             return first, stop
         if self._reverse:
@@ -274,15 +274,15 @@ class RowRanges:
             replaced=None if self._reverse else merge.replaced,
         )
 
-    def _block_containing(self, first: int, stop: int) -> _Block:
-        """A block with the given delta rows, which are the next ones to be read."""
+    def _block_containing(self, first: int, stop: int) -> _DeltaBlock:
+        """Returns a block with the given delta rows, which are the next ones to be read."""
         if not self._block.first <= first <= stop <= self._block.stop:
             more = self._fitting_delta(self._delta_low, self._delta_high, _BLOCK_ROWS, _BLOCK_BYTES)
-            self._block = _Block.of(self._delta, min(first, more[0]), max(stop, more[1]))
+            self._block = _DeltaBlock.of(self._delta, min(first, more[0]), max(stop, more[1]))
         return self._block
 
     def _end_key(self, first: int, stop: int, delta: MergedDelta) -> bytes:
-        """A key up to which the bucket has been read, even if none of these rows is left after the merge."""
+        """Returns a key up to which the bucket has been read, even if none of these rows is left after the merge."""
         if first < stop:
             return self._key(first if self._reverse else stop - 1)
         return _key_at(delta.keys, 0 if self._reverse else len(delta) - 1)
@@ -305,13 +305,13 @@ class RowRanges:
         return self._keys_of(number).slice(first - self._starts[number], count)
 
     def _keys_of(self, number: int) -> pa.BinaryArray:
-        """The encoded keys of a batch. Consecutive calls mostly ask for the same batch."""
+        """Returns the encoded keys of a batch. Consecutive calls mostly ask for the same batch."""
         if self._batch_keys is None or self._batch_keys[0] != number:
             self._batch_keys = number, self._base.keys(number)
         return self._batch_keys[1]
 
     def _key(self, number: int) -> bytes:
-        """The encoded key of a base row. For the first and last row of a batch, the keys need not be read."""
+        """Returns the encoded key of a base row. For the first and last row of a batch, the keys need not be read."""
         batch = self._batch_of(number)
         if number == self._starts[batch]:
             return self._base.first_keys[batch]
@@ -320,7 +320,7 @@ class RowRanges:
         return _key_at(self._keys_of(batch), number - self._starts[batch])
 
     def _count_below(self, key: bytes) -> int:
-        """Number of base rows with a lower key."""
+        """Returns the number of base rows with a lower key."""
         batch = bisect_left(self._base.last_keys, key)
         if batch == len(self._base) or key <= self._base.first_keys[batch]:
             return self._starts[batch]

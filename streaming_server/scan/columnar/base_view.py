@@ -1,4 +1,4 @@
-"""When a scan reads columnar bases instead of RocksDB, and what it needs for that."""
+"""Decides whether a scan reads columnar bases instead of RocksDB, and creates its cursors over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 BASE_CHUNK_ROWS: Final = 32_768
-"""The default rows of a chunk from a base: those of one batch, which is then sent as it lies in the file."""
+"""The default rows of a chunk from a base: the rows of one batch, which is then sent as it is in the file."""
 BASE_CHUNK_BYTES: Final = 2 << 20
 """The same limit in bytes."""
 _FEW_ROWS: Final = 1000
@@ -113,7 +113,9 @@ def bases_for(
     """
     choice = consider_bases(plan, reader)
     if plan.read_path is ReadPath.COLUMNAR and not choice.possible:
-        raise InvalidRequest(f'this cannot be read with read_path "columnar": {choice.reason}; leave `read_path` out')
+        raise InvalidRequest(
+            f'the scan cannot be read with read_path "columnar": {choice.reason}; leave `read_path` out'
+        )
     if not choice.base:
         return NO_BASES
     bases = {number: view for number in filled if (view := view_of(number)) is not None}
@@ -147,7 +149,7 @@ def choose_read_path(
         return ReadPath.ROCKSDB, "no bucket has a columnar base"
     missing = len(filled) - len(based)
     if missing and plan.ordered:
-        return ReadPath.ROCKSDB, f"{missing} of {len(filled)} buckets have no base, and all are put in one order"
+        return ReadPath.ROCKSDB, f"{missing} of {len(filled)} buckets have no base, and all are merged in one order"
     return ReadPath.COLUMNAR, choice.reason + (f"; {missing} of {len(filled)} buckets have no base" if missing else "")
 
 
@@ -170,9 +172,9 @@ def cursor_of(
 
 
 async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
-    """Merges the deltas of some bases, with `run` in a thread.
+    """Merges the deltas of some bases, in a thread by `run`.
 
-    Otherwise the first chunk would do so on the event loop, for half a second with a million rows.
+    Otherwise the first chunk would merge them on the event loop, which takes half a second for a million rows.
     """
     for each in bases.values():
         if not each.delta.is_merged:

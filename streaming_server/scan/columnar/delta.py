@@ -1,4 +1,4 @@
-"""The delta of a bucket: what was written since its columnar base. Writes are kept in order and merged on demand."""
+"""The delta of a bucket: the writes since its columnar base. Writes are kept in order and merged on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _JOIN_PARTS: Final = 64
 _JOIN_BYTES: Final = 256 << 10
 _PART_BYTES: Final = 1600
-"""What two Arrow arrays take in addition to their values: most of the cost of a one-row write."""
+"""The memory of two Arrow arrays in addition to their values, which is most of the memory of a one-row write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class MergedDelta:
         return MergedDelta(self.keys[first:stop], self.values[first:stop])
 
     def count_below(self, key: bytes) -> int:
-        """Number of keys below `key`."""
+        """Returns the number of keys below `key`."""
         return int(pc.search_sorted(self.keys, pa.scalar(key, pa.binary())).as_py())
 
 
@@ -62,7 +62,7 @@ EMPTY_DELTA: Final = MergedDelta(pa.nulls(0, pa.binary()), pa.nulls(0, pa.binary
 
 
 class Delta:
-    """What was written to a bucket since its columnar base. Hold the bucket's mutex to use it, except for its views.
+    """The writes to a bucket since its columnar base was built. Hold the bucket's mutex to use it, not its views.
 
     The delta keeps writes in their order and occasionally joins small ones into larger parts. It never sorts. A view
     sorts the writes since the previous view and merges them with the rows of that view. So each row is sorted once,
@@ -122,7 +122,7 @@ class Delta:
             self._view, self._new = DeltaView.of(EMPTY_DELTA), _PendingWrites()
 
     def view(self) -> DeltaView:
-        """Returns what the delta holds now, in microseconds. The delta must not be full.
+        """Returns a view of the current delta, which must not be full. Takes microseconds.
 
         Returns the same object until something is written.
         """
@@ -149,7 +149,7 @@ class Delta:
 
 
 class DeltaView:
-    """What a delta held at one instant. Immutable and thread-safe.
+    """A delta at one instant. Immutable and thread-safe.
 
     Args:
         parent: The previous view.
@@ -204,7 +204,7 @@ class DeltaView:
 
     def _merge_parts(self, parent: DeltaView, parts: Sequence[Part]) -> MergedDelta:
         newest_first = [parts]
-        # Skips intermediate views that were never merged: no scan needs their rows.
+        # Skip intermediate views that were never merged, because no scan needs their rows.
         while (pending := parent._pending) is not None and not parent._lock.locked():
             parent, parts = pending
             newest_first.append(parts)
@@ -228,7 +228,7 @@ class _PendingWrites:
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         size = _size(keys, values)
         if size >= _JOIN_BYTES:
-            # Joining would copy a large part for the sake of small ones.
+            # Later joins do not include this part: they would copy a large part for the sake of small ones.
             self._join()
             self._joined += 1
         else:

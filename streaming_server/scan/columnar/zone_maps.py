@@ -107,5 +107,5 @@ def _has_one(zone: Zone, candidates: pa.Array) -> bool:
 
 
 def _plain(scalar: pa.Scalar) -> Any:  # noqa: ANN401  # whatever the column's type is in Python
-    """The value as Python compares it in the same order as Arrow: text by code points is in the order of its bytes."""
+    """Returns a value that Python compares in Arrow's order. Python orders text by code points, as Arrow by bytes."""
     return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()

@@ -36,12 +36,12 @@ def explain(
     """Explains a scan from its beginning.
 
     Args:
-        plan: What is requested.
+        plan: The requested scan.
         definition: The table as of the view that would be read.
-        reader: How it would be read.
+        reader: The reader that the scan would use.
         buckets: The requested buckets.
         choice: The index that would find the keys. None: no index.
-        read_path: What the rows would be read from, and why.
+        read_path: Where the rows would be read from, and the reason in words.
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
@@ -63,7 +63,7 @@ def explain(
         all_keys=read == ALL_KEY_RANGES,
         points=len(points),
         first_points=[point_text(key, reader.keys) for key in points[:_POINTS_SHOWN]],
-        residual="" if residual is None else _shortened(repr(residual.predicate)),
+        residual="" if residual is None else _shorten(repr(residual.predicate)),
         columns_read=[name for name in definition.schema.names if name in looked_at],
         columns_returned=returned,
         ordered=plan.ordered,
@@ -86,5 +86,5 @@ def _start_of(piece: tuple[bytes, bytes | None]) -> bytes:
     return piece[0]
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

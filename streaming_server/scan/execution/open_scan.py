@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_ranges import KeyRanges
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
+    from streaming_server.scan.chunk_source import ChunkSource, Cursor, ScanPosition, View
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.resume_token import ResumePoint
@@ -75,7 +75,7 @@ def open_scan(
     """Creates the cursors of a scan as of now.
 
     Args:
-        plan: What is requested.
+        plan: The requested scan.
         definition: The table as of the view.
         reader: How it is read.
         view: The buckets to read, and their offsets.
@@ -112,7 +112,7 @@ def open_scan(
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
-        # Rows read one by one, or merged in order, hold the event loop for as long as a chunk takes.
+        # Chunks of rows that are decoded, or merged in order, hold the event loop longer the larger they are.
         large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
     )
@@ -146,7 +146,7 @@ def _source(
     reader: RowReader,
     view: View,
     cursors: Mapping[int, Cursor],
-    position: Position | None,
+    position: ScanPosition | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
     *,
     ranges: Iterable[KeyRanges],
@@ -164,6 +164,7 @@ def _source(
         position,
         on_error,
         reverse=plan.reverse,
-        # Starting row by row would look up many keys without rows at once; bases are read in batches anyway.
+        # Not for many ranges, where reading a single row may look up many keys without rows; nor for bases, which are
+        # read in batches anyway.
         singly=not of_bases and all(keys.is_one_range for keys in ranges),
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.admission.live_scans import RegisteredScan
     from streaming_server.scan.chunk_source import View
     from streaming_server.scan.execution.open_scan import OpenedScan
 
@@ -59,14 +59,14 @@ def stream_messages(
     opened: OpenedScan,
     chunk_spec: ChunkSpec,
     server_incarnation: str,
-    scan: LiveScan,
+    scan: RegisteredScan,
     started: float,
     heartbeat_seconds: float,
 ) -> Iterator[bytes | None]:
     """Yields the messages of one stream, serialized `ScanKvResponse`s. Each is built on demand.
 
-    None stands for a step that found nothing. The caller lets other tasks run and then continues. A heartbeat is sent
-    only when no message was sent for `heartbeat_seconds`.
+    None means that a step found nothing: the caller lets other tasks run and then continues. A heartbeat is sent only
+    if no message was sent for `heartbeat_seconds`.
 
     Raises:
         DataLoss: The source found damage. No trailer follows.
@@ -157,7 +157,7 @@ def unchanged_messages(
     yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
 
 
-def _header(opened: OpenedScan, server_incarnation: str, scan: LiveScan) -> bytes:
+def _header(opened: OpenedScan, server_incarnation: str, scan: RegisteredScan) -> bytes:
     source = opened.source
     header = _header_of(
         opened.definition, source.schema, source.schema_id, source.view, opened.limit, server_incarnation, scan.scan_id

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.acero  # else the first group_by imports it, which takes the event loop for 40 ms
+import pyarrow.acero  # otherwise the first group_by imports it and holds the event loop for 40 ms
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
 from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, limb, limb_count, propagate_carries
-from streaming_server.arrays.sort_codes import sort_codes, values_of
+from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,13 +39,13 @@ class _Partial:
         name: The name of the state column.
         column: The column that is aggregated.
         merge: The function.
-        made_of: Converts the column's values to the values to be merged.
+        convert: Converts the column's values to the values to be merged.
     """
 
     name: str
     column: str
     merge: str
-    made_of: Callable[[pa.Array], pa.Array]
+    convert: Callable[[pa.Array], pa.Array]
 
 
 class RowCounter:
@@ -121,7 +121,7 @@ class Aggregation:
     def settle(self) -> None:
         """Merges the added rows into the groups. Raises InvalidRequest if there are too many groups."""
         if self._pending:
-            merged = self._grouped(pa.concat_tables([self._merged, *self._pending]))
+            merged = self._group_rows(pa.concat_tables([self._merged, *self._pending]))
             self._pending = []
             self._pending_rows = self._pending_bytes = 0
             self._merged = self._propagate_carries(merged)
@@ -147,16 +147,16 @@ class Aggregation:
             keys = [(group.name, "ascending") for group in self._groups]
             known = known.take(pc.sort_indices(known, sort_keys=keys))
         arrays = {name: known.column(name).combine_chunks() for name in known.column_names}
-        columns = [values_of(arrays[group.name], self._types[group.column]) for group in self._groups]
+        columns = [decode_sort_codes(arrays[group.name], self._types[group.column]) for group in self._groups]
         columns += [_result(each, self._types[each.column], arrays) for each in self._aggregates]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _of(self, batch: pa.RecordBatch) -> pa.Table:
         known = [*self._groups, *self._partials]
-        arrays = [each.made_of(batch.column(each.column)) for each in known]
-        return self._grouped(pa.table(arrays, [each.name for each in known]))
+        arrays = [each.convert(batch.column(each.column)) for each in known]
+        return self._group_rows(pa.table(arrays, [each.name for each in known]))
 
-    def _grouped(self, table: pa.Table) -> pa.Table:
+    def _group_rows(self, table: pa.Table) -> pa.Table:
         names = [group.name for group in self._groups]
         # A single thread adds floats in row order, so that their sums are deterministic.
         grouped = table.group_by(names, use_threads=False).aggregate([(p.name, p.merge) for p in self._partials])
@@ -175,7 +175,7 @@ class Aggregation:
 
 
 def _partials(aggregate: Aggregate, type_: pa.DataType) -> Iterable[_Partial]:
-    """The state columns that an aggregate needs."""
+    """Yields the state columns that an aggregate needs."""
     name, function = aggregate.column, aggregate.function
     if function in (AggregateFunction.MIN, AggregateFunction.MAX):
         yield _Partial(f"{function} {name}", name, str(function), sort_codes)
@@ -201,7 +201,7 @@ def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]
         case AggregateFunction.COUNT:
             return known[f"count {name}"].fill_null(0)
         case AggregateFunction.MIN | AggregateFunction.MAX:
-            return values_of(known[f"{function} {name}"], type_)
+            return decode_sort_codes(known[f"{function} {name}"], type_)
     if pat.is_floating(type_):
         total = known[f"sum {name}"]
     else:

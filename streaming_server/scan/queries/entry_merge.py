@@ -1,4 +1,4 @@
-"""The first entries of an index over several buckets: reads of each bucket only the entries that may be among them."""
+"""Finds the first entries of an index over several buckets. Of each bucket, it reads only entries that may be first."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class EntryMerge:
         """
         found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
         read = [run for run in runs if not run.ended and run.last is not None]
-        cut = [run for run in read if last is not None and run.reached("value").equals(last)]
+        cut = [run for run in read if last is not None and run.last_read("value").equals(last)]
         if cut:
             again = pa.array([run.number for run in cut], pa.int32())
             is_again = pc.and_(pc.equal(found["value"], last), pc.is_in(found["bucket"], value_set=again))
@@ -113,20 +113,22 @@ class EntryMerge:
 
     async def _first(
         self, ranges: Mapping[int, KeyRange], n: int, column: str, *, ascending: bool
-    ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_Run]]:
+    ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_EntryRun]]:
         """Reads ranges that are sorted by a column until no other entry can precede the n-th.
 
-        Returns the matching entries, the n-th one's value (None if there are fewer), and what was read of each bucket.
+        Returns the matching entries, the value of the n-th (None if there are fewer), and the run of each bucket.
         """
         with ExitStack() as cursors:
             runs = [
-                _Run(number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending))))
+                _EntryRun(
+                    number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending)))
+                )
                 for number, key_range in ranges.items()
             ]
             active, last = runs, None
             kept: list[pa.RecordBatch] = []
-            # Reads each bucket's share, about as much again as it may have by chance, and one entry more that shows
-            # whether more entries tie with the last one: another round costs more than a few entries.
+            # Read each bucket's share, plus what it may have in addition by chance, plus one entry that shows whether
+            # more entries tie with the last one. Another round would cost more than these few entries.
             share = n / max(1, len(runs))
             step = 1 + (n if len(runs) == 1 else int(share + sqrt(share)))
             while active:
@@ -140,14 +142,14 @@ class EntryMerge:
             return pa.concat_batches(kept) if kept else self._decode([], [])[0], last, runs
 
     def _next_step(self, step: int, missing: int, active: int) -> int:
-        """The entries to read next of each bucket that may have entries before the n-th."""
+        """Returns how many entries to read next of each bucket that may have entries before the n-th."""
         if self._residual is not None:
-            return 2 * step  # doubles the step, since a selective predicate needs many
+            return 2 * step  # a selective predicate needs many entries
         return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
 
-    def _next(self, runs: Sequence[_Run], step: int) -> pa.RecordBatch:
+    def _next(self, runs: Sequence[_EntryRun], step: int) -> pa.RecordBatch:
         """Reads `step` entries of some buckets, decodes them at once, and returns those that match."""
-        parts: list[tuple[_Run, list[bytes]]] = []
+        parts: list[tuple[_EntryRun, list[bytes]]] = []
         began = time.thread_time()
         for run in runs:
             try:
@@ -181,7 +183,7 @@ class EntryMerge:
             await self._locked.yield_to_others()
 
     def _decode_naming_bucket(
-        self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_Run, list[bytes]]]
+        self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_EntryRun, list[bytes]]]
     ) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
         try:
             return self._decode(values, numbers)
@@ -194,7 +196,7 @@ class EntryMerge:
             raise
 
     def _decode(self, values: list[bytes], numbers: list[int]) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
-        """Decodes entries of some buckets; also returns which of them match."""
+        """Decodes entries of some buckets. Also returns which of them match; None: all."""
         stored = pa.array(values, pa.binary())
         columns = self._decoder.decode(stored)
         try:
@@ -212,8 +214,8 @@ class EntryMerge:
             raise self._locked.on_error(number, error) from error.__cause__
 
 
-class _Run:
-    """What was read of one range in one bucket.
+class _EntryRun:
+    """The reading of one range in one bucket.
 
     Attributes:
         number: The bucket.
@@ -236,19 +238,19 @@ class _Run:
             self._last_key = keys[-1]
         return values
 
-    def reached(self, column: str) -> pa.Scalar:
-        """The last value or key read, matching or not. At least one entry must have been read."""
+    def last_read(self, column: str) -> pa.Scalar:
+        """Returns the last value or key read, matching or not. At least one entry must have been read."""
         assert self.last is not None
         return self.last[column][0]
 
     def same_value(self) -> KeyRange:
-        """The range of all entries with the last value read."""
-        row_key: bytes = self.reached("key").as_py()
+        """Returns the range of all entries with the last value read."""
+        row_key: bytes = self.last_read("key").as_py()
         return KeyRange.under(self._last_key.removesuffix(row_key))
 
 
 def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool, ascending: bool) -> pa.Scalar:
-    """The n-th of the kept entries by a column."""
+    """Returns the n-th of the kept entries by a column."""
     values = kept[0][column] if len(kept) == 1 else pa.concat_arrays([part[column] for part in kept])
     if in_order:
         return values[n - 1]
@@ -256,9 +258,9 @@ def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool,
     return values[order[n - 1].as_py()]
 
 
-def _is_before(run: _Run, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
+def _is_before(run: _EntryRun, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
     """Whether further entries of a bucket may precede the n-th."""
     if last is None or run.last is None:
         return True
-    before: bool = (pc.less if ascending else pc.greater)(run.reached(column), last).as_py()
+    before: bool = (pc.less if ascending else pc.greater)(run.last_read(column), last).as_py()
     return before

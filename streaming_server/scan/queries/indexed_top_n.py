@@ -43,7 +43,7 @@ _GET_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """The index that has the rows in the requested order, and where in it they are. Immutable."""
+    """The index that has the rows in the requested order, and the ranges of their entries. Immutable."""
 
     codec: IndexCodec
     plan: OrderPlan
@@ -59,7 +59,7 @@ def choose_order(
     as well.
 
     Args:
-        spec: Which rows are requested.
+        spec: The requested rows.
         where: The predicate on the rows. None: all rows.
         codec: The codec of the rows.
         keys: The codec of their keys.
@@ -112,7 +112,7 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
     """Finds the first rows in the entries of an index. Reads the rows too, if the index does not cover their columns.
 
     Args:
-        spec: Which rows are requested.
+        spec: The requested rows.
         choice: The index to read.
         locked: The view to read: all buckets of the table.
 
@@ -141,36 +141,36 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
 
 
 async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> pa.RecordBatch:
-    """The entries of the first rows, in order; slightly more than 100,000 if there are too many."""
+    """Returns the entries of the first rows, in order; slightly more than 100,000 if there are too many."""
     # Ties are read until there are too many of them.
     most = MAX_TOP_N + 1 if spec.with_ties else spec.n
     best = await merge.first_by_value(plan.values, spec.n, ascending=spec.ascending)
     found = best.found
     if best.last is None and plan.nulls.is_empty:
-        return _sorted(found, spec)
+        return _sort_entries(found, spec)
     if best.last is None:
         missing = most - found.num_rows
         # All values are null, so sorting by value and key sorts by key.
         nulls = await merge.first_by_key(merge.everywhere(plan.nulls), missing)
-        return pa.concat_batches([_sorted(found, spec), _sorted(nulls, spec)[:missing]])
+        return pa.concat_batches([_sort_entries(found, spec), _sort_entries(nulls, spec)[:missing]])
     if best.cut:
         better = (pc.less if spec.ascending else pc.greater)(found["value"], best.last)
         equal = await merge.first_by_key(best.cut, most - (pc.sum(better).as_py() or 0))
         found = pa.concat_batches([found, equal])
-    first = _sorted(found, spec)
+    first = _sort_entries(found, spec)
     if not spec.with_ties:
         return first[:most]
     worse = (pc.greater if spec.ascending else pc.less)(first["value"], best.last)
     return first[: first.num_rows - (pc.sum(worse).as_py() or 0)]
 
 
-def _sorted(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
+def _sort_entries(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
     direction = "ascending" if spec.ascending else "descending"
     return entries.take(pc.sort_indices(entries, sort_keys=[("value", direction), ("key", "ascending")]))
 
 
 async def _rows_of_entries(entries: pa.RecordBatch, spec: TopNSpec, locked: LockedView) -> pa.Array:
-    """The stored rows of some entries, in the same order."""
+    """Returns the stored rows of some entries, in the same order."""
     numbers = entries["bucket"].to_numpy()
     indices, values = [], []
     left = MAX_KEPT_BYTES

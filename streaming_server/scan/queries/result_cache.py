@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A result takes at most this fraction of the cache, so that a single one cannot evict all the others.
 _MAX_RESULT_FRACTION: Final = 16
-# About what an entry takes in addition to its bytes.
+# The approximate memory of an entry in addition to its bytes.
 _ENTRY_BYTES: Final = 512
 # Copying this much takes as long as handing the copy to a thread.
 _LONG_BYTES: Final = 1024 * 1024
@@ -81,9 +81,9 @@ class ResultCache:
         max_bytes: Memory for cached results. 0 keeps none.
 
     Attributes:
-        unchanged: Number of responses that reported no change.
-        cached: Number of responses that came from the cache, or from a computation that another caller had started.
-        computed: Number of results computed.
+        unchanged: The number of responses that reported no change.
+        cached: The number of responses that came from the cache, or from a computation that another caller started.
+        computed: The number of computed results.
         cached_bytes: Memory in use.
     """
 

@@ -25,7 +25,7 @@ MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
 """The limit for the stored rows of a result."""
 
 _DEFERRED_ROWS: Final = 1024
-"""Candidates of a columnar base of which only the value is read, until there are this many. Then those that still
+"""The most candidates of a columnar base of which only the value was read. Beyond it, the rows of those that still
 qualify are read.
 """
 _DEFERRED_BATCHES: Final = 64
@@ -40,7 +40,7 @@ _QUICK_BATCHES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopNSpec:
-    """Which rows a top-N query asks for. Immutable.
+    """The rows that a top-N query asks for. Immutable.
 
     Attributes:
         by: The column that orders the rows. Nulls come last in both directions; equal rows are ordered by ascending
@@ -84,7 +84,7 @@ class TopNCollector:
     value is still the worst at the end.
 
     Args:
-        spec: Which rows are the best.
+        spec: The requested rows.
         definition: The table.
         max_kept_bytes: The most bytes of the stored rows of a result.
 
@@ -152,7 +152,7 @@ class TopNCollector:
             self.settle()
 
     def _candidates(self, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """The indices and values of the rows that may be among the best n, in their order or sorted."""
+        """Returns the indices and values of the rows that may be among the best n, in their order or sorted."""
         bound = self._bound()
         may_be = values.is_valid() if bound is None else self._not_worse(values, bound)
         if may_be.true_count > self._n and (bound is None or self._n <= _FEW):
@@ -172,7 +172,7 @@ class TopNCollector:
         return indices, values
 
     def _bound(self) -> pa.Scalar | None:
-        """A value such that n rows are no worse; None if only null is known to be."""
+        """Returns a value such that n rows are not worse. None: no such value other than null is known."""
         bound = None
         if self._best is not None and len(self._best) == self._n:
             bound = self._best[-1]
@@ -233,7 +233,7 @@ class TopNCollector:
         return self._rows.decode(self._kept[0]["stored"])
 
     def _with_keys(self, values: pa.Array, stored: pa.Array) -> pa.RecordBatch:
-        """The rows with their keys, without rows as good as the worst that come after it."""
+        """Returns the rows with their keys, without those that tie with the worst row and come after it."""
         try:
             keys = self._keys.encode(self._row_keys.decode(stored).columns)
         except InvalidKey as error:
@@ -248,7 +248,7 @@ class TopNCollector:
         return rows.filter(pc.or_(better, pc.less(keys, key)))
 
     def _with_ties(self, best: pa.RecordBatch, rows: pa.RecordBatch, indices: pa.Array) -> pa.RecordBatch:
-        """The best rows with the rows that tie with the last one, or without them if there are too many."""
+        """Returns the best rows with the rows that tie with the last one, or without them if there are too many."""
         count = self._n + self._ties(rows["value"].take(indices))
         error: ScanKvError | None = too_many_ties(self._spec) if count > MAX_TOP_N else None
         together = best if error is not None else rows.take(indices[:count])
@@ -260,7 +260,7 @@ class TopNCollector:
         return best
 
     def _ties(self, ordered: pa.Array) -> int:
-        """The number of sorted values after the n-th that are equal to it."""
+        """Returns the number of sorted values after the n-th that are equal to it."""
         last, after = ordered[self._n - 1], ordered[self._n :]
         if not last.is_valid:
             return len(after)
@@ -268,14 +268,14 @@ class TopNCollector:
 
 
 def too_large(n: int, max_bytes: int) -> RequestTooLarge:
-    """The error for first rows that take too much memory."""
+    """Returns the error for first rows that take too much memory."""
     return RequestTooLarge(
         f"the first {n:,} rows take more than {max_bytes:,} stored bytes, the limit: ask for fewer rows"
     )
 
 
 def too_many_ties(spec: TopNSpec) -> InvalidRequest:
-    """The error for too many rows that tie with the last one."""
+    """Returns the error for too many rows that tie with the last one."""
     return InvalidRequest(
         f"the first {spec.n:,} rows and those that tie with the last one in {spec.by} are more than {MAX_TOP_N:,}: "
         "ask without ties, or for fewer rows with `where`"

@@ -33,14 +33,14 @@ MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class IndexChoice:
-    """The index that a scan looks into, and what it looks for there. Immutable."""
+    """The index that a scan uses, and the ranges of entries that it reads there. Immutable."""
 
     codec: IndexCodec
     plan: IndexPlan
 
 
 def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[IndexChoice]]:
-    """Binds a plan to a table: what to read, and the indexes that can find the keys, best first.
+    """Binds a plan to a table. Returns its reader, and the indexes that can find the keys, best first.
 
     Raises:
         SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
@@ -54,7 +54,7 @@ async def plan_reads_off_loop(
     plan: ReadPlan,
     codec: TableCodec,
 ) -> tuple[RowReader, list[IndexChoice]]:
-    """Calls `plan_reads`, in a thread by `run` if it takes some milliseconds, as for hundreds of comparisons."""
+    """Calls `plan_reads`; in a thread by `run` if it may take milliseconds, as with hundreds of comparisons."""
     if is_cheap_to_plan(plan.where):
         return plan_reads(plan, codec)
     return await run(plan_reads, plan, codec)
@@ -80,7 +80,7 @@ def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[Inde
 
 
 def choose_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
-    """Returns the best choice whose index is among the usable `indexes`; None if there is none."""
+    """Returns the best choice whose index is among the usable `indexes`. None: no choice is usable."""
     usable = {codec.index.id for codec in indexes}
     return next((choice for choice in choices if choice.codec.index.id in usable), None)
 
@@ -101,7 +101,7 @@ async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], 
 
 
 async def _indexed_keys(choice: IndexChoice, locked: LockedView, *, keep_rows: bool) -> IndexedKeys | None:
-    """The keys by bucket; None if there are too many."""
+    """Returns the keys by bucket; None if there are too many."""
     keys: dict[int, tuple[bytes, ...]] = {}
     rows: dict[bytes, bytes] = {}
     entries = _Entries(choice, locked)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.chunk_source import Position
+    from streaming_server.scan.chunk_source import ScanPosition
     from streaming_server.scan.row_reader import RowReader
 
 
@@ -19,7 +19,7 @@ def keys_to_read(
     reader: RowReader,
     definition: TableDefinition,
     buckets: Iterable[int],
-    position: Position | None,
+    position: ScanPosition | None,
     *,
     reverse: bool,
     ordered: bool,

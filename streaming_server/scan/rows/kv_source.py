@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import ScanKvError
-from streaming_server.scan.chunk_source import Chunk, Position
+from streaming_server.scan.chunk_source import Chunk, ScanPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class KvSource:
     """A `ChunkSource` over the cursors of a view.
 
-    It reads one bucket after another. So one key tells how far a scan has come, however many buckets there are.
+    It reads one bucket after another. So one key describes how far a scan has come, whatever the number of buckets.
 
     Args:
         schema: The schema of the chunks.
@@ -37,7 +37,7 @@ class KvSource:
         schema_id: int,
         view: View,
         cursors: Mapping[int, Cursor],
-        position: Position | None,
+        position: ScanPosition | None,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:
         self.schema = schema
@@ -68,13 +68,13 @@ class KvSource:
                 raise self._on_error(bucket, error) from error.__cause__
             if batch is not None:
                 assert key is not None
-                self._position = Position(bucket, key)
+                self._position = ScanPosition(bucket, key)
                 return Chunk(bucket, batch, message, stored)
             self._free_first()
         return None
 
-    def position(self) -> Position:
-        """How far the chunks returned so far reach."""
+    def position(self) -> ScanPosition:
+        """Returns how far the chunks returned so far reach."""
         assert self._position is not None
         return self._position
 

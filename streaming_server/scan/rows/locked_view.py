@@ -30,7 +30,7 @@ class LockedView:
     Attributes:
         codec: The codec of the rows.
         keys: The codec of their keys.
-        view: What is read, of all buckets.
+        view: The view of all buckets.
         buckets: The buckets that have rows, by number.
         indexes: The indexes that are complete in all of them.
         on_error: Called with each error of reading a bucket and the bucket's number. Returns the error to raise.

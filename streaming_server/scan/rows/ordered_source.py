@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss, ScanKvError
 from streaming_server.arrays.sorted_merge import stable_order
-from streaming_server.scan.chunk_source import Chunk, Position
+from streaming_server.scan.chunk_source import Chunk, ScanPosition
 from streaming_server.storage.cursors.range_reader import STEP_SECONDS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class OrderedSource:
         schema_id: int,
         view: View,
         cursors: Mapping[int, Cursor],
-        position: Position | None,
+        position: ScanPosition | None,
         on_error: Callable[[int, ScanKvError], ScanKvError],
         *,
         reverse: bool,
@@ -72,7 +72,7 @@ class OrderedSource:
         self._on_error = on_error
         self._reverse = reverse
         self._runs = [
-            _Run(bucket, cursor, representation, reverse, on_error) for bucket, cursor in sorted(cursors.items())
+            _RowRun(bucket, cursor, representation, reverse, on_error) for bucket, cursor in sorted(cursors.items())
         ]
         self._single_rows = _SINGLE_ROWS if singly else 0
         self._aborted: ScanKvError | None = None
@@ -94,11 +94,11 @@ class OrderedSource:
             return None
         self._single_rows -= len(merged.rows)
         if merged.last_key is not None:
-            self._position = Position(0, merged.last_key)
+            self._position = ScanPosition(0, merged.last_key)
         return Chunk(0, self._with_bucket_in_errors(self._representation.decode, merged.rows, merged.parts))
 
-    def position(self) -> Position | None:
-        """How far the chunks returned so far reach, in all buckets."""
+    def position(self) -> ScanPosition | None:
+        """Returns how far the chunks returned so far reach, in all buckets."""
         return self._position
 
     def abort(self, error: ScanKvError) -> None:
@@ -111,30 +111,30 @@ class OrderedSource:
         for run in self._runs:
             run.close()
 
-    def _merge_singly(self, max_rows: int, max_bytes: int) -> _Merged | None:
+    def _merge_singly(self, max_rows: int, max_bytes: int) -> _MergedRows | None:
         """Merges the next rows without reading any bucket further than one row ahead."""
         began = time.thread_time()
         for run in self._runs:
             while run.last_key is None and not run.ended:
                 run.add_single()
                 if time.thread_time() - began > STEP_SECONDS:
-                    return _Merged(self._representation.empty, None, [])
+                    return _MergedRows(self._representation.empty, None, [])
         parts: list[tuple[int, pa.Array]] = []
         last_key = b""
-        # merge() asks a run for its next row only when the previous one was taken and another one is wanted.
+        # merge() reads the next row of a run only after the previous one was taken and another one is needed.
         for (last_key, _), run in merge(*map(self._singly, self._runs), key=itemgetter(0), reverse=self._reverse):
             if not len(run.keys):
                 # The bucket is known to have no rows up to this key, and nothing more.
-                return _Merged(
+                return _MergedRows(
                     pa.concat_arrays([self._representation.empty, *(rows for _, rows in parts)]), last_key, parts
                 )
             parts.append((run.bucket, run.take(1)))
             max_bytes -= parts[-1][1].nbytes
             if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > 5 * STEP_SECONDS:
                 break
-        return _Merged(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
+        return _MergedRows(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
 
-    def _singly(self, run: _Run) -> Iterator[tuple[tuple[bytes, bool], _Run]]:
+    def _singly(self, run: _RowRun) -> Iterator[tuple[tuple[bytes, bool], _RowRun]]:
         """Yields the first key of a run. The consumer takes the row before it asks for the next key.
 
         If the run has no row, the key is how far the bucket was read. It sorts after the rows of other runs with the
@@ -149,7 +149,7 @@ class OrderedSource:
                     assert run.last_key is not None
                     yield (run.last_key, not self._reverse), run
 
-    def _merge(self, max_rows: int, max_bytes: int) -> _Merged | None:
+    def _merge(self, max_rows: int, max_bytes: int) -> _MergedRows | None:
         """Merges the next rows: those up to the last row read of every bucket that may have more."""
         reading = [run for run in self._runs if not run.ended]
         if reading:
@@ -157,22 +157,22 @@ class OrderedSource:
         reached = [run.last_key for run in self._runs if not run.ended]
         ends = [key for key in reached if key is not None]
         if len(ends) < len(reached):
-            return _Merged(self._representation.empty, None, [])
+            return _MergedRows(self._representation.empty, None, [])
         cutoff = (max if self._reverse else min)(ends, default=None)
         ready = [(run, run.count_to(cutoff)) for run in self._runs]
         keys = pa.concat_arrays([run.keys[:count] for run, count in ready])
         if not len(keys):
-            return None if cutoff is None else _Merged(self._representation.empty, cutoff, [])
+            return None if cutoff is None else _MergedRows(self._representation.empty, cutoff, [])
         order = stable_order(keys)  # runs are sorted already, which the stable sort exploits
         order = (order[::-1] if self._reverse else order)[:max_rows]
         rows = pa.concat_arrays([run.rows[:count] for run, count in ready]).take(order)
         if cutoff is None or len(order) < len(keys):
             cutoff = keys[order[-1].as_py()].as_py()
-        return _Merged(rows, cutoff, [(run.bucket, run.take(run.count_to(cutoff))) for run in self._runs])
+        return _MergedRows(rows, cutoff, [(run.bucket, run.take(run.count_to(cutoff))) for run in self._runs])
 
-    def _read_ahead(self, runs: Sequence[_Run], rows: int, size: int) -> None:
+    def _read_ahead(self, runs: Sequence[_RowRun], rows: int, size: int) -> None:
         """Reads up to `rows` rows and `size` bytes ahead of each bucket that has at most half of both."""
-        read: list[tuple[_Run, pa.Array]] = []
+        read: list[tuple[_RowRun, pa.Array]] = []
         began = time.thread_time()
         for run in runs:
             # A bucket with many deleted rows takes as long as a chunk. The other buckets then wait for the next call.
@@ -181,7 +181,7 @@ class OrderedSource:
             if run.has_at_most(rows // 2, size // 2):
                 read.append((run, run.next_rows(rows, size)))
         parts = [(run.bucket, new) for run, new in read]
-        # Computes the keys of all buckets at once, because the step of a single bucket may be small.
+        # Compute the keys of all buckets at once, because the step of a single bucket may be small.
         keys = (
             self._with_bucket_in_errors(self._representation.keys_of, pa.concat_arrays([new for _, new in read]), parts)
             if read
@@ -205,7 +205,7 @@ class OrderedSource:
             raise
 
 
-class _Merged(NamedTuple):
+class _MergedRows(NamedTuple):
     """Merged rows, the key up to which they are complete (None: not known yet), and the same rows by bucket."""
 
     rows: pa.Array
@@ -213,7 +213,7 @@ class _Merged(NamedTuple):
     parts: Parts
 
 
-class _Run:
+class _RowRun:
     """The rows read ahead of one bucket, with their keys.
 
     Attributes:
@@ -275,7 +275,7 @@ class _Run:
         self.rows = pa.concat_arrays([self.rows, rows])
 
     def count_to(self, key: bytes | None) -> int:
-        """Number of rows up to and including a key; all of them for None."""
+        """Returns the number of rows up to and including a key; all rows for None."""
         if key is None or not len(self.keys):
             return len(self.keys)
         is_after = key.__gt__ if self._reverse else key.__lt__

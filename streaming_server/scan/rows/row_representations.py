@@ -1,4 +1,4 @@
-"""Row representations: how an ordered scan holds the rows that it has read ahead, before it merges them."""
+"""Row representations: the forms in which an ordered scan keeps rows that it has read ahead, before merging them."""
 
 from __future__ import annotations
 

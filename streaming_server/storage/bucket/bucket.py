@@ -53,11 +53,11 @@ class Bucket:
     one call at a time. `flush`, `compact_small_files` and `checkpoint` may run concurrently with all but `close`.
 
     Attributes:
-        location: What errors call the bucket.
+        location: The name of the bucket in errors.
         flushes: Flushes on demand since small files were last compacted.
         durable_when_opened: The offset up to which the bucket was durable when it was opened.
         log: The changelog.
-        writers: What the bucket knows of its writers.
+        writers: The writers that the bucket knows, and which of their requests are applied.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Bucket:
 
         Args:
             path: RocksDB's directory. The durable watermark is the file beside it with the suffix `.durable`.
-            location: What errors call the bucket, such as `bucket 3 of game.scores`.
+            location: The name of the bucket in errors, such as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
             clock: The clock of the server.
@@ -152,12 +152,12 @@ class Bucket:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the bucket takes writes. When it does not, it has to be opened again."""
+        """Whether the bucket accepts writes. If not, it has to be reopened."""
         return self._store.refusal is None
 
     @property
     def refusal(self) -> ScanKvError | None:
-        """Why the bucket takes no writes. None: it takes writes."""
+        """Why the bucket accepts no writes. None: it accepts writes."""
         return self._store.refusal
 
     @property
@@ -171,18 +171,19 @@ class Bucket:
         return self._state.longest_row
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys, None for a key without a row."""
+        """Returns the stored rows of some encoded keys, None for a key without a row."""
         return self._store.get_rows(keys)
 
     def commit_time(self) -> int:
-        """The commit time of a commit made now, in microseconds since 1970: never before that of the last commit."""
+        """Returns the commit time of a commit made now, in microseconds since 1970: never before the last commit."""
         return max(self._state.commit_micros, self._clock.commit_micros())
 
     def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, index entries and state.
 
-        The change is visible to reads at once and durable after the next `sync`. A change without changes for the
-        changelog takes no offset; its rows, of which only the hidden columns differ, become durable in the same way.
+        The change is visible to reads at once and durable after the next `sync`. If no visible column differs, the
+        changelog gets no changes and no offset is used, but the rows with their new hidden columns become durable in
+        the same way.
 
         Args:
             change: The change.
@@ -212,18 +213,18 @@ class Bucket:
             batch.put_entries(entries.put_keys.to_pylist(), entries.put_values.to_pylist())
             batch.delete_entries(entries.delete_keys.to_pylist())
         if change.changes is None:
-            # Without a changelog, the log is empty and begins after these changes.
+            # Without a changelog, the log stays empty: it begins after these changes.
             state = replace(state, log_first=state.count, log_rewritten=state.count)
         else:
             state = self._append_log(batch, state, change.changes, change.schema_id)
         self._write_state(batch, state, step)
 
     def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
-        """How far a request has been applied. None: not at all, and it may be applied now.
+        """Returns how far a request has been applied. None: not at all, and it may be applied now.
 
         Raises:
             WriterFenced: The writer has been opened again since.
-            WriterExpired: The request is too old, or its writer was idle for too long, to know.
+            WriterExpired: Whether it was applied is unknown: it is too old, or its writer was idle for too long.
             TooManyWriters: The writer is new, and the bucket already knows as many writers as it may.
         """
         return self.writers.find_answer(identity)
@@ -240,7 +241,7 @@ class Bucket:
         size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
         before, now = self._state, self._clock.service_micros()
         state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
-        # This mark covers the changes before these ones: whether more will follow soon is unknown.
+        # The mark covers only the changes before these, because more may follow soon.
         if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
             state = _put_mark(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))
         if state.log_bytes - state.log_marked >= MARK_BYTES:
@@ -309,7 +310,7 @@ class Bucket:
             self.writers.cache(step.identity.writer, writer)
 
     def snapshot(self, durable_offset: int) -> BucketSnapshot:
-        """The bucket at this instant, durable up to an offset. Drop the snapshot before the bucket is closed."""
+        """Returns the bucket at this instant, durable up to an offset. Drop it before the bucket is closed."""
         return BucketSnapshot(self._state, durable_offset, self._store.snapshot_rows())
 
     def cursor(
@@ -321,13 +322,13 @@ class Bucket:
         *,
         reverse: bool = False,
     ) -> BucketCursor:
-        """A cursor over the rows of a key range at this instant; in descending key order with `reverse`."""
+        """Returns a cursor over the rows of a key range at this instant; in descending key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
     def ranges_cursor(
         self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
     ) -> RangesCursor:
-        """A cursor over the rows of some key ranges at this instant; in descending key order with `reverse`.
+        """Returns a cursor over the rows of some key ranges at this instant; in descending key order with `reverse`.
 
         With `strict`, a single key without a row raises DataLoss.
         """
@@ -335,7 +336,7 @@ class Bucket:
         return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the index entries in some ranges at this instant; in descending order with `reverse`."""
+        """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
     def sync(self, offset: int) -> None:
@@ -349,16 +350,16 @@ class Bucket:
         self._durable_offset = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
-        """The first `limit` records of the changelog, oldest first."""
+        """Yields the first `limit` records of the changelog, oldest first."""
         for key, value in islice(self._store.read_log_records(), limit):
             yield decode_record(key, value, definition)
 
     def family_bytes(self) -> FamilyBytes:
-        """Bytes of the bucket's SST files, by column family. Takes microseconds."""
+        """Returns the bytes of the bucket's SST files, by column family. Takes microseconds."""
         return self._store.family_bytes()
 
     def changelog_usage(self) -> ChangelogUsage:
-        """How much of the changelog is kept, and for whom. Blocks for some milliseconds when it has gigabytes."""
+        """Returns how much of the changelog is retained, and by which hold. Takes milliseconds for gigabytes."""
         return self.log.usage(self._state.log_bytes)
 
     def flush(self) -> None:
@@ -383,12 +384,12 @@ class Bucket:
         self._store.checkpoint(path)
 
     def close(self) -> None:
-        """Closes the bucket in order, so that the next start continues the epoch. All cursors must have been closed."""
+        """Closes the bucket cleanly, so that the next start continues the epoch. All cursors must have been closed."""
         try:
             if not self._state.clean and self.is_writable:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                # Closing the store syncs it as well. Without a change since the last sync, the watermark is up to date.
+                # Closing the store syncs it as well. The watermark is up to date unless changes came after a sync.
                 if self._durable_offset != self._state.log_offset:
                     self.sync(self._state.log_offset)
         finally:
@@ -396,13 +397,13 @@ class Bucket:
             self._store.close()
 
     def abandon(self) -> None:
-        """Closes a bucket that takes no writes any more and has no readers, without writing anything. Idempotent."""
+        """Closes a bucket that accepts no writes and has no readers, without writing anything. Idempotent."""
         if self._is_abandoned:
             return
         self._is_abandoned = True
         self._watermark.close()
         with suppress(ScanKvError):
-            # The store cannot write what it has in memory, but the write-ahead log has all of that.
+            # The store cannot flush its memory, but the write-ahead log has the same writes.
             self._store.close()
 
     def hand_holds_to(self, other: Bucket) -> None:

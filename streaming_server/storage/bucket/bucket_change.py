@@ -62,5 +62,5 @@ class BucketChange:
 
 
 def _longest(values: pa.Array) -> int:
-    """Bytes of the longest of some binary values, 0 when there are none."""
+    """Returns the bytes of the longest of some binary values, 0 when there are none."""
     return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0

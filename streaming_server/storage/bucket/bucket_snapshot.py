@@ -25,6 +25,6 @@ class BucketSnapshot:
     rows: RowsSnapshot | None
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys, None for a key without a row."""
+        """Returns the stored rows of some encoded keys, None for a key without a row."""
         assert self.rows is not None
         return self.rows.get(keys)

@@ -19,7 +19,7 @@ STATE_KEY: Final = b"state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketState:
-    """What a bucket knows about itself. Every change of the bucket stores it in the same WriteBatch. Immutable.
+    """The state of a bucket. Every change of the bucket stores the new state in the same WriteBatch. Immutable.
 
     Attributes:
         epoch: Grows by one with each unclean start.
@@ -28,7 +28,7 @@ class BucketState:
         rows: Live rows, exact. None: unknown, because rows were written without reading their predecessors.
         longest_row: Bytes of the longest row ever written, or of the longest key ever deleted.
         commit_micros: The commit time of the last commit; no later commit has an earlier time.
-        clean: False from the first write after a start until an orderly close.
+        clean: False from the first write after a start until the bucket is closed cleanly.
         log_first: The number of changes before the oldest one in the changelog.
         log_rewritten: The number of changes before the first one that has not been considered for a segment yet.
         log_bytes: Bytes of all changelog records ever written, as they were written.
@@ -66,19 +66,19 @@ class BucketState:
         return LogSpan(self.log_first, self.count, self.epoch_starts)
 
     def to_bytes(self) -> bytes:
-        """The stored form: JSON, so that fields can be added and a person can read it."""
+        """Returns the stored form. It is JSON, so that fields can be added and an operator can read it."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BucketState:
-        """Reads what `to_bytes` made."""
+        """Reads the result of `to_bytes`."""
         fields: dict[str, Any] = json.loads(data)
         # JSON has no tuples. Buckets written before indexes existed lack fields.
         tuples: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **tuples})
 
     def after_unclean_stop(self) -> BucketState:
-        """The state with which a bucket continues that was not closed in order: in a new epoch."""
+        """Returns the state of a bucket that was not closed cleanly: in a new epoch."""
         return replace(self, epoch=self.epoch + 1, epoch_starts=(*self.epoch_starts, self.count), clean=True)
 
 

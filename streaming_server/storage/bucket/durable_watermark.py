@@ -1,6 +1,6 @@
 """The durable watermark: a small file beside a bucket that says how far its changelog is known to be durable.
 
-It detects a write-ahead log that has lost its end. RocksDB takes a damaged record length near the end of its
+It detects a write-ahead log that has lost its end. RocksDB mistakes a damaged record length near the end of its
 write-ahead log for a write that a crash cut short, and silently opens without the records after it. Every acknowledged
 change has an offset below the watermark, so a bucket that opens with fewer changes has lost acknowledged writes.
 
@@ -53,7 +53,7 @@ class DurableWatermark:
             raise
 
     def read(self) -> int | None:
-        """The offset up to which the changelog was durable. None: the file is damaged."""
+        """Returns the offset up to which the changelog was durable. None: the file is damaged."""
         data = os.pread(self._fd, _BYTES + 1, 0)
         if len(data) != _BYTES:
             return None

@@ -25,23 +25,23 @@ class IndexBuild:
     rows: int = 0
 
     def to_bytes(self) -> bytes:
-        """The stored form."""
+        """Returns the stored form."""
         return json.dumps({"key": None if self.key is None else self.key.hex(), "rows": self.rows}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> IndexBuild:
-        """Reads what `to_bytes` made."""
+        """Reads the result of `to_bytes`."""
         fields = json.loads(data)
         return cls(None if fields["key"] is None else bytes.fromhex(fields["key"]), fields["rows"])
 
 
 def build_key(index: int) -> bytes:
-    """The key under which a bucket records an index build, in the column family `meta`."""
+    """Returns the key under which a bucket records an index build, in the column family `meta`."""
     return f"index-build/{index}".encode()
 
 
 def entry_range(index: int) -> tuple[bytes, bytes]:
-    """The start (included) and end (excluded) of the keys of all entries of an index; see `index_codec`."""
+    """Returns the start (included) and end (excluded) of the keys of all entries of an index; see `index_codec`."""
     return index.to_bytes(4, "big"), (index + 1).to_bytes(4, "big")
 
 

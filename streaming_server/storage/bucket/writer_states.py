@@ -1,4 +1,4 @@
-"""What a bucket knows of its writers: which of their requests it has applied, and what it answered.
+"""The writers of a bucket: which of their requests the bucket has applied, and the answers to them.
 
 The record of a writer is in the column family `meta`. It is put in the same WriteBatch as the rows of a request, so a
 request is recorded exactly when it is applied. A request of several WriteBatches records with each of them how many of
@@ -57,7 +57,7 @@ _ANSWER: Final = struct.Struct("<QIqB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteIdentity:
-    """Names the request of a writer. A repeated request has the same `writer`, `epoch` and `sequence`.
+    """Identifies the request of a writer. A repeated request has the same `writer`, `epoch` and `sequence`.
 
     Attributes:
         writer: The id of the writer.
@@ -126,11 +126,11 @@ class WriterState:
     answers: tuple[WriteAnswer, ...] = ()
 
     def find_answer(self, identity: WriteIdentity, location: str) -> WriteAnswer | None:
-        """How far a request has been applied. None: not at all.
+        """Returns how far a request has been applied. None: not at all.
 
         Raises:
             WriterFenced: The epoch of the request has ended.
-            WriterExpired: The request is too old to know, or the bucket has never heard of its epoch.
+            WriterExpired: The request is so old that its answer is forgotten, or the bucket does not know its epoch.
         """
         if identity.epoch < self.epoch:
             raise WriterFenced(
@@ -155,15 +155,15 @@ class WriterState:
         full = len(self.answers) == WRITER_WINDOW and identity.sequence < self.answers[0].sequence
         if full or identity.sequence < self.acked_below:
             raise WriterExpired(
-                f'{location}: request {identity.sequence} of the writer "{identity.writer}" comes too late to know '
-                "whether it was applied before; nothing was written now: read the rows before you write them again",
+                f'{location}: request {identity.sequence} of the writer "{identity.writer}" is too late, so whether it '
+                "was applied before is unknown; nothing was written now: read the rows before you write them again",
                 writer=identity.writer,
                 sequence=identity.sequence,
             )
         return None
 
     def after(self, step: WriteStep, offset: int, now_micros: int) -> WriterState:
-        """The state after a step that `find_answer` has not refused; `offset` is the bucket's offset after the step."""
+        """Returns the state after a step that `find_answer` has not refused; `offset` is the bucket's next offset."""
         identity = step.identity
         same = identity.epoch == self.epoch
         acked = max(identity.acked_below, self.acked_below if same else 0)
@@ -179,7 +179,7 @@ class WriterState:
         )
 
     def to_bytes(self) -> bytes:
-        """The stored form."""
+        """Returns the stored form."""
         head = _HEADER.pack(
             _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.acked_below, self.used_micros
         )
@@ -187,7 +187,7 @@ class WriterState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WriterState:
-        """Reads what `to_bytes` made. Raises DataLoss for anything else."""
+        """Reads the result of `to_bytes`. Raises DataLoss for anything else."""
         try:
             format_, count, epoch, next_sequence, acked, used = _HEADER.unpack_from(data)
             if format_ != _FORMAT or len(data) != _HEADER.size + count * _ANSWER.size:
@@ -224,7 +224,7 @@ class WriterLimits:
         return min(self.ttl_seconds, ANONYMOUS_TTL_SECONDS)
 
     def seconds_kept(self, epoch: int) -> float:
-        """For how many seconds after its last request a writer is remembered."""
+        """Returns for how many seconds after its last request a writer is remembered."""
         return self.ttl_seconds if epoch else self.anonymous_ttl_seconds * _FORGOTTEN_AFTER
 
 
@@ -254,7 +254,7 @@ class WriterStates:
         return self._cache.get(writer) is not None
 
     def get(self, writer: str) -> WriterState | None:
-        """What is known of a writer. Raises DataLoss."""
+        """Returns the state of a writer. None: the bucket does not know it. Raises DataLoss."""
         if writer not in self._cache:
             try:
                 stored = cast("bytes | None", self._store.meta.get(_key(writer)))
@@ -265,11 +265,11 @@ class WriterStates:
         return self._cache[writer]
 
     def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
-        """How far a request has been applied. None: not at all, and it may be applied now.
+        """Returns how far a request has been applied. None: not at all, and it may be applied now.
 
         Raises:
             WriterFenced: The writer has been opened again since.
-            WriterExpired: The request is too old, or its writer was idle for too long, to know.
+            WriterExpired: Whether it was applied is unknown: it is too old, or its writer was idle for too long.
             TooManyWriters: The writer is new, and the bucket already knows as many writers as it may.
         """
         state = self.get(identity.writer)
@@ -317,7 +317,7 @@ class WriterStates:
         """Forgets the writers whose last request is too long ago; returns how many."""
         now = self._clock.service_micros()
         batch, expired, there, changed = self._store.batch(), 0, 0, False
-        for key, value in self._stored():
+        for key, value in self._stored_records():
             format_, count, epoch, next_sequence, acked, used_micros = self._head(value)
             expires = used_micros + self._limits.seconds_kept(epoch) * 1_000_000
             if used_micros <= now and (key == _key(TRANSACTIONS) or expires > now):
@@ -345,13 +345,13 @@ class WriterStates:
             self.sweep()
         if self._count is not None and self._count >= self._limits.max_writers:
             raise TooManyWriters(
-                f"{self._store.location} knows {self._count:,} writers, which is the limit, so it takes no new one "
+                f"{self._store.location} knows {self._count:,} writers, which is the limit, so it accepts no new one "
                 f'("{writer}"): write with fewer clients, or raise max_writers_per_bucket',
                 writer=writer,
             )
 
-    def _stored(self) -> Iterator[tuple[bytes, bytes]]:
-        """The key and value of the record of each writer."""
+    def _stored_records(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the key and value of the record of each writer."""
         options = scan_options(_END_OF_PREFIX)
         iterator = None
         try:

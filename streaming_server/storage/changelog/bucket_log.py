@@ -59,7 +59,7 @@ class Segment:
     """Adjacent records, and the one record that replaces them.
 
     Attributes:
-        end: The number of changes up to the last one of these records.
+        end: The number of changes up to and including the last one of these records.
         record: The key and value of the replacement. None: the records stay as they are.
         last_key: The key of the last of these records.
     """
@@ -71,7 +71,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogUsage:
-    """How much of a changelog is kept, and for whom.
+    """How much of a changelog is retained, and by which hold.
 
     Attributes:
         bytes: Bytes of its changes, as they were written.
@@ -92,7 +92,7 @@ class BucketLog:
 
     Args:
         store: The store of the bucket.
-        span: Gives the changes that exist now, as the state of the bucket records them.
+        span: Returns the changes that exist now, as the state of the bucket records them.
 
     Attributes:
         holds: The retention holds on the changelog.
@@ -139,7 +139,7 @@ class BucketLog:
             except DataLoss as error:
                 raise self._damage(error.message) from error
             if not records and not len(record.changes):
-                continue  # The start is the end of an epoch, and this is the last record of that epoch.
+                continue  # The start is the end of an epoch, and this record is the last one of that epoch.
             if count_of(record.offset) != count or not len(record.changes):
                 break
             records.append(record)
@@ -184,7 +184,7 @@ class BucketLog:
         return count
 
     def offset_of_bytes(self, size: int) -> int:
-        """The offset at which the log, counted from its very beginning, has a size in bytes; rounded up to a mark."""
+        """Returns the offset at which the log, counted from its very beginning, has a size; rounded up to a mark."""
         span = self.span
         for mark in self._marks():
             if mark.size >= size:
@@ -193,7 +193,7 @@ class BucketLog:
         return span.offset_of(span.end)
 
     def bytes_before(self, offset: int, total: int) -> int:
-        """How many bytes were ever written to the log before an offset; rounded up to the next mark, or to the total.
+        """Returns the bytes ever written to the log before an offset; rounded up to the next mark, or to the total.
 
         Args:
             offset: The offset.
@@ -202,7 +202,7 @@ class BucketLog:
         return next((mark.size for mark in self._marks() if mark.count >= count_of(offset)), total)
 
     def bytes_from(self, offset: int, total: int) -> int:
-        """About how many bytes the changes from an offset on took, of `total` bytes ever written.
+        """Returns about how many bytes the changes from an offset on took, of `total` bytes ever written.
 
         Assumes that all changes between two marks have the same length. Trimming removes the marks of trimmed changes.
         """
@@ -215,7 +215,7 @@ class BucketLog:
         return total - before[1] - int(share * (after[1] - before[1]))
 
     def offset_of_age(self, before: int, now: int) -> int:
-        """The offset after the changes that were all written before a time; rounded down to a mark.
+        """Returns the offset after the changes that were all written before a time; rounded down to a mark.
 
         Rule: retention never looks at commit times, because they follow the wall clock.
 
@@ -229,11 +229,11 @@ class BucketLog:
                 count = mark.count
             elif mark.micros <= now:
                 break
-            # A mark from the future was written before service time was lost.
+            # A mark later than now was written before the stored service time was lost.
         return span.offset_of(min(max(count, span.first), span.end))
 
     def usage(self, total: int) -> ChangelogUsage:
-        """How much of the changelog is kept, and for whom. Blocks for some milliseconds when it has gigabytes.
+        """Returns how much of the changelog is retained, and by which hold. Takes milliseconds for gigabytes.
 
         Args:
             total: Bytes ever written to the log.
@@ -245,9 +245,20 @@ class BucketLog:
         return ChangelogUsage(kept, held[0], min(kept, self.bytes_from(held[1], total)))
 
     def next_segment(self, start: int, end: int, definition: TableDefinition) -> Segment | None:
-        """Plans what to make of the records from offset `start` up to, but without, offset `end`. Changes nothing.
+        """Plans the segment that replaces the next records between two offsets. Changes nothing.
 
-        Takes up to about 50 ms, for 4,096 records. None: more records have to come first. Raises DataLoss.
+        Takes up to about 50 ms, for 4,096 records.
+
+        Args:
+            start: The offset at which the records begin.
+            end: The offset at which they end, excluded.
+            definition: The current definition of the table.
+
+        Returns:
+            The segment. None: too few records exist so far.
+
+        Raises:
+            DataLoss: A record is damaged.
         """
         run: list[tuple[bytes, bytes]] = []
         changes = 0
@@ -267,7 +278,7 @@ class BucketLog:
             if header.count >= _LARGE_ENOUGH:
                 break
         else:
-            # These changes are few, and the next ones may join them.
+            # These changes are few, and later changes may fit into the same segment.
             return None
         assert first is not None
         after = count_of(first.offset) + changes
@@ -300,7 +311,7 @@ class BucketLog:
             del iterator  # before its options, which it only borrows
 
     def _records_between(self, start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the records with changes in an offset range. Ends early at damage."""
+        """Yields the keys and values of the records with changes in an offset range. Ends early at damage."""
         if count_of(start) >= count_of(end):
             return
         options = scan_options(record_key(end))
@@ -318,7 +329,7 @@ class BucketLog:
             del iterator  # before its options, which it only borrows
 
     def _record_with(self, count: int) -> tuple[bytes, bytes]:
-        """Key and value of the record that has change number `count`. Raises DataLoss when it is missing."""
+        """Returns the key and value of the record that has change number `count`. Raises DataLoss if it is missing."""
         span = self.span
         for key, value in self._records_between(span.offset_of(count), span.offset_of(span.end)):
             header = decode_header(key, value)
@@ -344,7 +355,7 @@ def _mark_key(count: int) -> bytes:
 
 
 def _truncate(records: list[LogRecord], max_changes: int) -> list[LogRecord]:
-    """The first changes of some records. The row before an update and the row after it stay together."""
+    """Returns the first changes of some records. The row before an update and the row after it stay together."""
     over = sum(len(record.changes) for record in records) - max_changes
     if over <= 0:
         return records

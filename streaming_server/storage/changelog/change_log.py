@@ -1,4 +1,4 @@
-"""What a changelog can be asked: the interface between the server and the storage of changes."""
+"""The interface between the server and the storage of changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChangeLog(Protocol):
     def read(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
     ) -> list[LogRecord]:
-        """The changes from offset `start` up to, but without, offset `end`, in order.
+        """Returns the changes from offset `start` up to, but without, offset `end`, in order.
 
         At least one when one exists; at most `max_changes`; no further record after `max_bytes` stored bytes.
 
@@ -33,7 +33,7 @@ class ChangeLog(Protocol):
         """
 
     def offset_at(self, micros: int, definition: TableDefinition) -> int:
-        """The offset of the first change committed at or after a time; the end when no change is that late."""
+        """Returns the offset of the first change committed at or after a time; the end when no change is that late."""
 
     def hold(self, owner: str, offset: int, seconds: float | None = None) -> None:
         """Keeps changes from an offset on until `release`, or for some seconds. Replaces the owner's last hold."""

@@ -24,17 +24,17 @@ class LogSpan:
     epoch_starts: tuple[int, ...]
 
     def offset_of(self, count: int) -> int:
-        """The offset of change number `count`."""
+        """Returns the offset of change number `count`."""
         return make_offset(bisect_right(self.epoch_starts, count) - 1, count)
 
     def resolve(self, offset: int, *, location: str, clamp: bool = False) -> int:
-        """The offset at which reading starts for a position that a client names.
+        """Returns the offset at which reading starts for a position that a client names.
 
         It is the same offset, except that the end of an epoch becomes the start of the next one.
 
         Args:
             offset: The position.
-            location: What errors call the bucket.
+            location: The name of the bucket in errors.
             clamp: Whether a position outside the changelog becomes the nearest one inside instead of an error.
 
         Raises:

@@ -12,15 +12,15 @@ _COUNT_MASK = (1 << _COUNT_BITS) - 1
 
 
 def make_offset(epoch: int, count: int) -> int:
-    """The offset of change number `count` of a bucket that is in `epoch`."""
+    """Returns the offset of change number `count` of a bucket that is in `epoch`."""
     return epoch << _COUNT_BITS | count
 
 
 def epoch_of(offset: int) -> int:
-    """The epoch in which the change of this offset was, or will be, written."""
+    """Returns the epoch in which the change of this offset was, or will be, written."""
     return offset >> _COUNT_BITS
 
 
 def count_of(offset: int) -> int:
-    """The number of changes before this offset."""
+    """Returns the number of changes before this offset."""
     return offset & _COUNT_MASK

@@ -55,7 +55,7 @@ class RowKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeOrigin:
-    """Who has made changes, and in which columns. Immutable.
+    """The writer of changes, and the columns that it has written. Immutable.
 
     Attributes:
         writer: The hash of the id of an opened writer; zeros for all others.
@@ -67,7 +67,7 @@ class ChangeOrigin:
 
     @classmethod
     def of(cls, writer: str | None, columns: Iterable[int]) -> ChangeOrigin:
-        """The origin of the changes of a writer. `writer` is None for an anonymous one."""
+        """Returns the origin of the changes of a writer. `writer` is None for an anonymous one."""
         return cls(_NO_WRITER if writer is None else xxh3_128_digest(writer.encode()), tuple(sorted(columns)))
 
 
@@ -83,7 +83,7 @@ class Changes:
         kinds: The row kind of each change (uint8).
         rows: The row of each change: for `-U` and `-D` the row before the change; for a `-D` without before-image only
             the key, with nulls in the other columns.
-        origin: Who has made the changes.
+        origin: The writer of the changes.
     """
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -113,7 +113,7 @@ class LogRecord:
     changes: Changes
 
     def between(self, start: int, end: int) -> LogRecord:
-        """The changes from offset `start` up to, but without, `end`."""
+        """Returns the changes from offset `start` up to, but without, `end`."""
         first = max(count_of(start) - count_of(self.offset), 0)
         count = max(min(count_of(end) - count_of(self.offset), len(self.changes)) - first, 0)
         if count == len(self.changes):
@@ -158,7 +158,7 @@ def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
 
 
 def record_key(offset: int) -> bytes:
-    """The key of a record whose first change has this offset."""
+    """Returns the key of a record whose first change has this offset."""
     return _KEY.pack(offset)
 
 
@@ -191,11 +191,11 @@ def decode_header(key: bytes, value: bytes) -> RecordHeader:
 
 
 def _to_ipc(batch: pa.RecordBatch) -> bytes:
-    """The batch as one IPC message. It is compressed only if that halves its size.
+    """Serializes a batch as one IPC message. It is compressed only if that halves its size.
 
     The changelog has a copy of every row, so halving it is worth the time. Saving less is not: decompressing a record
-    of T4, which shrinks to 0.62, takes most of the time of reading it. A sample of the first rows decides whether to
-    try at all, because compressing every record in full took a tenth of the time of a write.
+    of the benchmark table T4, which shrinks to 0.62, takes most of the time of reading it. A sample of the first rows
+    decides whether to compress at all, because compressing every record in full took a tenth of the time of a write.
     """
     plain = cast("bytes", batch.serialize().to_pybytes())
     if batch.num_rows < _COMPRESSED_FROM:
@@ -204,7 +204,7 @@ def _to_ipc(batch: pa.RecordBatch) -> bytes:
         tried = batch.slice(0, _TRIED_ROWS).serialize()
         if not _halves(pa.compress(tried, "lz4_raw", asbytes=True), tried):
             return plain
-    compressed = _compressed(batch)
+    compressed = _compress(batch)
     return cast("bytes", compressed.to_pybytes()) if _halves(compressed, plain) else plain
 
 
@@ -212,18 +212,18 @@ def _halves(compressed: pa.Buffer | bytes, plain: pa.Buffer | bytes) -> bool:
     return 2 * len(compressed) <= len(plain)
 
 
-def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
+def _compress(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as writer:
         writer.write_batch(batch)
-    # Only a stream takes options. Its second message is the batch.
+    # Arrow takes options only for a stream. Its second message is the batch.
     messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
     messages.read_next_message()
     return messages.read_next_message().serialize()
 
 
 def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
-    """The schema of a record's batch: the row kind, for a segment the commit time, then the columns of the table."""
+    """Returns the schema of a record's batch: the row kind, in a segment the commit time, then the table's columns."""
     fields = [pa.field("_change_type", pa.uint8(), nullable=False)]
     if segment:
         fields.append(pa.field("_commit_micros", pa.int64(), nullable=False))

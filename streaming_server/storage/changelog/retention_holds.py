@@ -1,4 +1,4 @@
-"""Retention holds: who needs which changes of a bucket beyond their retention."""
+"""Retention holds: which owners need which changes of a bucket beyond their retention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RetentionHolds:
     """The retention holds on the changelog of one bucket. Thread-safe.
 
     Args:
-        clock: Gives monotonic seconds, by which holds expire.
+        clock: Returns monotonic seconds, by which holds expire.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class RetentionHolds:
             return {*self._holds}
 
     def oldest(self) -> tuple[str, int] | None:
-        """The owner and the offset of the hold that reaches furthest back. None: no hold exists."""
+        """Returns the owner and the offset of the hold that reaches furthest back. None: no hold exists."""
         now = self._clock()
         with self._lock:
             self._holds = {o: (at, until) for o, (at, until) in self._holds.items() if until is None or until > now}

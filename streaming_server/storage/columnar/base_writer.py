@@ -47,12 +47,12 @@ _MAGIC_BYTES: Final = 8
 
 
 class BaseWriter:
-    """Writes one base of a bucket. For one thread at a time; end it with `finish` or `discard`.
+    """Writes one base of a bucket. Use it from one thread at a time, and end it with `finish` or `discard`.
 
     Memory: the rows of one batch, and up to 8 MiB of the buffers of which these rows are slices.
 
     Args:
-        directory: The directory of the bucket's bases, which is created when it is missing. One writer at a time.
+        directory: The directory of the bucket's bases; created if missing. Only one writer at a time may use it.
         definition: The definition of the table. The rows have its current schema.
         bucket: The number of the bucket.
         now_micros: The current commit time.
@@ -60,7 +60,7 @@ class BaseWriter:
             decimals, booleans, dates, times, strings and binary values.
 
     Raises:
-        OSError: The base cannot be created; nothing was.
+        OSError: The base cannot be created. No file is left.
     """
 
     def __init__(
@@ -166,19 +166,19 @@ class BaseWriter:
         self._pending_bytes += size
         self._held_bytes += rows.get_total_buffer_size() + keys.get_total_buffer_size() + _BYTES_OF_A_PART
         if self._held_bytes > _HELD_BYTES and len(self._pending) > 1:
-            self._pending = [self._joined()]
-            # The joined rows have buffers of their own, which `_pending_bytes` counts.
+            self._pending = [self._join_pending()]
+            # The concatenated rows have buffers of their own, which `_pending_bytes` counts.
             self._held_bytes = 0
 
-    def _joined(self) -> tuple[pa.RecordBatch, pa.BinaryArray]:
-        """All pending rows as one batch."""
+    def _join_pending(self) -> tuple[pa.RecordBatch, pa.BinaryArray]:
+        """Returns all pending rows as one batch."""
         if len(self._pending) == 1:
             return self._pending[0]
         rows, keys = zip(*self._pending, strict=True)
         return pa.concat_batches(rows), pa.concat_arrays(keys)
 
     def _write_batch(self) -> None:
-        rows, keys = self._joined()
+        rows, keys = self._join_pending()
         entry = BatchEntry(rows.num_rows, keys[0].as_py(), keys[-1].as_py())
         assert not self._batches or self._batches[-1].last_key < entry.first_key, "rows do not ascend by key"
         self._rows.append(rows)
@@ -212,12 +212,12 @@ class BaseWriter:
 
 def _next_name(directory: Path, now_micros: int) -> str:
     newest = max((int(name[:16], 16) for name in list_base_names(directory)), default=0)
-    # From the time, so that the name of a removed base, which a reader may still know, is never used again.
+    # Based on the time, so that the name of a removed base, which a reader may still know, is never used again.
     return f"{max(newest + 1, now_micros * 1000):016x}"
 
 
 def _rows_that_fit(rows: pa.RecordBatch, budget: int) -> tuple[int, int]:
-    """How many of the first rows fit into `budget` bytes of Arrow buffers, and how many bytes they take."""
+    """Returns how many of the first rows fit into `budget` bytes of Arrow buffers, and how many bytes they take."""
     size = rows.nbytes
     if size <= budget:
         return rows.num_rows, size
@@ -316,12 +316,12 @@ class _ZoneColumn:
         self._zones.append(None if too_long else zone)
 
     def values(self) -> pa.StructArray:
-        """The zones of all batches."""
+        """Returns the zones of all batches."""
         type_ = self.field.type
         fields = [("least", type_), ("greatest", type_), ("nulls", pa.int64()), ("has_nan", pa.bool_())]
         return pa.array(self._zones, pa.struct(fields))
 
 
 def _length(value: pa.Scalar) -> int:
-    """Bytes of a string or binary value; 0 for fixed-width values, which are all short."""
+    """Returns the bytes of a string or binary value; 0 for fixed-width values, which are all short."""
     return len(value.as_buffer()) if pat.is_string(value.type) or pat.is_binary(value.type) else 0

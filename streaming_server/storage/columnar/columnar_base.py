@@ -119,7 +119,7 @@ class BaseManifest:
     files: Mapping[str, Sequence[FileBlock]]
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON values."""
+        """Returns the manifest as JSON values."""
         return {
             "format": _FORMAT,
             "name": self.name,
@@ -136,7 +136,7 @@ class BaseManifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BaseManifest:
-        """Reads what `to_json` made. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         if values["format"] != _FORMAT:
             raise ValueError(f"it has format {values['format']}, not {_FORMAT}")
         return cls(
@@ -199,7 +199,7 @@ class ColumnarBase:
 
         Args:
             path: The directory.
-            location: What errors call the bucket.
+            location: The name of the bucket in errors.
 
         Raises:
             DataLoss: The base is incomplete. Damage of rows and keys is found when they are read.
@@ -211,35 +211,35 @@ class ColumnarBase:
             raise DataLoss(f"{location}: the columnar base {path} cannot be read: {error}") from error
 
     def __len__(self) -> int:
-        """The number of batches."""
+        """Returns the number of batches."""
         return len(self._counts)
 
     def rows_in(self, number: int) -> int:
-        """The number of rows of a batch."""
+        """Returns the number of rows of a batch."""
         return self._counts[number]
 
     def bytes_in(self, number: int) -> int:
-        """Bytes of the IPC message of a batch."""
+        """Returns the bytes of the IPC message of a batch."""
         return self._rows.bytes_in(number)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """The rows of a batch, without a copy. Raises DataLoss when they are damaged."""
+        """Returns the rows of a batch, without a copy. Raises DataLoss when they are damaged."""
         return self._rows.batch(number, self.schema, self._counts[number])
 
     def keys(self, number: int) -> pa.BinaryArray:
-        """The encoded keys of the rows of a batch, ascending, without a copy. Raises DataLoss when they are damaged."""
+        """Returns the encoded keys of a batch's rows, ascending, without a copy. Raises DataLoss for damage."""
         return self._keys.batch(number, KEYS_SCHEMA, self._counts[number]).column(0)
 
     def message(self, number: int) -> pa.Buffer:
-        """The rows of a batch as by `RecordBatch.serialize`, without a copy. Raises DataLoss when they are damaged."""
+        """Returns the rows of a batch as by `RecordBatch.serialize`, without a copy. Raises DataLoss for damage."""
         return self._rows.message(number)
 
     def crc32c(self, number: int) -> int:
-        """The CRC32C of `message`."""
+        """Returns the CRC32C of `message`."""
         return self._rows.crc32c(number)
 
     def zone(self, number: int, column: str) -> Zone | None:
-        """The bounds of the values of a column in a batch. None: the base has none for the column."""
+        """Returns the bounds of the values of a column in a batch. None: the base has none for the column."""
         values = self._zones.get(column)
         zone = None if values is None else values[number]
         if zone is None or not zone.is_valid:
@@ -257,7 +257,7 @@ def newest_base(directory: Path, location: str) -> ColumnarBase | None:
 
     Args:
         directory: The directory of the bucket's bases, which may be missing.
-        location: What errors call the bucket.
+        location: The name of the bucket in errors.
     """
     found: ColumnarBase | None = None
     for name in reversed([name for name in list_base_names(directory) if not name.endswith(UNFINISHED)]):
@@ -294,7 +294,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
 
 
 def list_base_names(directory: Path) -> list[str]:
-    """The names of the bases in a directory, complete or not, the oldest first."""
+    """Returns the names of the bases in a directory, complete or not, the oldest first."""
     if not directory.is_dir():
         return []
     return sorted(path.name for path in directory.iterdir() if _NAME.fullmatch(path.name))

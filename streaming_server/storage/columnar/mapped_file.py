@@ -36,13 +36,13 @@ class FileBlock:
 
 
 class MappedFile:
-    """An Arrow IPC file in memory, whose blocks are verified against their checksums before use. Thread-safe.
+    """An Arrow IPC file mapped into memory. Each block is verified against its checksum before use. Thread-safe.
 
     The file stays open and readable, even when it is removed.
 
     Args:
         path: The file.
-        location: What errors call the bucket.
+        location: The name of the bucket in errors.
         blocks: The head of the file, its messages, and its tail; together they cover the file.
 
     Attributes:
@@ -63,10 +63,10 @@ class MappedFile:
         end = 0
         for block in blocks:
             if block.offset != end or block.size <= 0:
-                raise self._damaged("the manifest contradicts itself")
+                raise self._damage("the manifest contradicts itself")
             end += block.size
         if len(blocks) < 2 or end != self.size:
-            raise self._damaged(f"it has {self.size:,} bytes instead of {end:,}")
+            raise self._damage(f"it has {self.size:,} bytes instead of {end:,}")
         with pa.memory_map(str(path)) as file:
             self._data = file.read_buffer(end)
         self._verified: set[int] = set()
@@ -74,34 +74,34 @@ class MappedFile:
         self._verified_block(len(blocks) - 1)
 
     def __len__(self) -> int:
-        """The number of messages."""
+        """Returns the number of messages."""
         return len(self._blocks) - 2
 
     def message(self, number: int) -> pa.Buffer:
-        """A verified message. Raises DataLoss."""
+        """Returns a verified message. Raises DataLoss."""
         return self._verified_block(number + 1)
 
     def bytes_in(self, number: int) -> int:
-        """Bytes of a message."""
+        """Returns the bytes of a message."""
         return self._blocks[number + 1].size
 
     def crc32c(self, number: int) -> int:
-        """The CRC32C of a message."""
+        """Returns the CRC32C of a message."""
         return self._blocks[number + 1].crc32c
 
     def batch(self, number: int, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-        """The record batch of a message, which must have `rows` rows. Raises DataLoss."""
+        """Returns the record batch of a message, which must have `rows` rows. Raises DataLoss."""
         message = self.message(number)
         try:
             batch = pa.ipc.read_record_batch(message, schema)
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(f"batch {number:,} cannot be decoded: {error}") from error
+            raise self._damage(f"batch {number:,} cannot be decoded: {error}") from error
         if batch.num_rows != rows:
-            raise self._damaged(f"batch {number:,} has {batch.num_rows:,} rows instead of {rows:,}")
+            raise self._damage(f"batch {number:,} has {batch.num_rows:,} rows instead of {rows:,}")
         return batch
 
     def verified_copy(self) -> pa.Buffer:
-        """A copy of the complete file, verified. Raises DataLoss."""
+        """Returns a copy of the complete file, verified. Raises DataLoss."""
         copy = pa.py_buffer(os.pread(self._file, self.size, 0))
         for number, block in enumerate(self._blocks):
             self._check(number, copy.slice(block.offset, block.size))
@@ -110,7 +110,7 @@ class MappedFile:
     def _verified_block(self, number: int) -> pa.Buffer:
         block = self._blocks[number]
         if os.fstat(self._file).st_size < self.size:
-            raise self._damaged(f"it was truncated from {self.size:,} bytes")
+            raise self._damage(f"it was truncated from {self.size:,} bytes")
         data = self._data.slice(block.offset, block.size)
         # Two threads may verify the same block concurrently, with the same result.
         if number not in self._verified:
@@ -120,7 +120,7 @@ class MappedFile:
         return data
 
     def _read_ahead(self, number: int) -> None:
-        """Lets the system read the neighbours of a message, because its reader will ask for one of them next."""
+        """Makes the system read the neighbours of a message, because a scan will read one of them next."""
         first, last = max(0, number - _READ_AHEAD), min(len(self._blocks) - 1, number + _READ_AHEAD)
         start, end = self._blocks[first].offset, self._blocks[last].offset + self._blocks[last].size
         os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
@@ -130,12 +130,12 @@ class MappedFile:
             return os.pread(self._file, block.size, block.offset)
         except OSError as error:
             what = f"the {block.size:,} bytes at offset {block.offset:,} cannot be read: {error.strerror}"
-            raise self._damaged(what) from error
+            raise self._damage(what) from error
 
     def _check(self, number: int, data: pa.Buffer | bytes) -> None:
         block = self._blocks[number]
         if len(data) != block.size or google_crc32c.value(data) != block.crc32c:
-            raise self._damaged(f"the {block.size:,} bytes at offset {block.offset:,} have another checksum")
+            raise self._damage(f"the {block.size:,} bytes at offset {block.offset:,} have another checksum")
 
-    def _damaged(self, what: str) -> DataLoss:
+    def _damage(self, what: str) -> DataLoss:
         return DataLoss(f"{self._location}: the file {self._path} of a columnar base is damaged: {what}")

@@ -20,7 +20,7 @@ _ONE_IN: Final = 64
 
 
 class BucketCursor:
-    """The rows of one bucket, or of a key range of it, at the instant when the cursor was created.
+    """Reads the rows of one bucket, or of a key range of it, as of the instant when the cursor was created.
 
     The rows come in key order, or in descending key order with `reverse`. Each step takes a bounded time, however many
     deleted rows lie between the live ones: see `RangeReader`.
@@ -74,7 +74,7 @@ class BucketCursor:
         return None if self._reader is None else self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
+        """Returns the next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
 
         All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be
         decoded, or when the end-of-range check fails.
@@ -96,7 +96,7 @@ class BucketCursor:
         return None if values is None else len(values)
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
+        """Returns the next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
         if self._reader is None:
             return None
         values = self._read(self._reader, max_rows, max_bytes)
@@ -111,7 +111,7 @@ class BucketCursor:
             step = min(max(budget // self.longest_row, 1), wanted)
             part = reader.read(step)
             values = values + part if values else part
-            if len(part) < step or step == wanted or _estimated_bytes(part) > max_bytes // 2:
+            if len(part) < step or step == wanted or _estimate_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
             budget -= sum(map(len, part))
@@ -134,6 +134,6 @@ class BucketCursor:
         self._open = False
 
 
-def _estimated_bytes(rows: list[bytes]) -> int:
+def _estimate_bytes(rows: list[bytes]) -> int:
     """Estimates the size of many rows by a sample; 0 for few rows. Adding up all lengths would take 5 % of a scan."""
     return _ONE_IN * sum(map(len, rows[: len(rows) // _ONE_IN * _ONE_IN : _ONE_IN])) if len(rows) > 1024 else 0

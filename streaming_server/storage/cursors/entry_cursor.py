@@ -57,7 +57,7 @@ class EntryCursor:
         return self._reader is None or self._reader.ended
 
     def next_entries(self, max_entries: int) -> tuple[list[bytes], list[bytes]] | None:
-        """The keys and values of the next entries, at most `max_entries` and possibly none; None at the end.
+        """Returns the keys and values of the next entries, at most `max_entries` and possibly none; None at the end.
 
         Fewer entries than asked for do not mean the end: call it again until it returns None.
 

@@ -14,14 +14,14 @@ _STEADY: Final = 4
 
 
 def next_grid_key(key: bytes, bits: int) -> bytes | None:
-    """The next grid key after a key. None: no such key exists."""
+    """Returns the next grid key after a key. None: no such key exists."""
     size, shift = _size_and_shift(bits)
     grid_key = (_head(key, size) >> shift) + 1 << shift
     return None if grid_key >> 8 * size else grid_key.to_bytes(size, "big")
 
 
 def previous_grid_key(key: bytes | None, bits: int) -> bytes:
-    """The last grid key before a key, where None stands for the end of all keys. The empty key is on every grid."""
+    """Returns the last grid key before a key; None is the end of all keys. The empty key is on every grid."""
     size, shift = _size_and_shift(bits)
     if key is None:
         return ((1 << 8 * size) - (1 << shift)).to_bytes(size, "big")
@@ -33,7 +33,7 @@ def previous_grid_key(key: bytes | None, bits: int) -> bytes:
 
 
 def _size_and_shift(bits: int) -> tuple[int, int]:
-    """The number of bytes of grid keys, and the number of their trailing bits that are zero."""
+    """Returns the number of bytes of grid keys, and the number of their trailing bits that are zero."""
     size = -(-bits // 8)
     return size, 8 * size - bits
 

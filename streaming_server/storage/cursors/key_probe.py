@@ -36,7 +36,11 @@ class KeyProbe:
             raise store.failure(error) from error
 
     def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """The first keys from `start` on, at most `count`; fewer at the end or among deleted keys. Raises DataLoss."""
+        """Returns the first keys from `start` on, at most `count`; fewer at the end or among deleted keys.
+
+        Raises:
+            DataLoss: The keys cannot be read.
+        """
         self._open_iterator.seek(start)
         iterator = self._open_iterator
         # Python runs these loops in C.
@@ -47,9 +51,12 @@ class KeyProbe:
         return [key for key, _ in pairs]
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """The last key below `end`, or the last of all when `end` is None. None: no such key exists. Raises DataLoss.
+        """Returns the last key below `end`, or the last of all if `end` is None. None: no such key exists.
 
         Among deleted keys, the result may be a key above the last one that does not exist itself.
+
+        Raises:
+            DataLoss: The keys cannot be read.
         """
         if end is None:
             self._open_iterator.seek_to_last()
@@ -63,7 +70,7 @@ class KeyProbe:
         return (end or _TOP) if self._check() else None
 
     def _check(self) -> bool:
-        """Whether the iterator has stopped among deleted keys. Raises DataLoss."""
+        """Returns whether the iterator has stopped among deleted keys. Raises DataLoss."""
         try:
             return is_skip_limit_reached(self._open_iterator)
         except Exception as error:

@@ -88,7 +88,7 @@ def items_projection(*, fast: bool = True) -> EntryProjection[tuple[bytes, bytes
 
 
 class RangeReader(Generic[T]):
-    """The entries of a key range, at the instant when the reader was created.
+    """Reads the entries of a key range, as of the instant when the reader was created.
 
     The reader starts with a fast iterator. Where that ends, a checked iterator of the same instant continues. It finds
     the end, or damage, or a gap of deleted entries, which `_GapProber` crosses in steps.
@@ -177,7 +177,7 @@ class RangeReader(Generic[T]):
         return self._projection.key_of(self._last)
 
     def read(self, count: int) -> list[T]:
-        """The next entries, at most `count`; fewer or none when that takes long. `ended` says whether any are left.
+        """Returns the next entries, at most `count`; fewer or none if that takes long. `ended` says if any are left.
 
         Raises:
             DataLoss: Entries cannot be read.
@@ -264,7 +264,7 @@ class RangeReader(Generic[T]):
         return self._checked
 
     def _check_position(self) -> bool:
-        """Whether the checked iterator is at an entry of the range. If not, the range has ended, or a gap begins."""
+        """Returns whether the checked iterator is at an entry of the range. If not, the range ended or a gap begins."""
         if self._iterator.valid():
             key = self._iterator.key()
             if self._is_in_range(key):
@@ -330,7 +330,7 @@ class RangeReader(Generic[T]):
         return False
 
     def _piece(self, last: bytes | None, bits: int) -> tuple[bytes, bytes] | None:
-        """The next piece of the gap after `last`: up to the next grid key, or to the end of the range.
+        """Returns the next piece of the gap after `last`: up to the next grid key, or to the end of the range.
 
         None: the piece is the rest of an ascending range, where the checked iterator stops by itself.
         """
@@ -345,7 +345,7 @@ class RangeReader(Generic[T]):
         return start, end + b"\0"
 
     def _key_above_all(self) -> bytes:
-        """A key after all existing ones, which is verified."""
+        """Returns a key after all existing ones, which is verified."""
         assert self._prober is not None
         top = self._prober.top
         self._iterator.seek(top)
@@ -400,7 +400,7 @@ class _GapProber:
         self._iterator = family.iter(self._options)
 
     def clip(self, end: bytes | None) -> bytes | None:
-        """The end of a range, shortened to the length of a bound. No existing key lies between the two."""
+        """Returns the end of a range, shortened to the length of a bound. No existing key lies between the two."""
         return end if end is None else end[: self._size - 1]
 
     def probe(self, start: bytes, end: bytes) -> _ProbeResult:

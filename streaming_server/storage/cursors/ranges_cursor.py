@@ -23,12 +23,10 @@ STEP_SECONDS: Final = 0.001
 
 
 class RangesCursor:
-    """The rows of some key ranges of one bucket, at the instant when the cursor was created.
+    """Reads the rows of some key ranges of one bucket, as of the instant when the cursor was created.
 
-    It reads like a `BucketCursor`.
-
-    Create the cursor under the bucket's mutex; then use it from one thread at a time. It pins files on disk until
-    `close`.
+    Its steps are bounded like those of a `BucketCursor`. Create the cursor under the bucket's mutex; then use it from
+    one thread at a time. It pins files on disk until `close`.
 
     Attributes:
         rows_scanned: Rows found so far.
@@ -58,7 +56,7 @@ class RangesCursor:
             longest_row: Bytes of the longest row ever written to the bucket.
             reverse: Whether to read the rows in descending key order.
             strict: Whether a row must exist for every single key, because an index says so: a missing row is damage.
-            clock: Gives seconds, by which the duration of steps is limited.
+            clock: Returns seconds, by which the duration of steps is limited.
         """
         self.rows_scanned = 0
         self._location = store.location
@@ -75,7 +73,7 @@ class RangesCursor:
         return self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, at most `max_rows` and possibly none; None at the end.
+        """Returns the next rows, at most `max_rows` and possibly none; None at the end.
 
         All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be read
         or decoded, when the end-of-range check fails, and in strict mode for a single key without a row.
@@ -89,7 +87,7 @@ class RangesCursor:
             raise DataLoss(f"{self._location}: {error.message}") from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
+        """Returns the next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
         values: list[bytes] = []
         budget, until = max_bytes, self._clock() + STEP_SECONDS
         while not self._reader.ended and len(values) < max_rows and budget > 0:

@@ -24,7 +24,7 @@ _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 
 
 class RangesReader:
-    """The entries of key ranges, at the instant when the reader was created.
+    """Reads the entries of key ranges, as of the instant when the reader was created.
 
     Create it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
@@ -76,7 +76,7 @@ class RangesReader:
         return not 0 <= self._index < len(self._starts)
 
     def read(self, most: int) -> list[tuple[bytes, bytes]]:
-        """The next entries of one range, at most `most`, few at first; none at its end, or when a search takes long.
+        """Returns the next entries of one range, at most `most`, few at first; none at its end, or if it takes long.
 
         Raises:
             DataLoss: Entries cannot be read, or the reader is strict and a single key has no entry.
@@ -154,5 +154,5 @@ class RangesReader:
 
 
 def missing_rows(location: str) -> DataLoss:
-    """The error for index entries without rows in a bucket."""
+    """Returns the error for index entries without rows in a bucket."""
     return DataLoss(f"an index and the rows of {location} disagree; run `scankv check`")

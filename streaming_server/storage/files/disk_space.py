@@ -1,7 +1,7 @@
 """The error for a full disk, which names the directory and says what to do.
 
-Rule: every write to the data directory fails with `DiskFull` when no space is left. `RocksStore.failure` sees to it for
-writes of RocksDB, `translate_disk_errors` for all other files.
+Rule: every write to the data directory fails with `DiskFull` when no space is left. `RocksStore.failure` ensures this
+for writes of RocksDB, `translate_disk_errors` for all other files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADVICE: Final = "free some space by dropping tables or releasing snapshots, or 
 
 @contextmanager
 def translate_disk_errors(directory: Path) -> Iterator[None]:
-    """Translates an OSError of the block that means a shortage.
+    """Translates an OSError of the block that means a lack of space or of file descriptors.
 
     Raises:
         DiskFull: No space is left; the message names the directory.
@@ -43,7 +43,7 @@ def translate_disk_errors(directory: Path) -> Iterator[None]:
 
 
 def resource_error(error: OSError, directory: Path | str) -> DiskFull | ServerBusy | None:
-    """The error to raise for an OSError that means a lack of space or of file descriptors. None: it means neither."""
+    """Returns the error to raise for an OSError that means a lack of space or of file descriptors. None: neither."""
     if is_out_of_space(error):
         return disk_full(directory)
     if is_out_of_files(error):
@@ -57,7 +57,7 @@ def is_out_of_space(error: OSError) -> bool:
 
 
 def disk_full(directory: Path | str, advice: str = _ADVICE) -> DiskFull:
-    """The error for a write that found no space.
+    """Returns the error for a write that found no space.
 
     Args:
         directory: Where the write was made.

@@ -48,7 +48,7 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUse:
+class DiskBytes:
     """Bytes on disk by purpose. See `DiskUse` in `protos/scankv/v1/table.proto`."""
 
     rows: int = 0
@@ -66,12 +66,12 @@ class DiskUse:
         """The sum of all fields."""
         return sum(getattr(self, each.name) for each in fields(self))
 
-    def __add__(self, more: DiskUse) -> DiskUse:
-        return DiskUse(**{each.name: getattr(self, each.name) + getattr(more, each.name) for each in fields(self)})
+    def __add__(self, more: DiskBytes) -> DiskBytes:
+        return DiskBytes(**{each.name: getattr(self, each.name) + getattr(more, each.name) for each in fields(self)})
 
     @classmethod
     def of_table(cls, files: TableFiles, known: Mapping[int, FamilyBytes]) -> Self:
-        """The disk use of a table. For the buckets in `known`, SST files are split by what they hold."""
+        """Returns the disk use of a table. For the buckets in `known`, SST files are split by what they hold."""
         use = {name: sum(getattr(each, name) for each in known.values()) for name in ("rows", "changelog", "indexes")}
         tables = sum(each.tables for number, each in files.buckets.items() if number in known)
         return cls(
@@ -103,7 +103,7 @@ def measure_table(path: Path) -> TableFiles:
 
 
 def directory_bytes(path: Path, seen: set[int] | None = None) -> int:
-    """Bytes of the files below a directory whose inodes are not in `seen`; adds their inodes to it. Blocks."""
+    """Returns the bytes of the files below a directory whose inodes are not in `seen`; adds the inodes. Blocks."""
     return sum(size for _, size in _files(str(path), set() if seen is None else seen))
 
 
@@ -116,7 +116,7 @@ def _directories(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _files(path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Name and bytes of every file below a directory whose inode is not in `seen`."""
+    """Yields the name and bytes of every file below a directory whose inode is not in `seen`."""
     if os.path.isfile(path):
         yield path, _BLOCK * os.stat(path).st_blocks
     for directory, _, names in os.walk(path):

@@ -30,13 +30,13 @@ def raise_file_limit() -> None:
 
 
 def file_limit() -> int:
-    """The most files that this process may have open at once."""
+    """Returns the most files that this process may have open at once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
 
 def open_files() -> int:
-    """How many files this process has open; 0 when the system does not tell."""
+    """Returns how many files this process has open; 0 if the system does not report it."""
     with suppress(OSError):
         # Since Linux 6.2 the size is the number of entries; before, it is 0.
         return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
@@ -61,7 +61,7 @@ def check_files_left(location: str) -> None:
     file, RocksDB takes no writes until the bucket is opened again.
 
     Args:
-        location: What errors call the store.
+        location: The name of the store in errors.
 
     Raises:
         ServerBusy: `has_files_left` is false.
@@ -76,7 +76,7 @@ def is_out_of_files(error: OSError) -> bool:
 
 
 def too_many_files(problem: str) -> ServerBusy:
-    """The error for an operation that needs more open files than the limit allows."""
+    """Returns the error for an operation that needs more open files than the limit allows."""
     return ServerBusy(
         f"{problem}: the server has {open_files():,} of at most {file_limit():,} files open and closes unused ones; "
         "retry, or raise its limit (`ulimit -n`)",
@@ -85,15 +85,15 @@ def too_many_files(problem: str) -> ServerBusy:
 
 
 def max_open_buckets(most: int) -> int:
-    """How many buckets may stay open while unused: `most`, or fewer when the limit of files is low."""
+    """Returns how many buckets may stay open while unused: `most`, or fewer when the limit of files is low."""
     return min(most, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
 
 
 def files_per_store(buckets: int) -> int:
-    """How many SST files each of some open buckets may keep open: together half of the limit."""
+    """Returns how many SST files each of some open buckets may keep open: together half of the limit."""
     return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
 
 
 def max_idle_checkpoints(files_per_store: int) -> int:
-    """How many checkpoints may stay open while unused: their files take at most an eighth of the limit."""
+    """Returns how many checkpoints may stay open while unused: their files take at most an eighth of the limit."""
     return file_limit() // 8 // (files_per_store - _OTHER_FILES)

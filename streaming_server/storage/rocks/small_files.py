@@ -25,10 +25,10 @@ class SstFile:
 
 
 def find_small_runs(files: Iterable[SstFile]) -> list[tuple[bytes, bytes]]:
-    """The key ranges, ends included, that have many small files and no larger ones.
+    """Returns the key ranges, ends included, that have many small files and no larger ones.
 
-    RocksDB merges files of different levels when their keys overlap. Files with ascending keys, as a changelog writes
-    them, are only moved from level to level, so every flush leaves one file behind for good.
+    RocksDB merges files of different levels if their keys overlap. Files with ascending keys, as a changelog writes
+    them, are only moved from level to level, so every flush leaves one small file forever.
 
     Args:
         files: All files of one column family.

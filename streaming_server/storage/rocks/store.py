@@ -28,8 +28,8 @@ _COMPRESSION = {
     "lz4": rocksdict.DBCompressionType.lz4,
     "zstd": rocksdict.DBCompressionType.zstd,
 }
-# Changelog records compress themselves where that pays for their readers. Compressing them again with LZ4 would take a
-# third of a reader's time, so only the dense compression of a table applies to them.
+# Changelog records are compressed before they are stored, where that pays off for readers. Decompressing them a second
+# time with LZ4 would take a third of a reader's time, so only the dense compression of a table applies to them.
 _DENSE = frozenset(["zstd"])
 _BLOCK_BYTES = 16 * 1024
 _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
@@ -91,9 +91,9 @@ class RocksStore:
     `DiskFull` when no space is left, `ServerBusy` when too many files are open, `InternalError` for anything else.
 
     Attributes:
-        location: What errors call the store.
+        location: The name of the store in errors.
         is_read_only: As above.
-        refusal: Why the store takes no writes until it is opened again: a write or a sync has failed. None: it takes
+        refusal: Why the store accepts no writes until it is reopened: a write or a sync has failed. None: it accepts
             writes.
         sequence: RocksDB's number of the last write.
         readers: How many cursors read the store. They must be closed before the store is.
@@ -141,7 +141,7 @@ class RocksStore:
         return [family for family in (self.rows, self.log, self._index, self.meta) if family is not None]
 
     def failure(self, error: Exception) -> ScanKvError:
-        """The error to raise for an error of RocksDB, whose text begins with a status."""
+        """Returns the error to raise for an error of RocksDB, whose text begins with a status."""
         if isinstance(error, ScanKvError):
             return error
         text = str(error)
@@ -151,7 +151,7 @@ class RocksStore:
         if "Too many open files" in text:
             return too_many_files(f"{self.location} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
-        # What a sync reports while a concurrent write has failed but has not raised yet.
+        # A sync reports this while a concurrent write has failed and has not raised its error yet.
         is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
@@ -162,20 +162,18 @@ class RocksStore:
         return InternalError(f"{self.location} cannot be read or written; the log of the server has RocksDB's message")
 
     def _refuse(self, error: Exception) -> ScanKvError:
-        """The error for a failed write or sync. All later writes are refused with the same error."""
+        """Returns the error for a failed write or sync. All later writes are refused with the same error."""
         is_first = self.refusal is None
         failure = self.failure(error)
         if not isinstance(failure, DataLoss):
             # A copy, because the traceback of the raised error keeps the variables of its callers alive.
             self.refusal = self.refusal or copy(failure)
             if is_first:
-                _log.error(
-                    "%s takes no writes until it is opened again: %s [%s]", self.location, failure.message, error
-                )
+                _log.error("%s accepts no writes until it is reopened: %s [%s]", self.location, failure.message, error)
         return failure
 
     def batch(self) -> StoreBatch:
-        """A new, empty batch of writes."""
+        """Returns a new, empty batch of writes."""
         return StoreBatch(self._handles)
 
     def write(self, batch: StoreBatch) -> None:
@@ -204,14 +202,14 @@ class RocksStore:
             raise self._refuse(error) from error
 
     def check_writable(self) -> None:
-        """Raises the reason if the store takes no writes."""
+        """Raises the reason if the store accepts no writes."""
         if isinstance(self.refusal, DiskFull):
             raise disk_full(self._path, _ADVICE)
         if self.refusal is not None:
             raise copy(self.refusal)
 
     def get_rows(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some keys, None for a key without a row. Releases the interpreter lock."""
+        """Returns the stored rows of some keys, None for a key without a row. Releases the interpreter lock."""
         try:
             found = cast("list[bytes | None]", self.rows.get(keys))  # type: ignore[arg-type]  # list is invariant
         except Exception as error:
@@ -219,11 +217,11 @@ class RocksStore:
         return found
 
     def snapshot_rows(self) -> RowsSnapshot:
-        """The rows at this instant, for lookups by key. Drop it before the store is closed. Takes microseconds."""
+        """Returns the rows at this instant, for lookups by key, in microseconds. Drop it before the store is closed."""
         return RowsSnapshot(self, self.rows.snapshot())
 
     def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of all changelog records in order. Raises DataLoss at damage."""
+        """Yields the keys and values of all changelog records in order. Raises DataLoss at damage."""
         options = scan_options()
         iterator = self.log.iter(options)
         iterator.seek_to_first()
@@ -236,7 +234,7 @@ class RocksStore:
             raise self.failure(error) from error
 
     def family_bytes(self) -> FamilyBytes:
-        """Bytes of the SST files by column family, including files that only open cursors keep. Takes microseconds."""
+        """Returns the bytes of the SST files by column family, with files that only cursors keep, in microseconds."""
         rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
         return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
@@ -273,12 +271,12 @@ class RocksStore:
         return runs
 
     def _files(self) -> list[list[SstFile]]:
-        """The SST files of each column family."""
+        """Returns the SST files of each column family."""
         files = {
             int(file["name"].strip("/").removesuffix(".sst")): SstFile(file["size"], file["start_key"], file["end_key"])
             for file in self._db.live_files()
         }
-        # `live_files` does not tell column families apart, whichever is asked. This property does, by file number.
+        # `live_files` lists the files of all column families. This property lists the file numbers of one family.
         texts = [family.property_value("rocksdb.sstables") or "" for family in self._families]
         return [[files[int(name)] for name in _FILE_NUMBER.findall(text) if int(name) in files] for text in texts]
 
@@ -296,8 +294,8 @@ class RocksStore:
     def close(self) -> None:
         """Closes the directory and releases its lock. Every iterator must have been dropped before.
 
-        Releases the interpreter lock while it works: whoever drops the last reference shuts RocksDB down. That must be
-        `close`, which releases the lock, and not the handles of the column families, which would hold it all the while.
+        Releasing the last reference shuts RocksDB down. If that were a handle of a column family, the shutdown would
+        hold the interpreter lock. So the handles go first, and then `Rdict.close` shuts down without the lock.
         """
         del self.rows, self.log, self.meta, self._index, self._handles
         try:
@@ -325,7 +323,7 @@ class RowsSnapshot:
         self._snapshot = snapshot
 
     def get(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """The stored rows of some keys, None for a key without a row. Holds the interpreter lock for 2 µs a key."""
+        """Returns the stored rows of some keys, None if no row exists. Holds the interpreter lock for 2 µs a key."""
         return list(map(self._get, keys))
 
     def _get(self, key: bytes) -> bytes | None:
@@ -349,7 +347,8 @@ class StoreBatch:
         del self._handles, self.writes
 
     def put_rows(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Puts rows with these keys and values. `map` drained by a deque is Python's fastest loop for this."""
+        """Puts rows with these keys and values."""
+        # A deque that drains `map` is Python's fastest loop for this.
         self.writes.set_default_column_family(self._handles["rows"])
         deque(map(self.writes.put, keys, values), maxlen=0)
 
@@ -381,15 +380,15 @@ class StoreBatch:
         self.writes.delete_range(start, end, self._handles["log"])
 
     def delete_meta_range(self, start: bytes, end: bytes) -> None:
-        """Deletes the entries about the bucket itself from `start` up to, but without, `end`."""
+        """Deletes the metadata of the bucket with keys from `start` up to, but without, `end`."""
         self.writes.delete_range(start, end, self._handles["meta"])
 
     def put_meta(self, key: bytes, value: bytes) -> None:
-        """Puts one entry about the bucket itself."""
+        """Puts one entry of the bucket's metadata."""
         self.writes.put(key, value, self._handles["meta"])
 
     def delete_meta(self, key: bytes) -> None:
-        """Deletes one entry about the bucket itself."""
+        """Deletes one entry of the bucket's metadata."""
         self.writes.delete(key, self._handles["meta"])
 
 
@@ -398,15 +397,15 @@ def _table_bytes(family: rocksdict.Rdict | None) -> int:
 
 
 def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:
-    """The read options of one scan, which does not evict blocks of others from the cache.
+    """Returns the read options of one scan, which does not evict blocks of others from the cache.
 
     An iterator only borrows its options, so its owner keeps them, unchanged, for as long as the iterator. A parameter
     `start` is missing on purpose: rocksdict 0.3.29 sets the upper bound when it is asked to set the lower one.
 
     Args:
         end: The scan stays below this key.
-        max_skips: The iterator becomes invalid, with a status that says so, after more adjacent entries than these that
-            are deleted or newer than the iterator. 0: it skips any number.
+        max_skips: The most adjacent entries, deleted or newer than the iterator, that the iterator skips. After more it
+            becomes invalid, with a status that says so. 0: it skips any number.
     """
     options = rocksdict.ReadOptions()
     if end is not None:
@@ -421,8 +420,8 @@ def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.R
 def make_logs_durable(path: Path) -> None:
     """Makes the write-ahead logs of a store durable, which opening it only for reading does not. Blocks.
 
-    Overwrites every byte with itself, which takes no space. After a sync that failed, a mere sync would write only what
-    was written since.
+    Overwrites every byte with itself, which takes no space. A sync alone would not suffice after a failed sync: the
+    system considers those pages written, and would write only later ones.
 
     Raises:
         DiskFull: The operating system has accepted writes for which the disk has no space.

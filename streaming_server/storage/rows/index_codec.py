@@ -66,11 +66,11 @@ class IndexCodec:
         Raises:
             RequestTooLarge: The encoded columns of the index take more than 16 KiB in a row. The message names the row.
         """
-        encoded = self._encoded_columns(rows)
+        encoded = self._encode_columns(rows)
         entry_keys = pc.binary_join_element_wise(pa.scalar(self._prefix), encoded, keys, b"")
         return entry_keys, self.rows.encode(rows.select(self.covered))
 
-    def _encoded_columns(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+    def _encode_columns(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         try:
             return self.columns.encode([rows.column(name) for name in self.index.columns])
         except InvalidKey as error:  # in validated rows, only the length can be wrong
@@ -81,7 +81,7 @@ class IndexCodec:
             ) from error
 
     def within(self, columns: KeyRange) -> KeyRange:
-        """The key range of the entries whose columns, encoded by `columns`, are in a range."""
+        """Returns the key range of the entries whose columns, encoded by `columns`, are in a range."""
         start = self._prefix + (columns.start or b"")
         end = self.all_entries.end if columns.end is None else self._prefix + columns.end
         return KeyRange(start, end)
@@ -91,7 +91,7 @@ class IndexCodec:
         return self.rows.decoder(columns)
 
     def row_keys(self, values: pa.BinaryArray) -> pa.BinaryArray:
-        """The encoded primary keys of the rows of some entries, from the values of the entries. Raises DataLoss."""
+        """Returns the encoded primary keys of rows, from the values of their entries. Raises DataLoss."""
         try:
             return self._keys.encode(self.decoder(self._primary_key).decode(values).columns)
         except InvalidKey as error:

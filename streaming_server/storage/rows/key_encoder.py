@@ -1,4 +1,4 @@
-"""Encoding the keys of a table, and the bucket that each belongs to."""
+"""Encodes the keys of a table, and finds the bucket of each key."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class KeyEncoder:
             else KeyCodec([key.field(name).type for name in self._bucket_names], self._bucket_names)
         )
 
-    def canonical(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with its key columns in the one form in which equal keys have equal bytes."""
+    def canonicalize(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the batch with its key columns in canonical form, in which equal keys have equal bytes."""
         for name in self.names:
             index = batch.schema.get_field_index(name)
             column = self.codec.canonical(batch.column(index))
@@ -39,12 +39,12 @@ class KeyEncoder:
                 batch = batch.set_column(index, batch.schema.field(index), column)
         return batch
 
-    def encoded(self, batch: pa.RecordBatch) -> pa.Array:
-        """The encoded primary keys of stored rows."""
+    def encode_stored(self, batch: pa.RecordBatch) -> pa.Array:
+        """Returns the encoded primary keys of stored rows."""
         return self.codec.encode([batch.column(name) for name in self.names])
 
     def encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-        """The encoded primary keys of a batch, and the bucket of each. Raises InvalidKey."""
+        """Returns the encoded primary keys of a batch, and the bucket of each. Raises InvalidKey."""
         keys = self.codec.encode([batch.column(name) for name in self.names])
         if self._bucket_codec is self.codec:
             return keys, bucket_of(keys, self._buckets)
@@ -55,7 +55,7 @@ class KeyEncoder:
 def rows_by_bucket(
     buckets: np.ndarray[tuple[int], np.dtype[np.int32]],
 ) -> list[tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-    """The buckets that occur, ascending, each with the indices at which it does, ascending."""
+    """Returns each bucket that occurs, ascending, with the indices at which it occurs, ascending."""
     if len(buckets) == 0:
         return []
     order = np.argsort(buckets, kind="stable")

@@ -216,7 +216,7 @@ class RowDecoder:
 
 
 def _fixed_part(values: pa.Array, width: int) -> Bytes:
-    """The first `width` bytes of every value, which all are at least as long, as a matrix."""
+    """Returns the first `width` bytes of every value, which all are at least as long, as a matrix."""
     head = pc.binary_slice(values, 0, width)
     data = head.buffers()[2] if len(head) else None
     return np.frombuffer(data or b"", np.uint8, count=len(head) * width).reshape(len(head), width)
@@ -232,7 +232,7 @@ def _all_have(fixed: Bytes, header: bytes) -> bool:
 
 
 def _numbers(fixed: Bytes, start: int, width: int) -> npt.NDArray[np.unsignedinteger]:
-    """The bytes from `start` on of all rows, as one number of `width` bytes each; not contiguous."""
+    """Returns the bytes from `start` on of all rows, as one number of `width` bytes each; not contiguous."""
     count, stride = fixed.shape
     if count == 0:
         return np.zeros(0, f"<u{width}")
@@ -240,7 +240,7 @@ def _numbers(fixed: Bytes, start: int, width: int) -> npt.NDArray[np.unsignedint
 
 
 def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
-    """One slot of all rows, contiguous. Copied as whole numbers, which is faster than byte by byte."""
+    """Returns one slot of all rows, contiguous. Copies numbers of the slot's width, which is faster than bytes."""
     count, stride = fixed.shape
     if count == 0:
         return np.zeros(0, np.uint8)
@@ -249,7 +249,7 @@ def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
 
 
 def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> list[Offsets]:
-    """The bounds of the segments in each row: segment k is from `[k]` to `[k + 1]`; verified to be within the row."""
+    """Returns the bounds of the segments in each row, verified: segment k is from `[k]` to `[k + 1]`."""
     ends: list[Offsets] = [np.full(len(fixed), layout.fixed_bytes, np.int32)]
     for number in range(layout.segments):
         end = _slot_bytes(fixed, layout.ends_start + 4 * number, 4).view("<i4")
@@ -277,7 +277,7 @@ def _get_valid(fixed: Bytes, layout: RowLayout, slot: Slot) -> Mask:
 
 
 def _without_nulls(layout: RowLayout, fixed: Bytes) -> int:
-    """The columns that are null in no row, as a bit mask."""
+    """Returns the columns that are null in no row, as a bit mask."""
     bits, done = 0, 0
     for width in (8, 4, 2, 1):  # numbers as wide as possible: single bytes would take ten times as long
         while done + width <= layout.bitmap_bytes:

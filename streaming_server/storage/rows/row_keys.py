@@ -38,7 +38,7 @@ class RowKeys:
         self._locations: dict[bytes, _KeyLocations] = {}
 
     def key_of(self, row: bytes) -> bytes:
-        """The encoded key of a stored row, equal to what `KeyCodec.encode` returns for its decoded columns.
+        """Returns the encoded key of a stored row, equal to what `KeyCodec.encode` returns for its decoded columns.
 
         Raises:
             DataLoss: The row is damaged.
@@ -65,7 +65,7 @@ class _KeyLocations:
         self._bitmap = slice(layout.bitmap_start, layout.bitmap_start + layout.bitmap_bytes)
 
     def values(self, row: bytes) -> list[bytes]:
-        """The bytes of each key column."""
+        """Returns the bytes of each key column."""
         layout = self._layout
         if len(row) < layout.fixed_bytes or self._end(row, layout.segments) != len(row):
             raise DataLoss("a stored row is damaged: its length is not the length of its columns")
@@ -82,7 +82,7 @@ class _KeyLocations:
         return row[start:stop]
 
     def _end(self, row: bytes, segments: int) -> int:
-        """The end of the first `segments` segments."""
+        """Returns the end of the first `segments` segments."""
         layout = self._layout
         if segments == 0:
             return layout.fixed_bytes

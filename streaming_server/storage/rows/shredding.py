@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def segment_count(type_: pa.DataType) -> int:
-    """How many segments a column of this type has. Not for fixed-width types."""
+    """Returns how many segments a column of this type has. Not for fixed-width types."""
     if pa.types.is_struct(type_):
         return sum(1 + _nested_count(field.type) for field in type_)
     if pa.types.is_map(type_):
@@ -74,7 +74,7 @@ def _map_storage(type_: pa.DataType) -> pa.DataType:
 
 
 def _shred(array: pa.Array, row_ends: Offsets) -> Iterator[pa.Array]:
-    """The segments of elements; row i has the elements `array[row_ends[i]:row_ends[i + 1]]`."""
+    """Yields the segments of elements; row i has the elements `array[row_ends[i]:row_ends[i + 1]]`."""
     type_ = array.type
     width = fixed_width(type_)
     if width is not None:
@@ -87,7 +87,7 @@ def _shred(array: pa.Array, row_ends: Offsets) -> Iterator[pa.Array]:
         yield from _shred(map_as_list(array), row_ends)
     elif pa.types.is_list(type_):
         lengths = _lengths(pc.list_value_length(array))
-        child, child_ends = array.flatten(), _cumulated(lengths)[row_ends]
+        child, child_ends = array.flatten(), _cumulate(lengths)[row_ends]
         yield _segment(lengths.view(np.uint8).reshape(-1, 4), row_ends)
         yield _validity_segment(child, child_ends)
         yield from _shred(child, child_ends)
@@ -113,7 +113,7 @@ def _lengths(lengths: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return filled.astype("<u4")
 
 
-def _cumulated(lengths: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Offsets:
+def _cumulate(lengths: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Offsets:
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends
@@ -134,7 +134,7 @@ def _assemble(type_: pa.DataType, count: int, mask: Mask | None, segments: Itera
             raise DataLoss("a map is damaged: it has a null key")
         return pa.Array.from_buffers(type_, count, storage.buffers()[:2], children=[entries])
     lengths = _expect(next(segments), count, 4).view("<u4")
-    ends = _cumulated(lengths)
+    ends = _cumulate(lengths)
     offsets = pa.py_buffer(ends.astype(np.int32))
     if pa.types.is_list(type_):
         child = _assemble_child(type_.value_type, int(ends[-1]), segments)

@@ -1,4 +1,4 @@
-"""How the rows, keys and index entries of a table are encoded, as one value."""
+"""The codecs of the rows, keys and index entries of a table, bundled in one value."""
 
 from __future__ import annotations
 

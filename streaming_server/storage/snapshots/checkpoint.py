@@ -29,7 +29,7 @@ class Checkpoint:
 
     Args:
         path: RocksDB's directory.
-        location: What errors call the checkpoint, such as `bucket 3 of game.scores in snapshot view 5f0c`.
+        location: The name of the checkpoint in errors, such as `bucket 3 of game.scores in snapshot view 5f0c`.
         pinned: The entry of the bucket in the manifest.
         compression: The compression of the table.
         resources: Shared by all buckets of the process.
@@ -65,25 +65,25 @@ class Checkpoint:
     def cursor(
         self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
     ) -> BucketCursor:
-        """A cursor over the rows of a key range; in descending key order with `reverse`."""
+        """Returns a cursor over the rows of a key range; in descending key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
 
     def ranges_cursor(
         self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
     ) -> RangesCursor:
-        """A cursor over the rows of some key ranges, like `Bucket.ranges_cursor`."""
+        """Returns a cursor over the rows of some key ranges, like `Bucket.ranges_cursor`."""
         return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
 
     def probe(self) -> KeyProbe:
-        """A probe that samples the keys."""
+        """Returns a probe that samples the keys."""
         return KeyProbe(self._store)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""
+        """Returns a cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""
         return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """The stored rows of some encoded keys, None for a key without a row."""
+        """Returns the stored rows of some encoded keys, None for a key without a row."""
         return self._store.get_rows(keys)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ _log: Final = logging.getLogger(__name__)
 class EndedLeases:
     """Remembers, in memory and on disk, which shared leases of a table have ended. Dropped with the table.
 
-    `write` blocks and may be called from any thread; all other methods belong to the event loop.
+    `write` blocks and may be called from any thread. Call all other methods on the event loop.
 
     Args:
         table: The directory of the table.

@@ -85,7 +85,7 @@ def open_pinned_base(
     Args:
         directory: As for `link_base`.
         pinned: The entry in the manifest of the view.
-        location: What errors call the bucket.
+        location: The name of the bucket in errors.
 
     Raises:
         DataLoss: The files are damaged or missing.

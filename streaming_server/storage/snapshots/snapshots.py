@@ -57,7 +57,7 @@ class PinnedBucket:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PinnedBucket:
-        """Reads what `asdict` made. Views of earlier versions have no bases."""
+        """Reads the result of `asdict`. Views of earlier versions have no bases."""
         base = values.get("base")
         return cls(**{**values, "base": None if base is None else PinnedBase(**base)})
 
@@ -79,7 +79,7 @@ class ViewManifest:
     buckets: Mapping[int, PinnedBucket]
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON values."""
+        """Returns the manifest as JSON values."""
         return {
             "view_id": self.view_id,
             "definition": self.definition.to_json(),
@@ -89,7 +89,7 @@ class ViewManifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ViewManifest:
-        """Reads what `to_json` made. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             view_id=values["view_id"],
             definition=TableDefinition.from_json(values["definition"]),
@@ -133,11 +133,11 @@ class ViewDirectory:
             self._leases.mkdir()
 
     def bucket(self, number: int) -> Path:
-        """The directory of the checkpoint of a bucket."""
+        """Returns the directory of the checkpoint of a bucket."""
         return self.path / "buckets" / f"{number:04}"
 
     def base(self, number: int) -> Path:
-        """The directory of the columnar base of a bucket."""
+        """Returns the directory of the columnar base of a bucket."""
         return self.path / "bases" / f"{number:04}"
 
     def complete(self, manifest: ViewManifest) -> None:
@@ -160,7 +160,7 @@ class ViewDirectory:
 
     def leases(self) -> dict[str, LeaseRecord]:
         """Reads all leases, by id."""
-        return {file.stem: _stored_lease(file) for file in sorted(self._leases.glob("*.json"))}
+        return {file.stem: _read_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
     def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
         """Adds a lease, or changes its time to live (in seconds)."""
@@ -206,7 +206,7 @@ def load_views(table: Path, trash: Path) -> Iterator[ViewDirectory]:
 
 
 def unshared_snapshot_bytes(tables: Iterable[Path]) -> int:
-    """Bytes on disk that only the snapshots of these tables keep: of files without a live bucket or base."""
+    """Returns the bytes of files that only the snapshots of these tables keep, and no live bucket or base."""
     held: dict[int, int] = {}
     for table in tables:
         files: dict[int, int] = {}
@@ -221,7 +221,7 @@ def unshared_snapshot_bytes(tables: Iterable[Path]) -> int:
 
 
 def _bases(path: Path | str) -> list[str]:
-    """The directories of the buckets' bases, and of the bases themselves."""
+    """Returns the directories of the buckets' bases, and of the bases themselves."""
     buckets = _directories(path)
     return [*buckets, *(base for bucket in buckets for base in _directories(bucket))]
 
@@ -235,7 +235,7 @@ def _directories(path: Path | str) -> list[str]:
 
 
 def _files(path: str) -> dict[int, int]:
-    """Bytes of the files in a directory, by inode. Tolerates concurrent changes."""
+    """Returns the bytes of the files in a directory, by inode. Tolerates concurrent changes."""
     found = {}
     try:
         with os.scandir(path) as entries:
@@ -250,7 +250,7 @@ def _files(path: str) -> dict[int, int]:
     return found
 
 
-def _stored_lease(file: Path) -> LeaseRecord:
+def _read_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
         return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True)

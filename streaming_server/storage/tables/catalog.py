@@ -69,11 +69,11 @@ class Catalog:
         return len(self._tables)
 
     def names(self) -> list[str]:
-        """The names of all tables, ascending."""
+        """Returns the names of all tables, ascending."""
         return sorted(self._tables)
 
     def get(self, name: str) -> TableDefinition:
-        """The definition of a table.
+        """Returns the definition of a table.
 
         Raises:
             TableNotFound: No table has this name. The message suggests similar names.
@@ -89,7 +89,7 @@ class Catalog:
         return definition
 
     def path(self, name: str) -> Path:
-        """The directory of a table."""
+        """Returns the directory of a table."""
         parsed = TableName.parse(name)
         return self._directory.tables / parsed.database / parsed.table
 

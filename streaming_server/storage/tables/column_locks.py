@@ -44,7 +44,7 @@ class LockFile:
         self._path = table / "column-locks.json"
 
     def read(self) -> list[LockRecord]:
-        """The stored locks. An unreadable file is logged and counts as empty: its locks would end soon anyway."""
+        """Returns the stored locks. An unreadable file is logged and counts as empty: locks end soon anyway."""
         if not self._path.exists():
             return []
         try:

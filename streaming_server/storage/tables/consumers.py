@@ -1,4 +1,4 @@
-"""The consumers of a table on disk: how far each of them has come.
+"""The stored consumers of a table, with the position of each.
 
 <table>/consumers/<id>.json    one file for each consumer; dropped with its table
 """
@@ -55,7 +55,7 @@ class ConsumerDirectory:
         """Yields the id of each stored consumer with its record, or with the reason why that cannot be read."""
         for file in sorted(self._path.glob(f"*{_SUFFIX}")):
             try:
-                yield file.name.removesuffix(_SUFFIX), _record(file)
+                yield file.name.removesuffix(_SUFFIX), _read_record(file)
             except DataLoss as error:
                 _log.error("DATA_LOSS: %s", error.message)
                 yield file.name.removesuffix(_SUFFIX), error
@@ -87,7 +87,7 @@ class ConsumerDirectory:
         return self._path / f"{consumer_id}{_SUFFIX}"
 
 
-def _record(file: Path) -> ConsumerRecord:
+def _read_record(file: Path) -> ConsumerRecord:
     content = read_checked_json(file)
     consumer_id = file.name.removesuffix(_SUFFIX)
     try:

@@ -1,4 +1,4 @@
-"""The data directory as a whole: its lock, its format and its layout.
+"""The data directory: its lock, its format and its layout.
 
 scankv.json                              the format of the directory
 clock.json                               the service time and commit time of its servers

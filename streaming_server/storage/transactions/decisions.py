@@ -1,7 +1,7 @@
-"""The decisions in the transaction log: which transactions are committed, which are applied, and what they answered.
+"""The decisions in the transaction log: which transactions are committed, which are applied, and their answers.
 
-The record of its decision commits a transaction. Then the transaction is applied, and a second record stores the answer
-of its commit.
+Writing the record of its decision commits a transaction. Then the transaction is applied, and a second record stores
+the answer to its commit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Decision:
         number: The number of the decision, greater than those of all earlier ones.
         token: The token of the transaction.
         id: The id of the transaction, empty when it has none.
-        micros: When the transaction was decided, in microseconds since 1970: data only.
-        served_micros: The same instant in service time, from which the time to remember the transaction counts.
+        micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
+        served_micros: The same instant in service time, from which on the transaction is remembered for its time.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         files: The parts in their order: the number of each, and how many of its requests count.
@@ -52,12 +52,12 @@ class Decision:
     applied: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The stored form."""
+        """Returns the stored form."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Decision:
-        """What `to_json` gave."""
+        """Reads the result of `to_json`."""
         return cls(
             **{
                 **stored,
@@ -73,7 +73,7 @@ class Decision:
         return same and bucket in self.buckets.get(table, ()) and bucket not in self.applied.get(table, {})
 
     def to_committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> CommittedTransaction:
-        """The record of the applied transaction, with the answer of its commit."""
+        """Returns the record of the applied transaction, with the answer to its commit."""
         return CommittedTransaction(
             number=self.number,
             token=self.token,
@@ -88,14 +88,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedTransaction:
-    """A committed and applied transaction, with the answer of its commit. Immutable.
+    """A committed and applied transaction, with the answer to its commit. Immutable.
 
     Attributes:
         number: The number of the decision.
         token: The token of the transaction.
         id: The id of the transaction, empty when it had none.
-        micros: When the transaction was decided, in microseconds since 1970: data only.
-        served_micros: The same instant in service time, from which the time to remember the transaction counts.
+        micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
+        served_micros: The same instant in service time, from which on the transaction is remembered for its time.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         log_offsets: By table and bucket, the offset of the first change after the transaction.
@@ -111,12 +111,12 @@ class CommittedTransaction:
     log_offsets: Mapping[str, Mapping[int, int]]
 
     def to_json(self) -> dict[str, Any]:
-        """The stored form."""
+        """Returns the stored form."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> CommittedTransaction:
-        """What `to_json` gave."""
+        """Reads the result of `to_json`."""
         return cls(**{**stored, "log_offsets": _offsets(stored["log_offsets"])})
 
     @property
@@ -186,12 +186,12 @@ class Decisions:
             self._finished.append(committed)
 
     def take_finished(self) -> list[CommittedTransaction]:
-        """The transactions that were applied when the log was opened, in their order. Only the first call has them."""
+        """Returns the transactions that were applied when the log was opened, in order. Later calls return none."""
         done, self._finished = self._finished, []
         return done
 
     def next_number(self) -> int:
-        """The number of the next decision."""
+        """Returns the number of the next decision."""
         number, self._next = self._next, self._next + 1
         return number
 
@@ -201,7 +201,7 @@ class Decisions:
         return self._log.is_uncertain
 
     def pending_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
-        """An older decision that has yet to be applied to a bucket. None: no such decision exists."""
+        """Returns an older decision that has yet to be applied to a bucket. None: no such decision exists."""
         for each in list(self.unfinished.values()):
             if each.number < decision.number and each.is_pending(table, decision.tables[table], bucket):
                 return each

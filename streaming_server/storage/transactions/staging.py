@@ -75,7 +75,7 @@ class StagedRequest:
 
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
-        """Reads what `asdict` made, from JSON."""
+        """Reads the result of `asdict`, from JSON."""
         tuples = {name: tuple(value) for name, value in head.items() if isinstance(value, list)}
         buckets = {int(bucket): offset for bucket, offset in head["buckets"].items()}
         return cls(**{**head, **tuples, "buckets": buckets})
@@ -121,7 +121,7 @@ class TableFootprint:
 
 
 def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
-    """The older of two offsets, by bucket."""
+    """Returns the older of two offsets, by bucket."""
     both = {**offsets, **others}
     return {bucket: min(offsets.get(bucket, at), at, key=count_of) for bucket, at in both.items()}
 
@@ -244,7 +244,7 @@ class PieceFile:
 
 
 def _pieces_of(path: Path, number: int) -> Path:
-    """The path of the pieces of a request, from that of its part."""
+    """Returns the path of the pieces of a request, from that of its part."""
     return path.with_name(f"{path.stem}-{number}.keys")
 
 
@@ -324,7 +324,7 @@ class StagingDirectory:
         return read_checked_json(self.path / _FILE) if (self.path / _FILE).exists() else None
 
     def part_path(self, number: int) -> Path:
-        """The path of a part."""
+        """Returns the path of a part."""
         return self.path / f"{number}.part"
 
     def load_parts(self) -> list[PartFile]:
@@ -345,5 +345,5 @@ class StagingDirectory:
 
 
 def list_tokens(root: Path) -> list[str]:
-    """The tokens of the transactions that have a directory."""
+    """Returns the tokens of the transactions that have a directory."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())

@@ -23,7 +23,7 @@ KEYS = [["a"], ["x" * 20_000], ["b", "c"], ["d", "e", "f"]]
 
 
 @dataclass
-class Rows:
+class KeyBlock:
     """A block of a file."""
 
     keys: list[str]
@@ -38,7 +38,7 @@ class Rows:
         return f"row {row}"
 
 
-class Interrupt:
+class InterruptAtLine:
     """Raises KeyboardInterrupt before one of the lines that this thread runs in the module of `Loading`."""
 
     def __init__(self, line: int) -> None:
@@ -71,10 +71,10 @@ def test_an_interrupt_at_any_line_of_the_loading_ends_it_with_the_number_of_rows
         while not ended:
             line += 1
             before = observed.count()
-            blocks = [Rows([f"{line} {key}" for key in keys]) for keys in KEYS]
+            blocks = [KeyBlock([f"{line} {key}" for key in keys]) for keys in KEYS]
             with sync.connect(scankv.url) as client:
                 some = Loading(client, client.table(table))
-                with suppress(KeyboardInterrupt), Interrupt(line):
+                with suppress(KeyboardInterrupt), InterruptAtLine(line):
                     some.run(blocks, BadRows("rows", skip=True), lambda: None)
                     ended = True
             assert some.rows <= observed.count() - before <= some.rows + some.unsure, line

@@ -30,7 +30,7 @@ from aio_client import (
 )
 from aio_client.testing import Fault, FaultProxy
 from streaming_server.storage.changelog.offsets import make_offset
-from tests.model.replay import Replay
+from tests.model.replayed_table import ReplayedTable
 from tests.support.bases import await_bases
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -169,7 +169,7 @@ async def test_full_is_all_rows_then_every_change_from_exactly_there(table: Tabl
     async with changes(table, StartFrom.FULL).with_chunk(rows=10).stream() as stream:
         offsets = stream.log_offsets
         await table.upsert(rows(7, *range(50, 150), v=1))
-        replay = Replay({}, selective=True)
+        replay = ReplayedTable({}, selective=True)
         while replay.rows_seen < 99 + 51 + 100:
             replay.play(await anext(stream))
         # Every row first, then every change of the write, from the offsets of the header on.
@@ -339,7 +339,7 @@ async def test_an_update_is_one_batch_however_small_they_are(table: Table) -> No
     await table.upsert(rows(*range(10)))
     for v in range(1, 4):
         await table.upsert(rows(*range(10), v=v))
-    replay = Replay({})
+    replay = ReplayedTable({})
     async for batch in changes(table, StartFrom.EARLIEST, StopAt.LATEST).with_chunk(rows=1).stream():
         replay.play(batch)
         assert batch.num_rows <= 2
@@ -392,7 +392,7 @@ async def test_a_stream_goes_on_over_cuts_without_losing_or_repeating_a_change(
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address) as cut:
         await table.upsert(rows(*range(5)))
         async with cut.scan(changes(table, StartFrom.EARLIEST).spec).stream() as stream:
-            replay = Replay({})
+            replay = ReplayedTable({})
             replay.play(await anext(stream))
             for v in range(1, 12):
                 await table.upsert(rows(*range(5), v=v))
@@ -437,7 +437,7 @@ async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_an
 
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address, read_ahead_bytes=64 << 10) as cut:
         writing = asyncio.create_task(write())
-        replay, batches, token, offsets = Replay({}, selective=True), 0, None, None
+        replay, batches, token, offsets = ReplayedTable({}, selective=True), 0, None, None
         scan = cut.scan(changes(table, StartFrom.FULL).with_chunk(rows=100).spec)
         try:
             stream = scan.stream()
@@ -632,7 +632,7 @@ async def test_a_reader_that_takes_nothing_is_ended_and_goes_on_when_it_reads(tm
             await table.upsert(rows(*range(4000), text="x" * 1000))
             log = changes(table, StartFrom.EARLIEST, StopAt.LATEST).with_chunk(rows=50)
             async with log.stream() as stream, log.resume(Resume.NEVER).stream() as stays:
-                replay, other = Replay({}), Replay({})
+                replay, other = ReplayedTable({}), ReplayedTable({})
                 replay.play(await anext(stream))
                 other.play(await anext(stays))
                 await await_until(lambda: _has_ended(client), "both stalled")
@@ -650,6 +650,6 @@ async def _has_ended(client: Client) -> bool:
     return (await client.server_stats()).live_scans == 0
 
 
-async def _read_on(stream: ScanStream, replay: Replay) -> None:
+async def _read_on(stream: ScanStream, replay: ReplayedTable) -> None:
     async for batch in stream:
         replay.play(batch)

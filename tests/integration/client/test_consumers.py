@@ -25,7 +25,7 @@ from aio_client import (
     connect,
 )
 from aio_client.testing import Fault, FaultProxy
-from tests.model.replay import Replay
+from tests.model.replayed_table import ReplayedTable
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ async def test_a_consumer_that_never_committed_begins_where_its_first_stream_did
 async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(table: Table, committed: int) -> None:
     """Each change must fit what is known: rows committed are known, and of the others none."""
     await table.upsert(rows(*range(100)))
-    replay, value = Replay({}, selective=True), 0
+    replay, value = ReplayedTable({}, selective=True), 0
     for turn in range(4):
-        known = Replay(replay.rows, selective=True)
+        known = ReplayedTable(replay.rows, selective=True)
         scan = table.changes(consumer_id="c", stop=None if turn < 3 else StopAt.LATEST).with_chunk(rows=10)
         async with scan.stream() as stream:
             if turn == 0:
@@ -120,7 +120,7 @@ async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(ta
                 batches += 1
                 if batches == committed:
                     await stream.commit()
-                    replay = Replay(known.rows, selective=True)
+                    replay = ReplayedTable(known.rows, selective=True)
                 if batches == committed + 2 or (turn < 3 and stream.phase == "changes"):
                     break
                 value += 1
@@ -141,7 +141,7 @@ async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(ta
 async def test_a_consumer_taken_over_among_rows_and_again_among_changes_is_told_each_change_once(table: Table) -> None:
     """The rows are of two instants then, and the changes between them are in some of the rows already."""
     await table.upsert(rows(*range(200)))
-    replay = Replay({}, selective=True)
+    replay = ReplayedTable({}, selective=True)
     scan = table.changes(consumer_id="c").with_chunk(rows=20)
     for turn in range(4):
         async with scan.stream() as stream:
@@ -211,7 +211,7 @@ async def test_a_stream_that_was_cut_goes_on_and_does_not_fence_itself(
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address, read_ahead_bytes=64 << 10) as cut:
         through = await cut.table(table.name)
         scan = through.changes(consumer_id="c").with_chunk(rows=100)
-        replay = Replay({}, selective=True)
+        replay = ReplayedTable({}, selective=True)
         async with scan.stream() as stream:
             for batches in range(25):
                 replay.play(await anext(stream))

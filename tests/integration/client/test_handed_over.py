@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import StopAt
-from tests.model.replay import Replay
+from tests.model.replayed_table import ReplayedTable
 
 if TYPE_CHECKING:
     from aio_client import Client
@@ -21,7 +21,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())
 async def test_a_token_of_changes_still_knows_which_of_them_the_rows_show(client: Client, name: str) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
     await table.upsert([{"k": key, "v": 0} for key in range(100)])
-    replay, token, phases = Replay({}, selective=True), None, []
+    replay, token, phases = ReplayedTable({}, selective=True), None, []
     for turn in range(6):
         scan = table.changes().with_chunk(rows=20)
         async with (scan if token is None else scan.resume_from(token)).stream() as stream:

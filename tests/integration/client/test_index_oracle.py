@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aio_client import Client, Predicate, Scan, Snapshot, Table
     from tests.model.index_oracle import Answers
     from tests.model.model_table import Row
-    from tests.model.random_predicates import Question
+    from tests.model.random_predicates import PredicateCase
     from tests.support.server_process import ServerProcess
 
 QUESTIONS = 15
@@ -68,7 +68,7 @@ class Twins:
             whole = await (table.scan() if pin is None else table.scan().at(pin)).ordered().to_arrow()
             assert exact_rows(whole) == self.answers.rows
 
-    def question(self) -> Question:
+    def question(self) -> PredicateCase:
         """A predicate, mostly one that an index is good for."""
         if self._random.random() < 0.85:
             return self._predicates.for_index(self._random.choice(self._made.indexes))

@@ -302,7 +302,7 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
         (lambda: table.upsert(row, columns=["route", "nothing"]), SchemaMismatch, 'no column "nothing"'),
         (lambda: table.upsert(row, columns=["route", "route"]), SchemaMismatch, "named twice"),
         (lambda: table.upsert(row, mode="replace"), UsageError, "mode is"),  # type: ignore[arg-type]
-        (lambda: table.upsert([row[0] | {"_change_type": "X"}]), InvalidRequest, r"_change_type is \+I"),
+        (lambda: table.upsert([row[0] | {"_change_type": "X"}]), InvalidRequest, r"_change_type must be \+I"),
         (lambda: table.upsert([*row, row[0] | {"_change_type": "+I"}]), SchemaMismatch, "_change_type"),
         (lambda: table.delete("a-b", columns=["route"]), UsageError, "no column outside the key"),
         (lambda: strict.upsert([{"k": 1}], columns=["k"]), SchemaMismatch, 'column "v" is NOT NULL'),
@@ -375,7 +375,7 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
             await table.upsert([{"k": 1, "v": "abc"}, {"k": 1, "v": "ab"}, {"k": 2, "v": "a"}])
             await table.upsert([{"k": 1, "v": "defg"}])
             assert [row["v"] for row in await table.scan().ordered().to_pylist()] == ["defg", None]
-            with pytest.raises(InvalidRequest, match=r'column "v": mypkg\.longest cannot take a row back'):
+            with pytest.raises(InvalidRequest, match=r'column "v": mypkg\.longest cannot retract a value'):
                 await table.retract([{"k": 1, "v": "abc"}])
             with pytest.raises(InvalidRequest, match=r'column "n": mypkg\.longest refuses it: it takes strings'):
                 await client.create_table(

@@ -22,7 +22,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("text", 
 ROWS = 40_000
 
 
-class Numbers:
+class NumberGenerator:
     """A generator of numbers, which tells how many it has made, and whether it was closed."""
 
     def __init__(self, most: int = 1_000_000, error: Exception | None = None) -> None:
@@ -43,7 +43,7 @@ class Numbers:
 
 
 def test_items_are_made_ahead_and_never_more_of_them_than_asked_for(sync_client: sync.Client) -> None:
-    numbers = Numbers()
+    numbers = NumberGenerator()
     with sync_client.read_ahead(numbers, 4) as items:
         for expected in (1, 2, 3):
             assert next(items) == expected
@@ -55,7 +55,7 @@ def test_items_are_made_ahead_and_never_more_of_them_than_asked_for(sync_client:
 
 
 def test_all_items_come_and_then_the_end_again_and_again(sync_client: sync.Client) -> None:
-    with sync_client.read_ahead(Numbers(1000)) as items:
+    with sync_client.read_ahead(NumberGenerator(1000)) as items:
         assert list(items) == list(range(1, 1001))
         assert list(items) == []
     assert list(items) == []
@@ -63,7 +63,7 @@ def test_all_items_come_and_then_the_end_again_and_again(sync_client: sync.Clien
 
 def test_an_error_comes_behind_the_items_before_it_and_stays(sync_client: sync.Client) -> None:
     found: list[int] = []
-    with sync_client.read_ahead(Numbers(10, SnapshotLost("gone"))) as items:
+    with sync_client.read_ahead(NumberGenerator(10, SnapshotLost("gone"))) as items:
         for _ in range(2):
             with pytest.raises(SnapshotLost, match="gone"):
                 found.extend(items)
@@ -71,7 +71,7 @@ def test_an_error_comes_behind_the_items_before_it_and_stays(sync_client: sync.C
 
 
 def test_dropping_it_closes_the_generator(sync_client: sync.Client) -> None:
-    numbers = Numbers()
+    numbers = NumberGenerator()
     items = sync_client.read_ahead(numbers)
     assert next(items) == 1
     del items
@@ -81,7 +81,7 @@ def test_dropping_it_closes_the_generator(sync_client: sync.Client) -> None:
 
 @pytest.mark.parametrize("asked", [0, 1, 3])
 def test_a_client_that_is_closed_ends_it(shared_server: ServerProcess, asked: int) -> None:
-    numbers = Numbers()
+    numbers = NumberGenerator()
     client = sync.connect(shared_server.url)
     with client.read_ahead(numbers) as items:
         for _ in range(asked):
@@ -97,7 +97,7 @@ def test_a_client_that_is_closed_ends_it(shared_server: ServerProcess, asked: in
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5])
 def test_what_cannot_be_read_ahead_is_refused(sync_client: sync.Client, wrong: int) -> None:
     with pytest.raises(UsageError, match="ahead"):
-        sync_client.read_ahead(Numbers(), wrong)
+        sync_client.read_ahead(NumberGenerator(), wrong)
 
 
 @pytest.fixture

@@ -40,8 +40,12 @@ def asked(*functions: int, column: str = "score") -> lookup_pb2.ColumnAggregates
 @pytest.mark.parametrize(
     ("request_", "reason", "said"),
     [
-        (lookup_pb2.AggregateRequest(aggregates=[asked()]), "INVALID_REQUEST", "ask for 1 to 5 functions"),
-        (lookup_pb2.AggregateRequest(aggregates=[asked(*[SUM] * 6)]), "INVALID_REQUEST", "ask for 1 to 5 functions"),
+        (lookup_pb2.AggregateRequest(aggregates=[asked()]), "INVALID_REQUEST", "1 to 5 functions must be named"),
+        (
+            lookup_pb2.AggregateRequest(aggregates=[asked(*[SUM] * 6)]),
+            "INVALID_REQUEST",
+            "1 to 5 functions must be named",
+        ),
         (lookup_pb2.AggregateRequest(aggregates=[asked(0)]), "INVALID_REQUEST", "no function 0"),
         (lookup_pb2.AggregateRequest(aggregates=[asked(99)]), "INVALID_REQUEST", "no function 99"),
         (lookup_pb2.AggregateRequest(aggregates=[asked(SUM, SUM)]), "INVALID_REQUEST", "twice"),

@@ -265,7 +265,7 @@ async def test_where_a_bucket_has_no_base_rows_are_put_in_order_row_by_row(clien
     async with table.snapshot() as snapshot:
         assert (await table.scan().at(snapshot).explain()).read_path_reason == "no bucket has a columnar base"
         with pytest.raises(
-            InvalidRequest, match='cannot be read with read_path "columnar": the snapshot has none of it'
+            InvalidRequest, match='cannot be read with read_path "columnar": the snapshot has no base of the bucket'
         ):
             await table.scan().at(snapshot).read_path("columnar").to_arrow()
         assert (await table.scan().at(snapshot).to_arrow()).num_rows == 100

@@ -75,7 +75,7 @@ def serving(directory: Path, stall_seconds: float, *others: str) -> Iterator[Ser
         yield server
 
 
-class Rows:
+class ChangingRows:
     """All rows of the table, other ones each time, so that writing them leaves nothing of the files before."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Rows:
         return pa.table({"k": pa.array(range(ROWS), pa.int64()), "v": values})
 
 
-async def filled(client: Client, rows: Rows, columnar_base: str = "off") -> Table:
+async def filled(client: Client, rows: ChangingRows, columnar_base: str = "off") -> Table:
     """A table that has been written several times over, so that a writer's memory is at its usual height."""
     table = await client.create_table(
         TABLE, SCHEMA, primary_key=["k"], buckets=BUCKETS, compression="none", columnar_base=columnar_base
@@ -116,7 +116,7 @@ async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
 async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_each(tmp_path: Path) -> None:
     with serving(tmp_path / "based", 300, *SOON) as server:
         async with connect(server.url) as client:
-            table = await filled(client, Rows(), "eager")
+            table = await filled(client, ChangingRows(), "eager")
             await await_bases(table)
             # What the writer took is not to be mistaken for room that the readers do without.
             assert server.stop() == 0
@@ -209,7 +209,7 @@ async def resident(client: Client) -> int:
 async def test_readers_that_stop_cost_little_memory_and_nobody_elses_rate_and_are_gone_with_all_they_held(
     tmp_path: Path, phases: Phases
 ) -> None:
-    rows = Rows()
+    rows = ChangingRows()
     with serving(tmp_path / "alone", phases.stall_seconds) as other:
         async with connect(other.url) as other_client:
             alone = await filled(other_client, rows)
@@ -218,14 +218,14 @@ async def test_readers_that_stop_cost_little_memory_and_nobody_elses_rate_and_ar
                 await check_stalled_readers(server, alone, rows, phases, stall_seconds)
 
 
-async def seconds_of_a_write(table: Table, rows: Rows) -> float:
+async def seconds_of_a_write(table: Table, rows: ChangingRows) -> float:
     started = time.monotonic()
     await table.upsert(rows.next())
     return time.monotonic() - started
 
 
 async def check_stalled_readers(
-    server: ServerProcess, alone: Table, rows: Rows, phases: Phases, stall_seconds: float
+    server: ServerProcess, alone: Table, rows: ChangingRows, phases: Phases, stall_seconds: float
 ) -> None:
     async with connect(server.url) as client:
         table = await filled(client, rows)
@@ -259,7 +259,9 @@ async def check_stalled_readers(
     assert max(shares) >= LEAST_SHARE_OF_RATE, f"{shares} of the rate before them"
 
 
-async def growth_while_written(client: Client, table: Table, rows: Rows, flat_seconds: float) -> tuple[int, float]:
+async def growth_while_written(
+    client: Client, table: Table, rows: ChangingRows, flat_seconds: float
+) -> tuple[int, float]:
     """Writes all rows over and over, for so many seconds at least, and waits until the first readers are gone.
 
     Returns growth of the memory, and seconds watched.

@@ -201,7 +201,7 @@ def test_a_lease_that_expires_ends_the_calls_that_wait_for_it(here: Questions) -
     [
         (60_001, b"v", "wait_millis must be between 0 and 60,000, not 60,001"),
         (2**32 - 1, b"v", "60,000"),
-        (1, None, "if_changed_since, which is not given"),
+        (1, None, "wait_millis is set without if_changed_since"),
     ],
 )
 def test_a_wait_that_cannot_be_is_refused_at_once(here: Questions, millis: int, since: bytes | None, said: str) -> None:

@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from scankv.cli.arguments import parse_keys, parse_rows
-from scankv.cli.options import names_of, settings_of
+from scankv.cli.options import settings_of, split_names
 from scankv.model.errors import ScanKvError, UsageError
 from scankv.model.types.types import parse_schema
 
@@ -72,8 +72,8 @@ def test_a_row_that_is_none_is_refused(arguments: list[str], message: str) -> No
 
 
 def test_lists_and_settings_are_read() -> None:
-    assert names_of("a, b") == ["a", "b"]
-    assert names_of(None) == []
+    assert split_names("a, b") == ["a", "b"]
+    assert split_names(None) == []
     assert settings_of(["a=1", "b = x=y"]) == {"a": "1", "b": "x=y"}
     with pytest.raises(UsageError, match='--set "a" has no value'):
         settings_of(["a"])

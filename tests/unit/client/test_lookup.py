@@ -7,7 +7,7 @@ import pytest
 
 from aio_client import ProtocolViolation
 from aio_client._input.requests import to_ipc
-from aio_client._queries.lookup import LookupAnswer, assemble
+from aio_client._queries.lookup import LookupAnswer, join_answers
 from scankv.model.types.types import parse_schema
 from scankv.v1.lookup_pb2 import LookupResponse
 
@@ -24,13 +24,13 @@ def answer(found: list[int], *ids: float, keys: pa.RecordBatch = KEYS) -> Lookup
 
 
 def test_keys_without_a_row_are_left_out() -> None:
-    table = assemble([answer([0, 1, 1, 1], 1, 2, 1)], SCHEMA, fill_missing=False)
+    table = join_answers([answer([0, 1, 1, 1], 1, 2, 1)], SCHEMA, fill_missing=False)
     assert table.column("id").to_pylist() == [1, 2, 1]
     assert table.schema == SCHEMA
 
 
 def test_keys_without_a_row_are_null_but_for_the_key() -> None:
-    table = assemble([answer([0, 1, 0, 1], 1, 1)], SCHEMA, fill_missing=True)
+    table = join_answers([answer([0, 1, 0, 1], 1, 1)], SCHEMA, fill_missing=True)
     assert table.to_pylist() == [
         {"id": 3.0, "name": None, "tags": None},
         {"id": 1.0, "name": "n1", "tags": [1]},
@@ -44,23 +44,23 @@ def test_keys_without_a_row_are_null_but_for_the_key() -> None:
 
 def test_a_row_keeps_the_key_that_is_stored() -> None:
     stored = answer([1], 0.0, keys=pa.record_batch({"id": [-0.0]}))
-    assert str(assemble([stored], SCHEMA, fill_missing=True).column("id")[0].as_py()) == "0.0"
+    assert str(join_answers([stored], SCHEMA, fill_missing=True).column("id")[0].as_py()) == "0.0"
 
 
 def test_answers_are_joined_in_their_order() -> None:
-    table = assemble([answer([1, 0, 0, 0], 3), answer([0, 0, 0, 1], 1)], SCHEMA, fill_missing=False)
+    table = join_answers([answer([1, 0, 0, 0], 3), answer([0, 0, 0, 1], 1)], SCHEMA, fill_missing=False)
     assert table.column("id").to_pylist() == [3, 1]
 
 
 def test_an_answer_with_a_column_more_is_joined() -> None:
     wider = rows(1).append_column("more", pa.array(["x"]))
     after = LookupAnswer.decode(KEYS, LookupResponse(rows=to_ipc(wider), found=bytes([0, 1, 0, 0])))
-    table = assemble([answer([1, 0, 0, 0], 3), after], SCHEMA, fill_missing=False)
+    table = join_answers([answer([1, 0, 0, 0], 3), after], SCHEMA, fill_missing=False)
     assert table.column("more").to_pylist() == [None, "x"]
 
 
 def test_no_answers_are_an_empty_table() -> None:
-    assert assemble([], SCHEMA, fill_missing=True).schema == SCHEMA
+    assert join_answers([], SCHEMA, fill_missing=True).schema == SCHEMA
 
 
 @pytest.mark.parametrize(

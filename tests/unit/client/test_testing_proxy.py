@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio
 WINDOW = 8 << 20
 
 
-class Server:
+class StreamKeeper:
     """Takes connections; keeps their streams for the test to use."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Server:
         await self._server.wait_closed()
 
 
-class Ends:
+class ConnectionEnds:
     """The two ends of one connection through the proxy, by the direction of what they send or receive."""
 
     def __init__(
@@ -63,16 +63,16 @@ class Ends:
 
 
 @pytest.fixture
-def accepting() -> Server:
-    return Server()
+def accepting() -> StreamKeeper:
+    return StreamKeeper()
 
 
 @contextlib.asynccontextmanager
-async def connected(proxy: FaultProxy, accepting: Server) -> AsyncIterator[Ends]:
+async def connected(proxy: FaultProxy, accepting: StreamKeeper) -> AsyncIterator[ConnectionEnds]:
     host, port = proxy.address.split(":")
     client = await asyncio.open_connection(host, int(port))
     try:
-        yield Ends(client, await asyncio.wait_for(accepting.streams.get(), 60))
+        yield ConnectionEnds(client, await asyncio.wait_for(accepting.streams.get(), 60))
     finally:
         client[1].close()
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ async def everything(reader: asyncio.StreamReader) -> bytes:
 both_directions = pytest.mark.parametrize("direction", ["to_client", "to_server"])
 
 
-async def test_bytes_pass_unchanged_both_ways_and_are_counted(accepting: Server) -> None:
+async def test_bytes_pass_unchanged_both_ways_and_are_counted(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         data = os.urandom(1_000_000)
         for direction in ("to_client", "to_server"):
@@ -104,7 +104,7 @@ async def test_bytes_pass_unchanged_both_ways_and_are_counted(accepting: Server)
 @both_directions
 @pytest.mark.parametrize("bytes_before", [0, 1, 100_000])
 async def test_a_cut_comes_after_exactly_so_many_bytes(
-    accepting: Server, direction: Direction, bytes_before: int
+    accepting: StreamKeeper, direction: Direction, bytes_before: int
 ) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         fault = Fault("cut", bytes_before, direction)
@@ -124,14 +124,14 @@ async def test_a_cut_comes_after_exactly_so_many_bytes(
             await echo(ends)
 
 
-async def echo(ends: Ends) -> None:
+async def echo(ends: ConnectionEnds) -> None:
     """The connection works both ways."""
     for direction in ("to_client", "to_server"):
         ends.writer[direction].write(b"hello")
         assert await asyncio.wait_for(ends.reader[direction].readexactly(5), 60) == b"hello"
 
 
-async def test_an_open_connection_without_traffic_is_cut_at_once_and_in_order(accepting: Server) -> None:
+async def test_an_open_connection_without_traffic_is_cut_at_once_and_in_order(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
         proxy.apply(Fault("cut"))
@@ -140,7 +140,7 @@ async def test_an_open_connection_without_traffic_is_cut_at_once_and_in_order(ac
         await await_until(_async(lambda: proxy.open_connections == 0), "the connection is closed")
 
 
-async def test_a_reset_reaches_both_ends(accepting: Server) -> None:
+async def test_a_reset_reaches_both_ends(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
         proxy.apply(Fault("reset"))
@@ -149,7 +149,7 @@ async def test_a_reset_reaches_both_ends(accepting: Server) -> None:
                 await everything(reader)
 
 
-async def test_a_reset_by_one_end_reaches_the_other(accepting: Server) -> None:
+async def test_a_reset_by_one_end_reaches_the_other(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
         ends.server[1].transport.abort()
@@ -159,7 +159,7 @@ async def test_a_reset_by_one_end_reaches_the_other(accepting: Server) -> None:
 
 
 @both_directions
-async def test_a_stall_holds_one_direction_until_it_is_resumed(accepting: Server, direction: Direction) -> None:
+async def test_a_stall_holds_one_direction_until_it_is_resumed(accepting: StreamKeeper, direction: Direction) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         proxy.on_next(Fault("stall", 10, direction))
         async with connected(proxy, accepting) as ends:
@@ -174,7 +174,7 @@ async def test_a_stall_holds_one_direction_until_it_is_resumed(accepting: Server
             assert await asyncio.wait_for(ends.reader[direction].readexactly(3), 60) == b"abc"
 
 
-async def test_a_stalled_direction_keeps_the_end_to_itself(accepting: Server) -> None:
+async def test_a_stalled_direction_keeps_the_end_to_itself(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         proxy.apply(Fault("stall"))
         ends.server[1].write_eof()
@@ -185,7 +185,7 @@ async def test_a_stalled_direction_keeps_the_end_to_itself(accepting: Server) ->
         assert await everything(ends.client[0]) == b""
 
 
-async def test_a_stall_stops_the_sender(accepting: Server) -> None:
+async def test_a_stall_stops_the_sender(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         proxy.apply(Fault("stall"))
         sent = await _send_until_stuck(ends.server[1])
@@ -194,7 +194,7 @@ async def test_a_stall_stops_the_sender(accepting: Server) -> None:
         await asyncio.wait_for(ends.client[0].readexactly(sent), 60)
 
 
-async def test_a_reader_that_stops_stops_the_sender(accepting: Server) -> None:
+async def test_a_reader_that_stops_stops_the_sender(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         assert 0 < await _send_until_stuck(ends.server[1]) < WINDOW
 
@@ -213,7 +213,7 @@ async def _send_until_stuck(writer: asyncio.StreamWriter) -> int:
 
 
 @both_directions
-async def test_a_slow_direction_has_its_rate_and_loses_it(accepting: Server, direction: Direction) -> None:
+async def test_a_slow_direction_has_its_rate_and_loses_it(accepting: StreamKeeper, direction: Direction) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         proxy.apply(Fault("slow", 0, direction, bytes_per_second=100_000))
         started = time.monotonic()
@@ -225,7 +225,7 @@ async def test_a_slow_direction_has_its_rate_and_loses_it(accepting: Server, dir
 
 
 @both_directions
-async def test_a_half_close_ends_one_direction_only(accepting: Server, direction: Direction) -> None:
+async def test_a_half_close_ends_one_direction_only(accepting: StreamKeeper, direction: Direction) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
         proxy.apply(Fault("half_close", 3, direction))
@@ -236,7 +236,7 @@ async def test_a_half_close_ends_one_direction_only(accepting: Server, direction
         assert await asyncio.wait_for(ends.reader[other].readexactly(5), 60) == b"hello"
 
 
-async def test_faults_of_one_connection_happen_in_the_order_of_their_bytes(accepting: Server) -> None:
+async def test_faults_of_one_connection_happen_in_the_order_of_their_bytes(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         slow = Fault("slow", 5, bytes_per_second=1_000_000)
         proxy.on_next(Fault("cut", 20), slow)
@@ -247,7 +247,7 @@ async def test_faults_of_one_connection_happen_in_the_order_of_their_bytes(accep
         assert [(made.fault.kind, made.at_bytes) for made in proxy.faults] == [("slow", 5), ("cut", 20)]
 
 
-async def test_faults_go_to_as_many_connections_as_were_named(accepting: Server) -> None:
+async def test_faults_go_to_as_many_connections_as_were_named(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         proxy.on_next()
         proxy.on_next(Fault("reset"), connections=2)
@@ -261,7 +261,7 @@ async def test_faults_go_to_as_many_connections_as_were_named(accepting: Server)
         assert [made.connection for made in proxy.faults] == [2, 3]
 
 
-async def test_connections_are_refused_and_taken_again_on_the_same_port(accepting: Server) -> None:
+async def test_connections_are_refused_and_taken_again_on_the_same_port(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy, connected(proxy, accepting) as ends:
         await echo(ends)
         for _ in range(2):
@@ -277,7 +277,7 @@ async def test_connections_are_refused_and_taken_again_on_the_same_port(acceptin
         assert proxy.connections == 3
 
 
-async def test_a_connection_is_reset_when_the_target_is_not_there(unused_port: int, accepting: Server) -> None:
+async def test_a_connection_is_reset_when_the_target_is_not_there(unused_port: int, accepting: StreamKeeper) -> None:
     async with FaultProxy(f"127.0.0.1:{unused_port}") as proxy:
         host, port = proxy.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -290,7 +290,7 @@ async def test_a_connection_is_reset_when_the_target_is_not_there(unused_port: i
                 await echo(ends)
 
 
-async def _run_with_seed(accepting: Server, seed: int) -> list[str]:
+async def _run_with_seed(accepting: StreamKeeper, seed: int) -> list[str]:
     async with accepting as url, FaultProxy(url, seed=seed) as proxy:
         proxy.random_faults(after_bytes=(0, 300_000), directions=("to_client", "to_server"))
         for _ in range(6):
@@ -313,13 +313,13 @@ async def _push(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_the_same_seed_makes_the_same_faults_and_another_one_others() -> None:
-    first = await _run_with_seed(Server(), 11)
+    first = await _run_with_seed(StreamKeeper(), 11)
     assert len(first) == 6
-    assert await _run_with_seed(Server(), 11) == first
-    assert await _run_with_seed(Server(), 12) != first
+    assert await _run_with_seed(StreamKeeper(), 11) == first
+    assert await _run_with_seed(StreamKeeper(), 12) != first
 
 
-async def test_calm_drops_every_fault_that_has_not_happened(accepting: Server) -> None:
+async def test_calm_drops_every_fault_that_has_not_happened(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         proxy.random_faults(after_bytes=(0, 0))
         proxy.on_next(Fault("stall"), Fault("cut", 5))
@@ -336,7 +336,7 @@ async def test_calm_drops_every_fault_that_has_not_happened(accepting: Server) -
         assert len(proxy.faults) == 1
 
 
-async def test_nothing_is_left_when_the_block_ends(accepting: Server) -> None:
+async def test_nothing_is_left_when_the_block_ends(accepting: StreamKeeper) -> None:
     async with accepting as url:
         tasks, files = asyncio.all_tasks(), _open_files()
         async with FaultProxy(url) as proxy, contextlib.AsyncExitStack() as stack:
@@ -360,7 +360,7 @@ async def test_nothing_is_left_when_the_block_ends(accepting: Server) -> None:
     gc.collect()  # A socket that was forgotten warns, which is an error here.
 
 
-async def test_a_connection_that_came_at_the_last_moment_is_closed_with_the_others(accepting: Server) -> None:
+async def test_a_connection_that_came_at_the_last_moment_is_closed_with_the_others(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         host, port = proxy.address.split(":")
         with socket.create_connection((host, int(port)), timeout=5) as late:
@@ -381,7 +381,7 @@ def _async(condition: Callable[[], object]) -> Callable[[], Awaitable[object]]:
     return evaluate
 
 
-async def test_a_proxy_says_what_happened(accepting: Server) -> None:
+async def test_a_proxy_says_what_happened(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url, seed=42) as proxy:
         proxy.on_next(Fault("cut", 5))
         async with connected(proxy, accepting) as ends:
@@ -405,7 +405,7 @@ async def test_a_proxy_is_used_within_its_block_only(unused_port: int) -> None:
         FaultProxy("nowhere")
 
 
-async def test_a_proxy_runs_in_a_thread_for_code_that_blocks(accepting: Server) -> None:
+async def test_a_proxy_runs_in_a_thread_for_code_that_blocks(accepting: StreamKeeper) -> None:
     threads = threading.active_count()
 
     def blocking(url: str) -> None:

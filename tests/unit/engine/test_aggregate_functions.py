@@ -143,7 +143,7 @@ def test_a_function_that_cannot_take_back_refuses_to(name: str) -> None:
     table = MergedTable(merging_table(schema, aggregates={"v": getattr(agg, name)()}, merge_engine="aggregate"))
     row = {"k": 1, "v": None, "other": 1}
     table.write([row])
-    with pytest.raises(InvalidRequest, match=f'column "v": {name} cannot take a row back') as caught:
+    with pytest.raises(InvalidRequest, match=f'column "v": {name} cannot retract a value') as caught:
         table.write([row], ["-D"])
     assert caught.value.details["column"] == "v"
     table.write([row], ["-U"], ["k", "other"])

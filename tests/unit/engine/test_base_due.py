@@ -38,14 +38,17 @@ def test_a_bucket_without_a_base_gets_one_when_it_has_the_rows_and_a_scan_has_as
 def test_a_base_is_built_anew_for_many_changes_much_memory_or_age_and_else_not() -> None:
     few = replace(BASED, changes=500)
     assert why_not_due(BASED, record(), LIMITS) == ""
-    assert why_not_due(few, record(), LIMITS) == "little has changed since"
+    assert why_not_due(few, record(), LIMITS) == "too little has changed since the last base was built"
     assert why_not_due(replace(few, delta_bytes=(1 << 19) + 1), record(), LIMITS) == ""
     assert why_not_due(replace(few, age_seconds=61), record(), LIMITS) == ""
     assert why_not_due(replace(BASED, rows=10), record(), LIMITS) == "", "a base that is there is kept near"
 
 
 def test_no_base_is_built_anew_where_nothing_has_changed_or_nobody_scans() -> None:
-    assert why_not_due(replace(BASED, changes=0, age_seconds=1e9), record(), LIMITS) == "nothing has changed since"
+    assert (
+        why_not_due(replace(BASED, changes=0, age_seconds=1e9), record(), LIMITS)
+        == "nothing has changed since the last base was built"
+    )
     unread = replace(record(), wanted=False)
     assert "no scan has asked" in why_not_due(BASED, unread, LIMITS)
     assert why_not_due(replace(BASED, eager=True), unread, LIMITS) == ""

@@ -131,7 +131,7 @@ async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
         table = await scores_table(tables)
         with monkeypatch.context() as patch:
             patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
-            with pytest.raises(DiskFull, match="what is left of it is for writes"):
+            with pytest.raises(DiskFull, match="the remaining space is reserved for writes"):
                 await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
         await look(tables, table)
@@ -271,7 +271,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
         live = table.buckets[0]
         await look(tables, table)
         assert live.columnar.base is None
-        assert record_of(table).unused_reason == "no scan has asked for one since the last"
+        assert record_of(table).unused_reason == "no scan has asked for a base since the last one was built"
         await ask(table)
         await look(tables, table)
         assert live.columnar.base is not None
@@ -348,7 +348,7 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
             patch.setattr(base_build.CpuShare, "rest", writes)
             await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
-        assert "more was written while it was built" in record_of(table).unused_reason
+        assert "the writes during its build exceed their memory limit" in record_of(table).unused_reason
         assert record_of(table).builds == 0
         assert record_of(table).cpu_seconds > 0
         await look(tables, table)
@@ -373,7 +373,10 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_stats_of(live, table.state.clock.commit_micros()).unused_reason == "it was not looked at yet"
+        assert (
+            base_stats_of(live, table.state.clock.commit_micros()).unused_reason
+            == "the server has not checked yet whether to build one"
+        )
         await look(tables, table)
         await put(table, range(98, 103))
         figures = base_stats_of(live, table.state.clock.commit_micros())

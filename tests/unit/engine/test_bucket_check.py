@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.storage.rocks.store import StoreBatch
     from tests.support.offline import OfflineBucket
 
@@ -96,7 +96,7 @@ async def test_entries_of_no_index_of_the_table_are_told(tmp_path: Path) -> None
         batch.delete_entries([next(iter(offline.entries()))])
 
     found = await found_after(tmp_path, add)
-    text = "bucket 0 of game.players has 3 entries of no index that the table has"
+    text = "bucket 0 of game.players has 3 entries of indexes that the table does not have"
     assert problems(found) == [text, "differs from the rows", ""]
 
 
@@ -105,7 +105,7 @@ async def test_a_row_that_is_missing_is_told_of_the_rows_and_of_each_index(tmp_p
         keys, _ = offline.keys.encode(offline.rows().to_batches()[0])
         batch.delete_rows([keys[0].as_py()])
 
-    text = "bucket 0 of game.players has 2999 rows, where 3000 are counted"
+    text = "bucket 0 of game.players has 2999 rows, but its row count is 3000"
     assert problems(await found_after(tmp_path, remove)) == [text] + ["1 entry more than rows"] * 2
 
 
@@ -116,7 +116,7 @@ async def test_a_row_under_the_key_of_another_one_is_told(tmp_path: Path) -> Non
         batch.put_rows([keys[10]], [values[20]])
 
     found = await found_after(tmp_path, misplace)
-    assert "bucket 0 of game.players has rows that are not where their keys belong" in found.problem
+    assert "bucket 0 of game.players has rows that are not in the order of their keys" in found.problem
     assert [index.problem for index in found.indexes] == ["differs from the rows"] * 2
 
 

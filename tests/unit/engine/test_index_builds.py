@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 TOO_LONG = "x" * (MAX_KEY_BYTES + 1)
-TOO_LONG_FAILURE = "a row's columns of the index take over 16,384 bytes when encoded"
+TOO_LONG_FAILURE = "the indexed columns of a row take over 16,384 bytes when encoded"
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ async def test_a_row_too_long_for_an_index_added_while_it_is_on_its_way_is_refus
             writing = asyncio.create_task(put_players(table, [dict(player(3), name=TOO_LONG)]))
             await await_until(lambda: asyncio.sleep(0, bool(table.buckets[0].mutex._waiters)), "the write waiting")
             await tables.alter(INDEXED_TABLE, add_indexes=[("name", "k")])
-        with pytest.raises(RequestTooLarge, match="an index was added in the meantime"):
+        with pytest.raises(RequestTooLarge, match="an index was added during the write"):
             await writing
         await built(table)
         await assert_sound(table)

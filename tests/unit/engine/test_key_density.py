@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.snapshots.key_density import KEYS_A_LOOK, KeySpan, estimate_spans
+from streaming_server.engine.snapshots.key_density import KEYS_PER_PROBE, KeySpan, estimate_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,11 +55,11 @@ def test_every_key_of_the_range_is_in_one_stretch(
 ) -> None:
     counted, key_range = CountedKeys(keys), KeyRange(start, end)
     found = stretches_of(counted, key_range, looks)
-    assert counted.given <= (looks + 1) * KEYS_A_LOOK
+    assert counted.given <= (looks + 1) * KEYS_PER_PROBE
     assert all(before.end <= after.start for before, after in pairwise(found))
     for key in keys:
         assert sum(stretch.start <= key < stretch.end for stretch in found) == (key in key_range)
-    if len(found) and all(len(stretch.run) < KEYS_A_LOOK for stretch in found):
+    if len(found) and all(len(stretch.run) < KEYS_PER_PROBE for stretch in found):
         assert sum(stretch.rows for stretch in found) == sum(key in key_range for key in keys)
 
 
@@ -83,7 +83,7 @@ def test_a_hundred_times_more_keys_are_looked_at_as_often_and_places_are_about_r
     for rows in (2_000, 200_000):
         keys = CountedKeys(make(rows))
         found = stretches_of(keys, KeyRange(), 128)
-        assert keys.given <= 129 * KEYS_A_LOOK
+        assert keys.given <= 129 * KEYS_PER_PROBE
         total, below = sum(stretch.rows for stretch in found), 0.0
         for stretch in found:
             share = below / total

@@ -100,7 +100,7 @@ class Merged:
         return decoded
 
 
-class Model:
+class LastRowModel:
     """The same, as the documentation says it."""
 
     def __init__(self, *, row_deduplicate: bool = True, changelog: str = "full", indexed: bool = False) -> None:
@@ -168,7 +168,7 @@ def test_any_history_merges_as_a_dictionary_does(
 ) -> None:
     first, second = (replace(table, options=TableOptions(changelog=changelog)) for table in (FIRST, SECOND))
     merged = Merged(first, row_deduplicate=deduplicate, indexed=indexed)
-    model = Model(row_deduplicate=deduplicate, changelog=changelog, indexed=indexed)
+    model = LastRowModel(row_deduplicate=deduplicate, changelog=changelog, indexed=indexed)
     altered = False
     for name, argument in steps:
         if name == "alter":

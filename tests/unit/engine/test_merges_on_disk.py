@@ -77,7 +77,7 @@ async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_pat
 
 
 def test_a_mode_that_is_not_known_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="mode 7"):
+    with pytest.raises(InvalidRequest, match="must be a value of WriteMode, not 7"):
         kind_of(write_pb2.UpsertRequest(mode=7))  # type: ignore[arg-type]
 
 

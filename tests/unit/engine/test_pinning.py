@@ -79,7 +79,7 @@ async def test_a_pin_that_waits_too_long_for_writers_lets_them_go_on(tmp_path: P
         writer = asyncio.create_task(busy_writer())
         await asyncio.sleep(0)
         mutexes[2].release()
-        with pytest.raises(SnapshotNotTaken, match=r"held its writers for \d+\.\d s .* its 3 buckets") as caught:
+        with pytest.raises(SnapshotNotTaken, match=r"paused its writers for \d+\.\d s .* its 3 buckets") as caught:
             await pinning
         assert not mutexes[0].locked()
         assert not mutexes[1].locked()

@@ -60,7 +60,7 @@ def test_by_key_they_are_the_same_rows_in_key_order(pairs: list[tuple[int, int]]
         assert ordered.keys.to_pylist() == sorted(part.keys.to_pylist())
         assert ordered.by_key() is ordered
         assert ordered.bucket == part.bucket
-        assert ordered.keys.equals(KeyEncoder(definition).encoded(ordered.batch))
+        assert ordered.keys.equals(KeyEncoder(definition).encode_stored(ordered.batch))
         if ordered.values is None:
             assert keys_only
         else:

@@ -295,7 +295,7 @@ async def test_a_view_of_many_keys_is_cut_by_estimates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int
 ) -> None:
     monkeypatch.setattr(splits_module, "MAX_KEYS_READ", 1000)
-    monkeypatch.setattr(splits_module, "MAX_LOOKS", 128)
+    monkeypatch.setattr(splits_module, "MAX_PROBES", 128)
     async with tables_in(tmp_path) as tables:
         pinned = await tables.snapshots.pin((await filled(tables, 40_000, buckets=buckets, shape="compacted")).pinning)
         for key_range in (EVERY_KEY, KeyRange(encoded_key(5_000), encoded_key(25_000))):

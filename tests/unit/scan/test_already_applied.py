@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.log_token import LaterView
-from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.chunk_source import ScanPosition
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -28,7 +28,7 @@ def bucket_of(key: int) -> int:
     return key % BUCKETS
 
 
-class Table:
+class ChangingTable:
     """Rows and changes, and a start from the whole table that is read key by key."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "delete", "read", "cut
 def test_rows_of_many_views_and_the_changes_that_are_left_are_the_table(
     before: list[tuple[str, int]], during: list[tuple[str, int]], step: int
 ) -> None:
-    table, replay = Table(), dict[int, int]()
+    table, replay = ChangingTable(), dict[int, int]()
     order = sorted(range(KEYS), key=lambda key: (bucket_of(key), key))
 
     def write(number: int, what: str, key: int) -> None:
@@ -82,7 +82,7 @@ def test_rows_of_many_views_and_the_changes_that_are_left_are_the_table(
             place += 1
         elif what == "cut" and place:
             last = order[place - 1]
-            views.append(LaterView(Position(bucket_of(last), encoded(last)), table.ends()))
+            views.append(LaterView(ScanPosition(bucket_of(last), encoded(last)), table.ends()))
             view = dict(table.rows)
         else:
             write(number, what, key)
@@ -108,8 +108,8 @@ def test_behind_the_last_view_nothing_is_asked_of_the_keys() -> None:
     def refuse(_: pa.RecordBatch) -> pa.Array:
         raise AssertionError("the keys were encoded for nothing")
 
-    table = Table()
+    table = ChangingTable()
     for value in range(4):
         table.put(0, value)
-    applied = AlreadyAppliedFilter([LaterView(Position(0, encoded(0)), {0: 3, 1: 0})], refuse)
+    applied = AlreadyAppliedFilter([LaterView(ScanPosition(0, encoded(0)), {0: 3, 1: 0})], refuse)
     assert applied.new_changes([table.record(0, 3, 5)], 0) is None

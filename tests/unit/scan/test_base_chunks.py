@@ -13,7 +13,7 @@ from streaming_server.scan.admission.live_scans import (
     MAX_LARGE_CHUNKS,
     MAX_UNPROVEN_LARGE_CHUNKS,
     PROVEN_BYTES,
-    LiveScan,
+    RegisteredScan,
     ScanRegistry,
 )
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
@@ -38,8 +38,8 @@ def test_chunks_are_as_large_as_batches_unless_the_request_or_the_server_says_le
     assert (found.rows, found.bytes) == expected
 
 
-def live_scan() -> LiveScan:
-    return LiveScan(table="t.t", buckets=(0,), snapshot_id="", peer="")
+def live_scan() -> RegisteredScan:
+    return RegisteredScan(table="t.t", buckets=(0,), snapshot_id="", peer="")
 
 
 def registry() -> ScanRegistry:

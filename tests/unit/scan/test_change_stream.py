@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.expressions import Predicate, col
 from scankv.v1 import scan_pb2
-from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.changes.log_plan import OpenedLog
@@ -52,7 +52,7 @@ def stream(
         selective=rows.selective,
         full=False,
     )
-    scan = LiveScan(table="t", buckets=(0,), snapshot_id="", peer="", follows=True)
+    scan = RegisteredScan(table="t", buckets=(0,), snapshot_id="", peer="", follows=True)
     for message in ChangeStream(opened, ChunkSpec(rows=3, bytes=1 << 20), "s", scan, 0.0, heartbeat_seconds).messages():
         yield Message.FromString(message) if isinstance(message, bytes) else message
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scankv.model.errors import InvalidResumeToken
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress, views_of
 from streaming_server.scan.changes.log_token import LaterView, LogPosition, NetPosition
-from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.chunk_source import ScanPosition
 from streaming_server.storage.changelog.offsets import count_of, make_offset
 
 TABLE = b"tabl"
@@ -23,7 +23,7 @@ def behind(*offsets: int, views: tuple[LaterView, ...] = ()) -> ConsumerProgress
 
 def among(key: bytes | None, *offsets: int, bucket: int = 0) -> ConsumerProgress:
     """A position among the rows of the whole table."""
-    scanned = None if key is None else Position(bucket, key)
+    scanned = None if key is None else ScanPosition(bucket, key)
     return ConsumerProgress(LogPosition(dict(enumerate(offsets)), scanned, scanning=True), b"quer")
 
 
@@ -69,13 +69,13 @@ def test_buckets_that_a_later_stream_does_not_read_keep_their_place() -> None:
 
 
 def test_views_are_kept_until_every_bucket_has_passed_them() -> None:
-    view = LaterView(Position(0, b"k"), {0: 10, 1: 20})
+    view = LaterView(ScanPosition(0, b"k"), {0: 10, 1: 20})
     committed = behind(5, 5, views=(view,))
     halfway = committed.advance_to(ConsumerProgress(LogPosition({0: 10}), b"quer"))  # a stream of one bucket
     assert halfway.position.views == (view,)
     with_other = halfway.with_offsets({2: 7})
-    assert with_other.position.views == (LaterView(Position(0, b"k"), {0: 10, 1: 20, 2: 0}),)
-    assert views_of(with_other.position, [1, 2]) == (LaterView(Position(0, b"k"), {1: 20, 2: 0}),)
+    assert with_other.position.views == (LaterView(ScanPosition(0, b"k"), {0: 10, 1: 20, 2: 0}),)
+    assert views_of(with_other.position, [1, 2]) == (LaterView(ScanPosition(0, b"k"), {1: 20, 2: 0}),)
     assert with_other.advance_to(ConsumerProgress(LogPosition({1: 20}), b"quer")).position.views == ()
 
 
@@ -83,7 +83,7 @@ def test_views_are_kept_until_every_bucket_has_passed_them() -> None:
 def test_a_position_comes_back_from_its_token_and_from_that_of_no_other_table(
     offsets: dict[int, int], scanning: bool, key: bytes | None
 ) -> None:
-    scanned = Position(min(offsets), key) if scanning and key is not None else None
+    scanned = ScanPosition(min(offsets), key) if scanning and key is not None else None
     position = LogPosition(dict(sorted(offsets.items())), scanned, scanning=scanning)
     token = ConsumerProgress(position, b"quer").token(TABLE)
     assert ConsumerProgress.from_token(token, TABLE) == ConsumerProgress(position, b"quer")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
-from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.chunk_source import ScanPosition
 from streaming_server.scan.resume_token import Fingerprint
 
 
@@ -17,7 +17,7 @@ def fingerprint(table: str = "t", query: str = "q") -> Fingerprint:
 
 
 OFFSETS = st.integers(0, 2**63 - 1)
-PLACES = st.builds(Position, st.integers(0, 1023), st.binary(max_size=40))
+PLACES = st.builds(ScanPosition, st.integers(0, 1023), st.binary(max_size=40))
 
 
 @st.composite
@@ -63,6 +63,6 @@ def test_a_token_of_rows_is_none_of_changes() -> None:
 
 def test_too_many_cuts_among_the_rows_are_an_error_and_no_shortened_token() -> None:
     offsets = dict.fromkeys(range(1024), 1)
-    views = tuple(LaterView(Position(n, b"key"), offsets) for n in range(10))
+    views = tuple(LaterView(ScanPosition(n, b"key"), offsets) for n in range(10))
     with pytest.raises(InvalidRequest, match="too often"):
-        LogTokenWriter(fingerprint()).token(LogPosition(offsets, Position(9, b"key"), views, scanning=True), None)
+        LogTokenWriter(fingerprint()).token(LogPosition(offsets, ScanPosition(9, b"key"), views, scanning=True), None)

@@ -58,8 +58,8 @@ async def test_a_cancelled_catch_up_waits_for_its_thread_before_it_removes_its_f
         0,
         NetPosition(10),
         keys_of=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
-        widened=lambda rows: rows,
-        encoded=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
+        widen=lambda rows: rows,
+        encode=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
         directory=tmp_path / "net",
         memory_bytes=1 << 20,
     )

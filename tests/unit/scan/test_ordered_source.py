@@ -17,7 +17,7 @@ from scankv.model.errors import DataLoss
 from scankv.model.expressions import col
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.cursors.cursor import BucketCursor
@@ -263,7 +263,7 @@ def test_an_ended_scan_raises_the_reason_and_holds_nothing(table: Offline) -> No
     assert BucketCursor.open_cursors == 0
     with pytest.raises(DataLoss, match="over"):
         opened.source.next_chunk(10, ROOM)
-    assert opened.source.position() == Position(0, table.buckets[0].keys.codec.encode_one((2, "b")))
+    assert opened.source.position() == ScanPosition(0, table.buckets[0].keys.codec.encode_one((2, "b")))
 
 
 @given(data=st.data(), reverse=st.booleans(), max_rows=st.sampled_from([1, 10, 8192]))

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from scankv.v1 import scan_pb2
-from streaming_server.scan.admission.live_scans import LiveScan
-from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
+from streaming_server.scan.admission.live_scans import RegisteredScan
+from streaming_server.scan.chunk_source import Chunk, ChunkSource, ScanPosition, View
 from streaming_server.scan.execution.open_scan import OpenedScan
 from streaming_server.scan.execution.producer import ChunkSpec, stream_messages
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
@@ -28,7 +28,7 @@ FINGERPRINT = Fingerprint.of(table=["t"], schema=b"", query=[])
 WHOLE = ChunkSpec(rows=8192, bytes=1 << 20)
 
 
-class Numbers:
+class NumberSource:
     """A source of the numbers below `count`, of which it returns the multiples of `every`; a real, selective one."""
 
     schema = SCHEMA
@@ -50,8 +50,8 @@ class Numbers:
         found = [number for number in range(start, stop) if number % self._every == 0]
         return Chunk(0, pa.record_batch([found], schema=SCHEMA))
 
-    def position(self) -> Position:
-        return Position(0, str(self.rows_scanned).encode())
+    def position(self) -> ScanPosition:
+        return ScanPosition(0, str(self.rows_scanned).encode())
 
     def abort(self, error: ScanKvError) -> None:
         raise AssertionError("nobody ends this one")
@@ -76,7 +76,7 @@ def stream(
         limit=limit,
         selective=selective,
     )
-    scan = LiveScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
+    scan = RegisteredScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
     return stream_messages(opened, chunk, "s", scan, 0.0, heartbeat_seconds)
 
 
@@ -85,7 +85,7 @@ def messages(source: ChunkSource, limit: int | None = None, **more: Any) -> list
 
 
 def test_chunks_begin_small_and_grow_to_what_was_asked_for() -> None:
-    source = Numbers(5376 + 3 * 8192)
+    source = NumberSource(5376 + 3 * 8192)
     messages(source)
     rows, sizes = zip(*source.bounds, strict=True)
     assert rows == (256, 1024, 4096, 8192, 8192, 8192)
@@ -93,20 +93,20 @@ def test_chunks_begin_small_and_grow_to_what_was_asked_for() -> None:
 
 
 def test_chunks_never_pass_what_was_asked_for() -> None:
-    source = Numbers(1000)
+    source = NumberSource(1000)
     messages(source, chunk=ChunkSpec(rows=100, bytes=1024))
     assert set(source.bounds) == {(100, 1024)}
 
 
 @pytest.mark.parametrize("limit", [0, 1, 255, 256, 257, 1280, 5000])
 def test_a_limit_reads_not_one_row_more(limit: int) -> None:
-    source = Numbers(100_000)
+    source = NumberSource(100_000)
     *_, trailer = messages(source, limit)
     assert (source.rows_scanned, trailer.trailer.rows_returned) == (limit, limit)
 
 
 def test_every_chunk_carries_its_token_progress_and_a_checksum_of_all_before_it() -> None:
-    source, crc, left, scanned = Numbers(3000), 0, 3000 - 500, 0
+    source, crc, left, scanned = NumberSource(3000), 0, 3000 - 500, 0
     header, *chunks, trailer = messages(source, left)
     assert header.header.view_micros == VIEW.micros
     for message in chunks:
@@ -121,7 +121,7 @@ def test_every_chunk_carries_its_token_progress_and_a_checksum_of_all_before_it(
 
 @pytest.mark.parametrize("limit", [1, 100, 2000])
 def test_a_limit_over_a_selective_source_is_exact_and_does_not_shrink_its_steps(limit: int) -> None:
-    source = Numbers(1_000_000, every=3)
+    source = NumberSource(1_000_000, every=3)
     *_, trailer = messages(source, limit, selective=True)
     assert trailer.trailer.rows_returned == limit
     assert [rows for rows, _ in source.bounds] == [256, 1024, 4096, 8192][: len(source.bounds)]
@@ -129,17 +129,17 @@ def test_a_limit_over_a_selective_source_is_exact_and_does_not_shrink_its_steps(
 
 
 def test_a_source_that_finds_nothing_gives_way_to_others_and_is_heard_from_now_and_then() -> None:
-    source = Numbers(200_000, every=200_001)
+    source = NumberSource(200_000, every=200_001)
     sent = list(stream(source, selective=True, heartbeat_seconds=0.0))
     kinds = [scan_pb2.ScanKvResponse.FromString(data).WhichOneof("message") for data in sent if data is not None]
     assert kinds == ["header", "chunk", *["heartbeat"] * (len(source.bounds) - 1), "trailer"]
 
-    steps = list(stream(Numbers(200_000, every=200_001), selective=True))
+    steps = list(stream(NumberSource(200_000, every=200_001), selective=True))
     assert steps.count(None) == len(source.bounds) - 1
 
 
 def test_a_heartbeat_carries_a_token_behind_what_was_looked_at() -> None:
-    _, _, *heartbeats, _ = messages(Numbers(50_000, every=50_001), 5, selective=True, heartbeat_seconds=0.0)
+    _, _, *heartbeats, _ = messages(NumberSource(50_000, every=50_001), 5, selective=True, heartbeat_seconds=0.0)
     scanned = [message.heartbeat.rows_scanned for message in heartbeats]
     points = [read_token(message.heartbeat.resume_token, FINGERPRINT) for message in heartbeats]
     assert scanned == sorted(scanned)
@@ -149,6 +149,6 @@ def test_a_heartbeat_carries_a_token_behind_what_was_looked_at() -> None:
 
 
 def test_offsets_of_the_view_are_in_the_header() -> None:
-    header, *_ = messages(Numbers(1))
+    header, *_ = messages(NumberSource(1))
     offsets: Mapping[int, int] = header.header.log_offsets
     assert dict(offsets) == dict(VIEW.log_offsets)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 MEBIBYTE = 1 << 20
 
 
-class Table:
+class VersionedTable:
     """A table of which only the version is known, and computations about it that wait where they are told to.
 
     Attributes:
@@ -72,7 +72,7 @@ async def turns(number: int = 5) -> None:
 
 
 async def test_an_answer_is_computed_once_and_given_again_until_the_version_changes() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     assert await table.ask() == b"v1........ cost"
     assert await table.ask() == b"v1........"
     table.version = b"v2"
@@ -81,14 +81,14 @@ async def test_an_answer_is_computed_once_and_given_again_until_the_version_chan
 
 
 async def test_all_who_ask_at_once_share_one_computation() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     found = await asyncio.gather(*(table.ask() for _ in range(50)))
     assert found == [b"v1........ cost", *[b"v1........"] * 49]
     assert (table.cache.computed, table.cache.cached, table.started) == (1, 49, 1)
 
 
 async def test_who_comes_after_a_write_joins_as_long_as_the_view_is_not_taken() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_open.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
@@ -102,7 +102,7 @@ async def test_who_comes_after_a_write_joins_as_long_as_the_view_is_not_taken() 
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_who_comes_after_a_write_never_gets_an_answer_from_before_it(steps: int) -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns(steps)
@@ -115,7 +115,7 @@ async def test_who_comes_after_a_write_never_gets_an_answer_from_before_it(steps
 
 
 async def test_one_that_is_overtaken_by_a_write_is_answered_but_not_kept() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
@@ -126,7 +126,7 @@ async def test_one_that_is_overtaken_by_a_write_is_answered_but_not_kept() -> No
 
 
 async def test_a_computation_goes_on_without_the_one_who_began_it_while_others_wait() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first, second = (asyncio.ensure_future(table.ask()) for _ in range(2))
     await turns()
@@ -139,7 +139,7 @@ async def test_a_computation_goes_on_without_the_one_who_began_it_while_others_w
 
 
 async def test_a_computation_ends_when_nobody_waits_any_more_and_nobody_joins_it_then() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     waiting = [asyncio.ensure_future(table.ask()) for _ in range(3)]
     await turns()
@@ -154,7 +154,7 @@ async def test_a_computation_ends_when_nobody_waits_any_more_and_nobody_joins_it
 
 
 async def test_one_that_joins_right_before_the_others_give_up_is_answered() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
@@ -168,7 +168,7 @@ async def test_one_that_joins_right_before_the_others_give_up_is_answered() -> N
 
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.failure = DataLoss("a block is damaged")
     found = await asyncio.gather(*(table.ask() for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [DataLoss] * 3
@@ -178,7 +178,7 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
 
 
 async def test_a_bug_in_a_computation_goes_to_all_who_wait() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.failure = RuntimeError("a bug")
     found = await asyncio.gather(*(table.ask() for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in found] == ["a bug"] * 3
@@ -187,7 +187,7 @@ async def test_a_bug_in_a_computation_goes_to_all_who_wait() -> None:
 async def test_an_error_keeps_nothing_of_what_was_computed() -> None:
     gc.disable()
     try:
-        table = Table(ResultCache(MEBIBYTE))
+        table = VersionedTable(ResultCache(MEBIBYTE))
         table.failure = DataLoss("a block is damaged")
         with pytest.raises(DataLoss):
             await table.ask()
@@ -199,7 +199,7 @@ async def test_an_error_keeps_nothing_of_what_was_computed() -> None:
 
 
 async def test_a_failure_that_nobody_waits_for_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     table.may_end.clear()
     table.failure = RuntimeError("a bug")
     first = asyncio.ensure_future(table.ask())
@@ -217,7 +217,7 @@ async def test_a_failure_that_nobody_waits_for_is_no_complaint(caplog: pytest.Lo
 
 async def test_the_memory_of_answers_is_bounded_and_the_one_not_asked_for_goes_first() -> None:
     cache = ResultCache(16 * 1024)
-    table = Table(cache)
+    table = VersionedTable(cache)
     table.size = 500
     for number in range(30):
         await table.ask(b"%d" % number)
@@ -231,7 +231,7 @@ async def test_the_memory_of_answers_is_bounded_and_the_one_not_asked_for_goes_f
 
 
 async def test_an_answer_over_a_sixteenth_of_the_memory_is_not_kept() -> None:
-    table = Table(ResultCache(16 * 1024))
+    table = VersionedTable(ResultCache(16 * 1024))
     table.size = 1025
     for _ in range(2):
         await table.ask()
@@ -239,7 +239,7 @@ async def test_an_answer_over_a_sixteenth_of_the_memory_is_not_kept() -> None:
 
 
 async def test_of_one_query_only_the_newest_answer_is_kept() -> None:
-    table = Table(ResultCache(MEBIBYTE))
+    table = VersionedTable(ResultCache(MEBIBYTE))
     await table.ask()
     one = table.cache.cached_bytes
     for version in (b"v2", b"v3"):
@@ -249,7 +249,7 @@ async def test_of_one_query_only_the_newest_answer_is_kept() -> None:
 
 
 async def test_without_memory_nothing_is_kept_but_those_who_ask_at_once_share() -> None:
-    table = Table(ResultCache(0))
+    table = VersionedTable(ResultCache(0))
     await asyncio.gather(table.ask(), table.ask())
     await table.ask()
     assert (table.cache.computed, table.cache.cached, table.cache.cached_bytes) == (2, 1, 0)

@@ -69,7 +69,7 @@ def test_the_largest_requests_there_are_pass() -> None:
 
 def test_a_message_is_refused_for_what_is_beside_its_rows() -> None:
     message = table_pb2.CreateTableRequest(name="a.t", primary_key=["k" * (MAX_OTHER_BYTES + 1)])
-    with pytest.raises(InvalidRequest, match="CreateTableRequest has over 1,048,576 bytes beside its rows"):
+    with pytest.raises(InvalidRequest, match="CreateTableRequest has over 1,048,576 bytes besides its rows"):
         check(message)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scankv.model.errors import UsageError
-from spark_bridge.stream_offset import INITIAL, Rows, StreamOffset
+from spark_bridge.stream_offset import INITIAL, SnapshotProgress, StreamOffset
 
 CHANGES = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
 FIRST = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
-ROWS = Rows(snapshot_id="s", parts=7, next=3)
+ROWS = SnapshotProgress(snapshot_id="s", parts=7, next=3)
 AMONG_ROWS = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, rows=ROWS)
 
 

@@ -57,7 +57,7 @@ def key_of(number: int, kind: int) -> bytes:
     return b"\xff" * (number % 30) + bytes([number % 256, number // 256 % 256])
 
 
-class Model:
+class StoreModel:
     """A store and a dict that are written alike."""
 
     def __init__(self, path: Path, rng: random.Random) -> None:
@@ -119,7 +119,7 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        model = Model(Path(directory) / "db", rng)
+        model = StoreModel(Path(directory) / "db", rng)
         model.write(keys, [])
         model.work(keys)
         readers = []
@@ -156,7 +156,7 @@ def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, rev
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in range(500)})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        model = Model(Path(directory) / "db", rng)
+        model = StoreModel(Path(directory) / "db", rng)
         model.write(keys, [])
         model.work(keys)
         left, found = KeyRange(), []
@@ -229,7 +229,7 @@ def test_ranges_and_single_keys_are_those_of_the_model(seed: int, kind: int, rev
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        model = Model(Path(directory) / "db", rng)
+        model = StoreModel(Path(directory) / "db", rng)
         model.write(keys, [])
         model.work(keys)
         places, pieces = sorted(rng.sample(keys, 40)), []

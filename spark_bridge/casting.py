@@ -18,7 +18,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def conform(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """The same rows in the target's types; columns that have them already are not copied.
 
     Spark looks at the types of the first batch alone, so every batch goes through here.

@@ -17,7 +17,7 @@ Row: TypeAlias = dict[str, Any]
 _META = ("_change_type", "_log_offset", "_bucket", "_commit_timestamp")
 
 
-class Replay:
+class ReplayedTable:
     """What a reader of changes knows of a table.
 
     Attributes:

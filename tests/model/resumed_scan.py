@@ -35,7 +35,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ScanCase:
     """What a scan asks for, and what must come back."""
 
     buckets: tuple[int, ...] | None
@@ -46,7 +46,7 @@ class Question:
     read_path: Literal["auto", "rocksdb"] = "auto"
 
     @classmethod
-    def random(cls, random: Random) -> Question:
+    def random(cls, random: Random) -> ScanCase:
         """Most ask for all rows."""
         start, end = sorted(random.choices(range(KEYS), k=2))
         return cls(
@@ -81,7 +81,7 @@ class Question:
         return sorted(rows, key=self.place)
 
 
-class Reading:
+class ResumedScan:
     """A scan that is being read.
 
     Attributes:
@@ -93,7 +93,7 @@ class Reading:
     """
 
     def __init__(
-        self, name: str, question: Question, snapshot: Snapshot | None, resume: Resume | None, pinned: View | None
+        self, name: str, question: ScanCase, snapshot: Snapshot | None, resume: Resume | None, pinned: View | None
     ) -> None:
         self.name = name
         self.question = question

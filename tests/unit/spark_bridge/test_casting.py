@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import SchemaMismatch
-from spark_bridge.conform import arrow_schema, conform
+from spark_bridge.casting import arrow_schema, cast_rows
 from spark_bridge.types import spark_schema
 
 TYPES: list[tuple[pa.DataType, str, Any, Any]] = [
@@ -48,7 +48,7 @@ def test_each_type_has_one_of_spark_and_keeps_its_values(
     assert there["c"].dataType.simpleString() == name
     assert (there["c"].nullable, there["k"].nullable) == (True, False)
     target = arrow_schema(there)
-    rows = conform(pa.record_batch([[given, None], [1, 2]], schema=schema), target)
+    rows = cast_rows(pa.record_batch([[given, None], [1, 2]], schema=schema), target)
     assert rows.schema.equals(target)
     rows.validate(full=True)
     assert rows.column(0).to_pylist() == [expected, None]
@@ -61,7 +61,7 @@ def test_times_of_any_unit_and_zone_are_the_same_instant(unit: str, zone: str | 
     there = spark_schema(schema)
     assert there["t"].dataType.simpleString() == ("timestamp_ntz" if zone is None else "timestamp")
     times = pa.array([1_700_000_000, None]).cast(pa.timestamp("s")).cast(schema.field("t").type)
-    rows = conform(pa.record_batch([times], schema=schema), arrow_schema(there))
+    rows = cast_rows(pa.record_batch([times], schema=schema), arrow_schema(there))
     assert rows.column(0).cast(pa.int64()).to_pylist() == [1_700_000_000_000_000, None]
 
 
@@ -69,7 +69,7 @@ def test_nanoseconds_that_spark_cannot_hold_are_an_error_that_names_the_column()
     schema = pa.schema([("t", pa.timestamp("ns"))])
     rows = pa.record_batch([pa.array([1]).cast(pa.timestamp("ns"))], schema=schema)
     with pytest.raises(SchemaMismatch, match=r'column "t": .* exactly'):
-        conform(rows, arrow_schema(spark_schema(schema)))
+        cast_rows(rows, arrow_schema(spark_schema(schema)))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_spark_cannot_have_is_refused_naming_column_type_and_what_to_do(typ
 
 def test_columns_that_have_their_types_are_not_copied() -> None:
     rows = pa.record_batch({"a": pa.array([1.0, 2.0]), "b": pa.array(["x", "y"])})
-    conformed = conform(rows, arrow_schema(spark_schema(rows.schema)))
+    conformed = cast_rows(rows, arrow_schema(spark_schema(rows.schema)))
     assert [each.buffers()[1].address for each in conformed.columns] == [
         each.buffers()[1].address for each in rows.columns
     ]

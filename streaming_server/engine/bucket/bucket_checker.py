@@ -1,8 +1,8 @@
-"""Checking that all that is stored of a bucket agrees: its rows, how many are counted, and the entries of its indexes.
+"""Checks that the stored data of a bucket is consistent: its rows, its row count, and the entries of its indexes.
 
-An index is compared with the rows without sorting or keeping anything: of the entries that the rows should have, and of
-those that are there, the number and the sum of a 64-bit hash. Whatever is missing, left over or different changes the
-sum, but for one time in 2^64.
+An index is compared with the rows without sorting or keeping entries. The check counts the entries that the rows should
+have and adds up their 64-bit hashes, and does the same for the stored entries. A missing, extra or different entry
+changes the sum, except with a probability of 2^-64.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.rows.table_codec import TableCodec
 
-# A step holds the event loop for about 2 ms, as a chunk of a scan does.
+# A step holds the event loop for about 2 ms, as long as a chunk of a scan does.
 _STEP_ROWS = 1024
 _STEP_BYTES = 256 * 1024
 _ID_BYTES = 4
-# Turns of the event loop between steps, as in `services/reading.py`.
+# The turns of the event loop between two steps, as in `services/reading.py`.
 _TURNS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFindings:
-    """What was found of one index in one bucket.
+    """The findings about one index in one bucket.
 
     Attributes:
-        columns: Those of the index.
-        entries: How many entries it has.
-        ready: Whether it is used; only then it was compared with the rows.
-        problem: What is wrong with it, empty when nothing is.
+        columns: The columns of the index.
+        entries: The number of its entries.
+        ready: Whether the index is complete. Only a complete index is compared with the rows.
+        problem: What is wrong with it. Empty: nothing.
     """
 
     columns: tuple[str, ...]
@@ -56,12 +56,12 @@ class IndexFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFindings:
-    """What was found in one bucket.
+    """The findings about one bucket.
 
     Attributes:
-        rows: How many rows it has.
-        indexes: What was found of each index of the table.
-        problem: What is wrong with it apart from single indexes, empty when nothing is.
+        rows: The number of its rows.
+        indexes: The findings about each index of the table.
+        problem: What is wrong with the bucket, apart from single indexes. Empty: nothing.
     """
 
     rows: int
@@ -69,13 +69,14 @@ class BucketFindings:
     problem: str
 
 
-class BucketCheck:
-    """One check of one bucket, as of the moment when it is made. Bound to the event loop; memory is that of a step.
+class BucketChecker:
+    """A check of one bucket, as of the moment when this object is created. Bound to the event loop.
 
-    Make it under the bucket's mutex. It pins files on disk until `run` has ended, or `abort`.
+    Create it with the bucket's mutex held. It pins files on disk until `run` has ended or `abort` was called. Memory:
+    the rows of one step.
 
     Attributes:
-        rows_scanned: Rows read so far.
+        rows_scanned: The number of rows read so far.
     """
 
     def __init__(
@@ -85,27 +86,27 @@ class BucketCheck:
         codec: TableCodec,
         on_error: Callable[[ScanKvError], ScanKvError],
     ) -> None:
-        """Begins before the first row.
+        """Pins the current state of the bucket. Reads nothing yet.
 
         Args:
-            number: That of the bucket.
-            bucket: Holds what is checked.
+            number: The number of the bucket.
+            bucket: The bucket.
             codec: The table.
-            on_error: Is told of damage, and gives the error that says where.
+            on_error: Gets the error of found damage, and returns it with its location.
         """
         self.rows_scanned = 0
         self._number = number
-        self._place = bucket.location
+        self._location = bucket.location
         self._rows = bucket.state.rows
         self._keys = codec.keys
         self._indexes = codec.indexes
         self._on_error = on_error
         self._ended: ScanKvError | None = None
-        self._expected = {index: _Sum() for index in codec.indexes if index in bucket.state.ready_indexes}
-        self._found = {index: _Sum() for index in codec.indexes}
-        self._strangers = 0
+        self._expected = {index: _EntryChecksum() for index in codec.indexes if index in bucket.state.ready_indexes}
+        self._found = {index: _EntryChecksum() for index in codec.indexes}
+        self._unknown_entries = 0
         self._problems: list[str] = []
-        self._is_whole = True
+        self._is_complete = True
         self._last_key = b""
         self._row_cursor = bucket.cursor(codec.rows, codec.rows.decoder(), codec.key_codec)
         try:
@@ -115,21 +116,23 @@ class BucketCheck:
             raise
 
     async def run(self) -> BucketFindings:
-        """Reads everything, in steps between which others have their turn. Raises what `abort` was told."""
+        """Reads all rows and entries, in steps between which other tasks run. Raises the error given to `abort`."""
         try:
-            await self._others_turn()
+            await self._yield_to_others()
             for reading in (self._read_rows, self._read_entries):
                 try:
                     await reading()
                 except DataLoss as error:
-                    self._is_whole = False
+                    self._is_complete = False
                     self._problems.append(self._on_error(error).message)
         finally:
             self.close()
-        if self._is_whole and self._rows is not None and self.rows_scanned != self._rows:
-            self._problems.append(f"{self._place} has {self.rows_scanned} rows, where {self._rows} are counted")
-        if self._strangers:
-            self._problems.append(f"{self._place} has {_entries(self._strangers)} of no index that the table has")
+        if self._is_complete and self._rows is not None and self.rows_scanned != self._rows:
+            self._problems.append(f"{self._location} has {self.rows_scanned} rows, but its row count is {self._rows}")
+        if self._unknown_entries:
+            self._problems.append(
+                f"{self._location} has {_entries(self._unknown_entries)} of indexes that the table does not have"
+            )
         return BucketFindings(
             rows=self.rows_scanned,
             indexes=tuple(map(self._findings_of, self._indexes)),
@@ -137,7 +140,7 @@ class BucketCheck:
         )
 
     def abort(self, error: ScanKvError) -> None:
-        """Frees everything now; `run` raises the error."""
+        """Frees the cursors now, and makes `run` raise the error."""
         self._ended = self._ended or error
         self.close()
 
@@ -149,54 +152,56 @@ class BucketCheck:
     async def _read_rows(self) -> None:
         while (batch := self._row_cursor.next_batch(_STEP_ROWS, _STEP_BYTES)) is not None:
             if not batch.num_rows:
-                await self._others_turn()
+                await self._yield_to_others()
                 continue
-            keys = self._checked_keys(batch)
+            keys = self._encode_and_check_keys(batch)
             self.rows_scanned += batch.num_rows
-            await self._others_turn()
+            await self._yield_to_others()
             for index, expected in self._expected.items():
                 try:
                     entry_keys, values = self._indexes[index].entries(batch, keys)
                 except RequestTooLarge as error:
-                    raise DataLoss(f"{self._place} has a row that cannot be in an index, which has all rows") from error
+                    raise DataLoss(
+                        f"{self._location} has a row that cannot have an entry in an index, but the index is complete"
+                    ) from error
                 expected.add(entry_keys.to_pylist(), values.to_pylist())
-                await self._others_turn()
+                await self._yield_to_others()
 
-    def _checked_keys(self, batch: pa.RecordBatch) -> pa.BinaryArray:
-        """The encoded keys of the next rows."""
+    def _encode_and_check_keys(self, batch: pa.RecordBatch) -> pa.BinaryArray:
+        """Returns the encoded keys of the next rows. Records a problem if keys are out of order or of other buckets."""
         try:
             keys, buckets = self._keys.encode(batch)
         except InvalidKey as error:
-            raise DataLoss(f"{self._place} has a row with a key that cannot be stored") from error
+            raise DataLoss(f"{self._location} has a row with an invalid key") from error
         plain = keys.to_pylist()
         if not all(map(lt, [self._last_key, *plain], plain)):
-            self._problems.append(f"{self._place} has rows that are not where their keys belong")
+            self._problems.append(f"{self._location} has rows that are not in the order of their keys")
         if (buckets != self._number).any():
-            self._problems.append(f"{self._place} has rows that belong to other buckets")
+            self._problems.append(f"{self._location} has rows that belong to other buckets")
         self._last_key = plain[-1]
         return keys
 
     async def _read_entries(self) -> None:
         while (read := self._entry_cursor.next_entries(_STEP_ROWS)) is not None:
             self._add_entries(*read)
-            await self._others_turn()
+            await self._yield_to_others()
 
     def _add_entries(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Takes entries in their order, those of one index after those of another."""
+        """Adds the next entries, which are grouped by index, to the sums of their indexes."""
         start = 0
         while start < len(keys):
             prefix = keys[start][:_ID_BYTES]
             found = self._found.get(int.from_bytes(prefix, "big")) if len(prefix) == _ID_BYTES else None
             if found is None:
-                self._strangers += 1
+                self._unknown_entries += 1
                 start += 1
                 continue
-            behind = KeyRange.under(prefix).end
-            end = len(keys) if behind is None else bisect_left(keys, behind, start)
+            end_key = KeyRange.under(prefix).end
+            end = len(keys) if end_key is None else bisect_left(keys, end_key, start)
             found.add(keys[start:end], values[start:end])
             start = end
 
-    async def _others_turn(self) -> None:
+    async def _yield_to_others(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         if self._ended is not None:
@@ -208,25 +213,25 @@ class BucketCheck:
             columns=self._indexes[index].index.columns,
             entries=found.count,
             ready=expected is not None,
-            problem=_difference(found, expected) if expected is not None and self._is_whole else "",
+            problem=_difference(found, expected) if expected is not None and self._is_complete else "",
         )
 
 
 @dataclass(slots=True)
-class _Sum:
-    """What entries amount to, in whatever order they come."""
+class _EntryChecksum:
+    """The number and the sum of hashes of entries, independent of their order."""
 
     count: int = 0
     hashes: int = 0
 
     def add(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Takes more entries; no key begins another one, so key and value are told apart."""
+        """Adds entries. No key is a prefix of another key, so a hash of key and value together is unambiguous."""
         hashes = np.fromiter(map(xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
         self.count += len(keys)
         self.hashes = (self.hashes + int(hashes.sum())) % 2**64
 
 
-def _difference(found: _Sum, expected: _Sum) -> str:
+def _difference(found: _EntryChecksum, expected: _EntryChecksum) -> str:
     if found == expected:
         return ""
     more = found.count - expected.count

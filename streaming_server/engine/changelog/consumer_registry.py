@@ -20,8 +20,8 @@ from streaming_server.engine.changelog.consumer import (
     check_fence,
     check_query,
     check_sound,
+    consumer_info,
     fenced_error,
-    info_of,
     next_fence,
     owner_of,
     progress_after_open,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 
-class Consumers:
+class ConsumerRegistry:
     """The consumers of all tables of a server. Bound to its event loop.
 
     Consumers are on disk and survive a restart, which restarts their time to live. Rule: time is measured with the
@@ -233,10 +233,12 @@ class Consumers:
 
     async def list_consumers(self, table: TableState) -> list[ConsumerInfo]:
         """Returns the consumers of a table by id, ascending. Opens the buckets in which they have positions."""
-        numbers = {number for one in self._known(table) if one.committed for number in one.committed.position.offsets}
+        numbers = {
+            number for one in self._known_consumers(table) if one.committed for number in one.committed.position.offsets
+        }
         ends = await _ends(table, numbers)
-        known, now = sorted(self._known(table), key=lambda one: one.consumer_id), self._clock.monotonic()
-        return [info_of(consumer, ends, now) for consumer in known]
+        known, now = sorted(self._known_consumers(table), key=lambda one: one.consumer_id), self._clock.monotonic()
+        return [consumer_info(consumer, ends, now) for consumer in known]
 
     async def drop(self, table: str) -> None:
         """Forgets the consumers of a table that is being dropped. Call it once the table is closed."""
@@ -255,7 +257,7 @@ class Consumers:
             raise TableNotFound(f'table "{name}" was dropped', table=name)
         return self._groups[name]
 
-    def _known(self, table: TableState) -> list[ConsumerState]:
+    def _known_consumers(self, table: TableState) -> list[ConsumerState]:
         """Returns the consumers of a table, without those whose first stream is still being opened."""
         return [one for one in self._group(table).consumers.values() if one.committed is not None or one.damage]
 

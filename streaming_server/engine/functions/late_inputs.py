@@ -1,4 +1,4 @@
-"""Functions whose result depends on order, applied to late inputs: rows older than those already merged."""
+"""Merges late inputs: values of rows that are older than rows already merged, for functions that depend on order."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Inputs, MergeFunction
 
 
-def of_older(function: MergeFunction) -> MergeFunction | None:
-    """What merges inputs in front of what is known, the one that came last foremost; None: any order is the same."""
+def function_for_late_inputs(function: MergeFunction) -> MergeFunction | None:
+    """Returns the function that merges inputs as older than the current value, the last to arrive as the oldest.
+
+    None: the function's result does not depend on order.
+    """
     if isinstance(function, Collect | ListAgg | MergeMap):
-        return _InFront(function)
+        return _Prepend(function)
     if isinstance(function, Last):
-        return FirstNotNull() if function.skip_nulls else _Known()
+        return FirstNotNull() if function.skip_nulls else _KeepOld()
     if isinstance(function, FirstNotNull):
         return Last(skip_nulls=True)
     if isinstance(function, First):
-        return _NewFirst()
-    # An installed function gets its inputs in the order of arrival: what it does with them is unknown.
+        return _ReplaceFirst()
+    # How an installed function depends on order is unknown. It gets its late inputs in the order of arrival.
     return function if isinstance(function, InstalledFunction) else None
 
 
-class _InFront:
+class _Prepend:
     def __init__(self, function: Collect | ListAgg | MergeMap) -> None:
         self._function = function
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        return [self._function.joined(append_old_reversed(old[0], inputs), old[0].type)]
+        return [self._function.concatenate(append_old_reversed(old[0], inputs), old[0].type)]
 
 
-class _Known:
+class _KeepOld:
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         return list(old)
 
 
-class _NewFirst:
+class _ReplaceFirst:
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         seen = pa.array(inputs.has_any)
         return [replace_with_inputs(old[0], inputs, inputs.last()), pc.if_else(seen, True, old[1])]
