@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from aio_client import sync
-from tests.spark import java
+from tests.spark import fork_worker, java, worker_zygote
 from tests.spark.large_table import make_large
+from tests.support.forked import ONE_THREAD
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -20,12 +26,34 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def forking_python() -> Iterator[Path]:
+    """A Python for Spark whose processes are forked from one that has imported everything."""
+    # Not below the directory of the tests, whose path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="scankv-") as directory:
+        address, python = Path(directory, "zygote"), Path(directory, "python")
+        program = Path(fork_worker.__file__)
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} -ISE {program} {address} "$@"\n')
+        python.chmod(0o700)
+        with subprocess.Popen(
+            [sys.executable, "-m", worker_zygote.__name__, str(address)],
+            env=os.environ | java.environment() | ONE_THREAD | {"PYTHONHASHSEED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as zygote:
+            assert zygote.stdout is not None
+            assert zygote.stdout.readline() == b"ready\n"
+            yield python
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, forking_python: Path) -> Iterator[SparkSession]:
     """A session with two concurrent tasks, in a time zone far from UTC. Its JVM is a Spark Connect server, too."""
     java.check()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
             patch.setenv(name, value)
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            patch.setenv(name, str(forking_python))
         builder = java.configured(SparkSession.builder.master("local[2]"))
         session = (
             builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

@@ -16,11 +16,12 @@ from tests.support import zygote
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ForkedProcess", "end_zygote", "run_forked"]
+__all__ = ["ONE_THREAD", "ForkedProcess", "end_zygote", "run_forked"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 # Without these, OpenBLAS and the allocator of Arrow would start threads when they are imported.
-_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables of a process that is to have one thread when it forks."""
 
 
 class ForkedProcess(subprocess.Popen[AnyStr]):
@@ -103,7 +104,7 @@ class _Zygote:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno())]
-            environment: Mapping[str, str] = os.environ | _ONE_THREAD
+            environment: Mapping[str, str] = os.environ | ONE_THREAD
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
     def end(self) -> None:

@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> 
     return value
 
 
-def in_time(attempt: Callable[[], float], seconds: float, tries: int = 10) -> None:
+def in_time(attempt: Callable[[], float], seconds: float, tries: int = 30) -> None:
     """Fails unless one of several attempts takes at most `seconds`. An attempt returns its duration.
 
     Use it for promises about time: a busy machine delays some attempts, and a broken promise delays all.

@@ -102,7 +102,7 @@ def test_a_call_that_waits_is_answered_within_milliseconds_of_a_commit(here: Que
         assert players(answer)[0] == f"new{number}"
         return took
 
-    in_time(attempt, 0.05, tries=30)
+    in_time(attempt, 0.05)
 
 
 def test_writes_that_change_nothing_wake_nobody_into_an_answer(here: Questions) -> None:

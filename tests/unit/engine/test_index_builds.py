@@ -85,21 +85,34 @@ async def test_an_index_added_to_an_empty_bucket_is_ready_without_a_build(tmp_pa
             assert ready_indexes(table) == [(1,)]
 
 
-async def test_an_index_is_built_while_others_write(tmp_path: Path, small_steps: None) -> None:
+async def test_an_index_is_built_while_others_write(
+    tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writes_meanwhile = 0
+    written = asyncio.Event()
+    build_next = index_builds.IndexBuilds._step
+
+    async def build_after_a_write(builds: index_builds.IndexBuilds, live: LiveBucket) -> bool:
+        written.clear()
+        await written.wait()
+        return await build_next(builds, live)
+
+    # Else a build may be over before a busy machine has let the writers write.
+    monkeypatch.setattr(index_builds.IndexBuilds, "_step", build_after_a_write)
     async with tables_in(tmp_path) as tables:
-        table = await players_table(tables, buckets=2, rows=6_000)
+        table = await players_table(tables, buckets=2, rows=2_000)
 
         async def write() -> None:
             nonlocal writes_meanwhile
             while True:
-                keys = [rng.randrange(7_000) for _ in range(20)]
+                keys = [rng.randrange(2_400) for _ in range(20)]
                 if rng.random() < 0.3:
                     await delete_players(table, keys)
                 else:
                     await put_players(table, (player(key, rng.randrange(5)) for key in keys))
+                written.set()
                 writes_meanwhile += not all(set(ready) == {1, 2} for ready in ready_indexes(table))
 
         writers = [asyncio.create_task(write()) for _ in range(3)]

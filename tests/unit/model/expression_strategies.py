@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,6 +38,9 @@ _COMPARE = {
     Operator.GREATER: operator.gt,
     Operator.GREATER_EQUAL: operator.ge,
 }
+_OPERATORS = st.sampled_from(list(Operator))
+_MATCHES = st.sampled_from(list(Match))
+_CONSTANTS = st.sampled_from([True, False, None]).map(Constant)
 
 
 @st.composite
@@ -72,6 +76,7 @@ def keyed_batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), names
 
 
+@lru_cache(256)
 def nullable(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar | None]:
     return st.none() | scalars(type_)
 
@@ -89,7 +94,7 @@ def type_of(path: FieldPath, schema: pa.Schema) -> pa.DataType:
 
 def predicates(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.SearchStrategy[Predicate]:
     """Predicates that can be bound to the batch; their values are often those that it has."""
-    leaves = st.one_of(*(leaves_of(path, batch) for path in paths), st.sampled_from([True, False, None]).map(Constant))
+    leaves = st.one_of(*(leaves_of(path, batch) for path in paths), _CONSTANTS)
     return st.recursive(leaves, _joined, max_leaves=6)
 
 
@@ -123,16 +128,16 @@ def leaves_of(path: FieldPath, batch: pa.RecordBatch) -> st.SearchStrategy[Predi
     lists = st.lists(values | st.none(), max_size=4).map(lambda found: _list_of(found, type_))
     same_type = [other for other in PATHS if batch.schema.names[0] == "a" and type_of(other, batch.schema) == type_]
     kinds = [
-        st.builds(Comparison, st.just(path), st.sampled_from(list(Operator)), literals),
+        st.builds(Comparison, st.just(path), _OPERATORS, literals),
         lists.map(lambda found: IsIn(path, found)),
         st.just(IsNull(path)),
     ]
     if same_type:
         others = st.sampled_from(same_type)
-        kinds.append(st.builds(Comparison, st.just(path), st.sampled_from(list(Operator)), others))
+        kinds.append(st.builds(Comparison, st.just(path), _OPERATORS, others))
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         texts = st.tuples(values, st.integers(0, 3)).map(lambda found: literal_of(found[0].as_py()[: found[1]]))
-        kinds.append(st.builds(TextMatch, st.just(path), st.sampled_from(list(Match)), texts))
+        kinds.append(st.builds(TextMatch, st.just(path), _MATCHES, texts))
     return st.one_of(kinds)
 
 

@@ -1,8 +1,12 @@
-"""Random storable types, and arrays of them, for property tests."""
+"""Random storable types, and arrays of them, for property tests.
+
+Strategies are cached, because Hypothesis takes longer to build and validate one than to draw from it.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,15 +29,19 @@ TIMES = [
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _YEAR_1 = int(dt.datetime(1, 1, 2, tzinfo=dt.UTC).timestamp())
 _YEAR_9999 = int(dt.datetime(9999, 12, 30, tzinfo=dt.UTC).timestamp())
+# Types whose strategies are kept.
+_KEPT = 256
 _NUL_HEAVY = st.sampled_from("\x00\x01ab\u00ff\U0001f600")
 
 
+@cache
 def decimal_types() -> st.SearchStrategy[pa.DataType]:
     return st.integers(1, 38).flatmap(
         lambda precision: st.integers(-3, precision).map(lambda scale: pa.decimal128(precision, scale))
     )
 
 
+@cache
 def key_types() -> st.SearchStrategy[pa.DataType]:
     """Every scalar type; text and binary often, since they have no fixed width."""
     return st.one_of(
@@ -43,6 +51,7 @@ def key_types() -> st.SearchStrategy[pa.DataType]:
     )
 
 
+@cache
 def storable_types() -> st.SearchStrategy[pa.DataType]:
     return st.recursive(key_types(), _nested, max_leaves=6)
 
@@ -57,6 +66,7 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
     return st.one_of(lists, maps, structs)
 
 
+@cache
 def field_names() -> st.SearchStrategy[str]:
     # Hypothesis takes words from the code it tests, so that the refused names do come up.
     characters = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # the printable ones
@@ -64,11 +74,13 @@ def field_names() -> st.SearchStrategy[str]:
     return st.one_of(st.sampled_from(["a", "b", "not", "Null", "int64", "list"]), printable)
 
 
+@cache
 def schemas() -> st.SearchStrategy[pa.Schema]:
     fields = st.builds(pa.field, field_names(), storable_types(), st.booleans())
     return st.lists(fields, min_size=1, max_size=5, unique_by=lambda field: field.name).map(pa.schema)
 
 
+@lru_cache(_KEPT)
 def scalars(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
     """Values of a scalar type, its ends and oddities among them; times are of the years 1 to 9999."""
     if type_ in INTEGERS:
@@ -113,6 +125,7 @@ def _times(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
     return numbers.map(lambda number: pa.scalar(number, carrier).cast(type_))
 
 
+@lru_cache(_KEPT)
 def columns(type_: pa.DataType, rows: int) -> st.SearchStrategy[pa.Array]:
     """Arrays of a scalar type without nulls, some of them slices."""
 
@@ -144,6 +157,7 @@ def with_broken_names(schema: pa.Schema) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(schema.serialize().to_pybytes().replace(b"cafe", b"caf\xe9")))
 
 
+@lru_cache(_KEPT)
 def values_of(type_: pa.DataType, required: bool = False) -> st.SearchStrategy[Any]:
     """Python values or scalars that `pa.array(..., type_)` takes, nested ones too, with nulls where allowed."""
     value = _VALUES.get(type_.id, scalars)(type_)

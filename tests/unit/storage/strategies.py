@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
 
 
+@cache
 def definitions() -> st.SearchStrategy[TableDefinition]:
     """Tables keyed by an integer, with up to five more columns of any storable type."""
     fields = st.builds(pa.field, field_names(), storable_types(), st.booleans())
