@@ -268,7 +268,7 @@ class Mirror:
         self._stored = len(places)
 
     def _with_current_columns(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """Batches as a table with the current columns. Columns added since a batch was received are null."""
+        """Returns batches as a table with the current columns. Columns added since a batch was received are null."""
         schema = self._row_schema()
         tables = [pa.Table.from_batches([batch]) for batch in batches]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
@@ -279,7 +279,7 @@ class Mirror:
 
     def _encode(self, key: object) -> bytes:
         if not is_one_key(key):
-            raise InvalidKey(f"this takes one key, not a {type(key).__name__}")
+            raise InvalidKey(f"key must be a single key, not a {type(key).__name__}")
         encoded: bytes = self._codec.encode(keys_of(key, self._key_schema).columns)[0].as_py()
         return encoded
 

@@ -1,7 +1,7 @@
 """ScanKV: a live primary-key table that Python scans as Arrow batches.
 
-The names here are those of `aio_client`, the asyncio client; `scankv.sync` is the same for code that blocks. The client
-is imported with the first of its names, so that `scankv --help` need not wait for it. `__version__` is the version of
+This module has the names of `aio_client`, the asyncio client. `scankv.sync` has the same names for blocking code. The
+client is imported when its first name is used, so `scankv --help` does not wait for it. `__version__` is the version of
 the distribution.
 """
 

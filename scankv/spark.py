@@ -2,7 +2,7 @@
 
     spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
 
-PySpark finds the data source by itself. This module has the functions that programs call besides it.
+PySpark finds the data source by its name. This module has the other functions for Spark programs.
 """
 
 from spark_bridge import *  # noqa: F403  # a test compares the names

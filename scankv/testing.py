@@ -1,9 +1,9 @@
-"""For test suites of code that uses ScanKV: a real server to kill and restart, a network that fails on demand.
+"""Tools for test suites of programs that use ScanKV: a server to kill and restart, and a network that fails on demand.
 
-- `ServerProcess` is a real server in a process of its own. It needs `pip install 'scankv[server]'`.
-- `FaultProxy` stands between a client and a real server and cuts, resets, stalls and slows connections, at bytes that
-  the test names or that a seed draws.
-- `ScriptedServer` answers a real client without a connection: every scan gets the answer that the test wrote down.
+- `ServerProcess` is a real server in its own process. It needs `pip install 'scankv[server]'`.
+- `FaultProxy` sits between a client and a real server. It cuts, resets, stalls and slows down connections, at bytes
+  that the test names or that are drawn from a seed.
+- `ScriptedServer` replaces the server and the network: each scan gets the answer that the test has scripted.
 """
 
 from aio_client.testing import (

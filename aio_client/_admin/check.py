@@ -1,4 +1,4 @@
-"""Checking a table: whether everything that the server has stored of it agrees."""
+"""Checks a table: whether its stored rows, row counts and indexes agree."""
 
 from __future__ import annotations
 

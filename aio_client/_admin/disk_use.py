@@ -1,4 +1,4 @@
-"""What a table, or a server, takes on disk."""
+"""The disk use of a table or of a server."""
 
 from __future__ import annotations
 

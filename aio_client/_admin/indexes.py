@@ -44,7 +44,7 @@ class IndexStatus:
 
 
 def index_messages(indexes: Indexes, option: str) -> list[table_pb2.IndexColumns]:
-    """The columns of each index as requests carry them.
+    """Returns the columns of each index as requests carry them.
 
     Args:
         indexes: The caller's argument; a text is the only column of a single index.
@@ -66,7 +66,7 @@ def index_messages(indexes: Indexes, option: str) -> list[table_pb2.IndexColumns
 
 
 def index_statuses(response: table_pb2.GetTableResponse) -> list[IndexStatus]:
-    """The states of the indexes in a description with statistics, in the order of the table's indexes."""
+    """Returns the states of the indexes in a description with statistics, in the order of the table's indexes."""
     columns = {index.id: tuple(index.columns) for index in response.table.indexes}
     return [
         IndexStatus(
@@ -129,7 +129,7 @@ async def _describe(transport: Transport, name: str) -> table_pb2.GetTableRespon
 
 
 def _invalid_indexes_text(option: str, given: object) -> str:
-    return f'{option} is a list of indexes, each a column or several, as ["score", ("league", "score")], not {given!r}'
+    return f'{option} must be a list of columns or lists of columns, as ["score", ("league", "score")], not {given!r}'
 
 
 def _failure_text(table: str, status: IndexStatus) -> str:

@@ -66,14 +66,14 @@ class StatisticsMethods(TableMethods):
     """The statistics of a table. Every call asks the server."""
 
     async def statistics(self) -> list[BucketStatistics]:
-        """The statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
+        """Returns the statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
         response = await self._handle.describe(statistics=True)
         return [BucketStatistics.of(bucket) for bucket in response.buckets]
 
     async def disk_use(self) -> DiskUse:
-        """What the table takes on disk now, with its columnar bases and snapshots. Opens all buckets."""
+        """Returns the disk use of the table now, with its columnar bases and snapshots. Opens all buckets."""
         return DiskUse.of((await self._handle.describe(statistics=True)).disk)
 
     async def index_status(self) -> list[IndexStatus]:
-        """How far the build of every index has come, in the order of creation. Opens all buckets."""
+        """Returns how far the build of every index has come, in the order of creation. Opens all buckets."""
         return index_statuses(await self._handle.describe(statistics=True))

@@ -134,7 +134,7 @@ class Client:
         if not isinstance(schema, pa.Schema):
             raise UsageError(f"schema is a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
         if buckets is not None and (type(buckets) is not int or buckets < 1):
-            raise UsageError(f"buckets is a number of at least 1, not {buckets!r}", option="buckets")
+            raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
         merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
         request = table_pb2.CreateTableRequest(
             name=text_of(name, "name"),
@@ -289,7 +289,7 @@ class Client:
             UsageError: `spec` is not a ScanSpec.
         """
         if not isinstance(spec, ScanSpec):
-            raise UsageError(f"scan takes a ScanSpec, as scan.spec gives it, not {spec!r:.80}")
+            raise UsageError(f"spec must be a ScanSpec, as from scan.spec, not {spec!r:.80}")
         return Scan(self._transport, spec)
 
     async def server_stats(self) -> ServerStats:

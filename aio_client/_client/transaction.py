@@ -42,7 +42,7 @@ _MAIN: Final = "main"
 
 
 class Transaction(TransactionPart):
-    """A transaction: what is staged with it becomes visible together when it is committed, or never.
+    """A transaction: everything staged with it becomes visible together at the commit, or never.
 
     Made by `client.transaction(...)`. `async with` commits it at the end of the block, and aborts it if an error leaves
     the block.
@@ -108,7 +108,7 @@ class Transaction(TransactionPart):
         return await super().lookup(table, keys, missing=missing)
 
     def _is_open(self) -> bool:
-        """Whether calls stage anything. Raises UsageError once this object has committed."""
+        """Returns whether calls stage anything. Raises UsageError once this object has committed."""
         if self.result is not None and self.token:
             raise UsageError("the transaction is committed: begin another one")
         return bool(self.token)
@@ -121,8 +121,8 @@ class Transaction(TransactionPart):
         same id to find out. Calling it again returns the same result.
 
         Args:
-            parts: The parts of other participants that count, as `(part, requests)` or as objects. They are applied
-                after what this object has staged, in this order. What other parts have staged is dropped.
+            parts: The parts of other participants that count, as `(part, requests)` or `TransactionPart`. They are
+                applied after what this object has staged, in this order. What other parts have staged is dropped.
 
         Returns:
             The number of rows, and the log offsets after the transaction.
@@ -186,9 +186,9 @@ class TransactionOpener(AwaitableOpener):
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for invalid arguments."""
         if not isinstance(conflict, str) or conflict not in _MODES:
-            raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
+            raise UsageError(f'conflict must be "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
-            raise UsageError("attempt needs a transaction with an id: give id, too", option="attempt")
+            raise UsageError("attempt needs a transaction with an id: also give id", option="attempt")
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
             id="" if id_ is None else text_of(id_, "id"),
@@ -233,7 +233,7 @@ async def _try_to_abort(transaction: Transaction) -> None:
 
 
 async def list_transactions(transport: Transport) -> list[TransactionInfo]:
-    """The open transactions of all clients, oldest first."""
+    """Returns the open transactions of all clients, oldest first."""
     request = transaction_pb2.ListTransactionsRequest()
     response = await transport.call(lambda: transport.services.transactions.ListTransactions, request)
     return [TransactionInfo.of(each) for each in response.transactions]

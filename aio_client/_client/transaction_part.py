@@ -182,13 +182,13 @@ class TransactionPart:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
         """
         if missing not in ("omit", "null"):
-            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+            raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """Reads the row with this key as a commit now would leave it; None if there is none. See `lookup`."""
+        """Reads the row with this key as a commit now would leave it; None if no row has the key. See `lookup`."""
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
         rows = to_pylist(await self.lookup(table, key))
@@ -215,7 +215,7 @@ class TransactionPart:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
         """
         if missing not in ("omit", "null"):
-            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+            raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return join_answers(answers, table.schema, fill_missing=missing == "null")

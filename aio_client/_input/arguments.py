@@ -14,41 +14,41 @@ from scankv.model.names import is_column_name
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether the value is text that UTF-8 can encode, so that it can be sent."""
+    """Returns whether the value is text that UTF-8 can encode, so that it can be sent."""
     return is_column_name(value)
 
 
 def text_of(value: object, option: str) -> str:
-    """The argument as text. Raises UsageError for other values, and for text that UTF-8 cannot encode."""
+    """Returns the argument as text. Raises UsageError for other values, and for text that UTF-8 cannot encode."""
     if not is_text(value):
-        raise UsageError(f"{option} is text, not {value!r:.80}", option=option)
+        raise UsageError(f"{option} must be text, not {value!r:.80}", option=option)
     return value
 
 
 def flag_of(value: object, option: str) -> bool:
-    """The argument as a bool. Raises UsageError for other values."""
+    """Returns the argument as a bool. Raises UsageError for other values."""
     if not isinstance(value, bool):
-        raise UsageError(f"{option} is True or False, not {value!r:.80}", option=option)
+        raise UsageError(f"{option} must be True or False, not {value!r:.80}", option=option)
     return value
 
 
 def timeout_of(value: object, option: str = "timeout") -> float:
-    """The argument as seconds. Raises UsageError for other values."""
+    """Returns the argument as seconds. Raises UsageError for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise UsageError(f"{option} is a number of seconds, at least 0, not {value!r:.80}", option=option)
+        raise UsageError(f"{option} must be a number of seconds of at least 0, not {value!r:.80}", option=option)
     return value
 
 
 def items_of(values: object, option: str, what: str) -> tuple[Any, ...]:
-    """The items of an argument that has several. Raises UsageError for other values; `what` describes the items."""
+    """Returns the items of an argument. Raises UsageError if it has none, with `what` as their description."""
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
-        raise UsageError(f"{option} has {what}, not {values!r:.80}", option=option)
+        raise UsageError(f"{option} must be {what}, not {values!r:.80}", option=option)
     return tuple(values)
 
 
 def names_of(names: object, option: str) -> tuple[str, ...]:
-    """The argument as column names; text is one name. Raises UsageError for other values."""
+    """Returns the argument as column names; text is one name. Raises UsageError for other values."""
     items = (names,) if isinstance(names, str) else items_of(names, option, "names of columns")
     if not all(map(is_text, items)):
-        raise UsageError(f"{option} has names of columns, which are text, not {names!r:.80}", option=option)
+        raise UsageError(f"{option} must be names of columns, not {names!r:.80}", option=option)
     return items

@@ -1,4 +1,4 @@
-"""The forms in which callers give rows, and their conversion to Arrow batches that fit the columns of a table."""
+"""Converts rows, in the forms that callers may use, to Arrow batches that fit the columns of a table."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class SupportsArrowStream(Protocol):
-    """Tables, readers and frames of every library that speaks the Arrow PyCapsule interface."""
+    """A table, reader or frame of any library that implements the Arrow PyCapsule interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class SupportsArrowArray(Protocol):
-    """Batches of every library that speaks the Arrow PyCapsule interface."""
+    """A batch of any library that implements the Arrow PyCapsule interface."""
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
 
@@ -44,13 +44,13 @@ class InputRows(Protocol):
         """Whether all batches may be made before one is used. A reader may be larger than memory, or endless."""
 
     def has(self, name: str) -> bool:
-        """Whether a column of this name exists."""
+        """Returns whether a column of this name exists."""
 
     def check_names(self, schema: pa.Schema) -> None:
         """Raises SchemaMismatch if the schema lacks a column of the rows."""
 
     def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows in the columns of the schema, converted without loss; other columns are left out.
+        """Returns the rows in the columns of the schema, converted without loss; other columns are left out.
 
         Columns that are `counted` may have any type; they get 1 for each value that is not null.
 
@@ -60,7 +60,7 @@ class InputRows(Protocol):
 
 
 def rows_of(data: object) -> InputRows:
-    """Recognises the form in which rows are given. Nothing is read or checked yet.
+    """Recognizes the form in which rows are given. Nothing is read or checked yet.
 
     Raises:
         UsageError: The object has no rows of a known form.
@@ -83,16 +83,16 @@ def rows_of(data: object) -> InputRows:
         if hasattr(data, "__arrow_c_stream__"):
             return rows_of(pa.RecordBatchReader.from_stream(data))
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise UsageError(f"a {type(data).__name__} has no rows: {error}") from error
+        raise UsageError(f"rows cannot be read from a {type(data).__name__}: {error}") from error
     hint = "; put a single row into a list, and columns into pa.table(...)" if isinstance(data, Mapping) else ""
     raise UsageError(
-        "rows are given as RecordBatch, Table, RecordBatchReader, pandas or Polars DataFrame, list of dictionaries, or "
-        f"an object with __arrow_c_stream__, not as {type(data).__name__}{hint}"
+        "rows must be a RecordBatch, Table, RecordBatchReader, pandas or Polars DataFrame, list of dictionaries, or an "
+        f"object with __arrow_c_stream__, not {type(data).__name__}{hint}"
     )
 
 
 def is_frame_of(library: str, data: object) -> bool:
-    """Whether the object is a DataFrame of that library, which is not imported for the check."""
+    """Returns whether the object is a DataFrame of that library, which is not imported for the check."""
     return type(data).__name__ == "DataFrame" and type(data).__module__.partition(".")[0] == library
 
 
@@ -117,7 +117,7 @@ class _ArrowRows:
 
 
 class _DictRows:
-    """A column that a dictionary does not have is null."""
+    """Rows given as dictionaries. A key that a dictionary does not have is null."""
 
     in_memory = True
 
@@ -152,7 +152,7 @@ class _DictRows:
 
 
 class _PandasRows:
-    """NaN is null. Index levels with a name are columns."""
+    """Rows of a pandas DataFrame. NaN is null, and named index levels are columns."""
 
     in_memory = True
 

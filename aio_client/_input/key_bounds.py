@@ -1,4 +1,4 @@
-"""Key ranges as callers give them: by values of the key columns, or of the leading ones."""
+"""Converts key ranges, given by values of all or the leading key columns, to ranges of encoded keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Inclusive: TypeAlias = Literal["both", "left", "right", "neither"]
 
 
 def range_between(start: object, end: object, inclusive: Inclusive, key_schema: pa.Schema) -> KeyRange:
-    """The keys from `start` to `end`, each a value, a tuple or dictionary of leading values, or None for no bound.
+    """Returns the keys from `start` to `end`: each a value, a tuple or dictionary of leading values, or None.
 
     Raises:
         UsageError: `start` is greater than `end`, or `inclusive` is invalid.
         InvalidKey: A value is null, or not of its key column's type.
     """
     if inclusive not in get_args(Inclusive):
-        raise UsageError(f"inclusive is one of {', '.join(get_args(Inclusive))}, not {inclusive!r}", option="inclusive")
+        raise UsageError(f"inclusive must be {' or '.join(get_args(Inclusive))}, not {inclusive!r}", option="inclusive")
     key_range = KeyRange()
     if start is not None:
         begin = KeyRange.under(_encoded(_values(start, key_schema), key_schema))
@@ -41,7 +41,7 @@ def range_between(start: object, end: object, inclusive: Inclusive, key_schema: 
 
 
 def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
-    """The keys whose leading columns have these values. Of the last value, text or bytes need only be the beginning.
+    """Returns the keys whose leading columns have these values. If the last value is text or bytes, it is a prefix.
 
     Raises:
         InvalidKey: A value is null, or not of its key column's type.
@@ -54,7 +54,7 @@ def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
 
 
 def _from(start: bytes | None) -> KeyRange:
-    """The keys from `start` on; no keys if `start` is after all possible keys."""
+    """Returns the keys from `start` on; no keys if `start` is after all possible keys."""
     return NO_KEYS if start is None else KeyRange(start, None)
 
 
@@ -72,7 +72,7 @@ def _values(given: object, key_schema: pa.Schema) -> tuple[object, ...]:
     values = given if isinstance(given, tuple) else (given,)
     if not 1 <= len(values) <= len(key_schema):
         names = ", ".join(key_schema.names)
-        raise InvalidKey(f"{len(values)} values were given; they are those of the leading columns of the key ({names})")
+        raise InvalidKey(f"{len(values)} values were given: give values of leading columns of the key ({names})")
     return values
 
 
@@ -80,11 +80,11 @@ def _values_by_name(given: Mapping[Any, object], key_schema: pa.Schema) -> tuple
     for name in given:
         if name not in key_schema.names:
             hint = did_you_mean(str(name), key_schema.names)
-            raise InvalidKey(f'"{name}" is no key column{hint}', column=name)
+            raise InvalidKey(f'"{name}" is not a key column{hint}', column=name)
     leading = key_schema.names[: len(given)]
     if not given or set(given) != set(leading):
         raise InvalidKey(
-            f"values of {', '.join(given) or 'no column'} were given; they are those of the leading columns of the key "
+            f"values of {', '.join(given) or 'no column'} were given: give values of leading columns of the key "
             f"({', '.join(key_schema.names)})"
         )
     return tuple(given[name] for name in leading)

@@ -1,4 +1,4 @@
-"""The forms in which callers give keys, and their conversion to a batch of the key columns."""
+"""Converts keys, in the forms that callers may use, to a batch of the key columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keys_of(keys: object, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def is_one_key(keys: object) -> bool:
-    """Whether the argument is one key, rather than several."""
+    """Returns whether the argument is one key, rather than several."""
     if isinstance(keys, str | bytes | bytearray | memoryview | tuple | Mapping):
         return True
     return not isinstance(keys, Iterable) and not _holds_rows(keys)
@@ -75,7 +75,7 @@ def _holds_rows(keys: object) -> bool:
         return True
     if is_frame_of("pandas", keys) or is_frame_of("polars", keys):
         return True
-    # A Series, of either library, speaks the Arrow interface, too, but it is iterated for its values.
+    # A Series of either library also has the Arrow interface, but is iterated for its values.
     return hasattr(keys, "__arrow_c_stream__") and type(keys).__name__ != "Series"
 
 
@@ -89,7 +89,7 @@ def _from_rows(keys: object, schema: pa.Schema) -> pa.RecordBatch:
 
 def _from_array(keys: Any, schema: pa.Schema) -> pa.RecordBatch:  # noqa: ANN401  # an array of one of three libraries
     if len(schema) != 1:
-        raise InvalidKey(f"an array holds keys of one column; this table's key is {_key_text(schema)}")
+        raise InvalidKey(f"an array has keys of one column; this table's key is {_key_text(schema)}")
     chunked = keys if isinstance(keys, pa.ChunkedArray) else pa.chunked_array([pa.array(keys)])
     return _from_rows(pa.Table.from_arrays([chunked], names=schema.names), schema)
 
@@ -113,12 +113,14 @@ def _from_values(keys: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _values_of(key: object, schema: pa.Schema, row: int) -> tuple[object, ...]:
-    """The values of one key in key order."""
+    """Returns the values of one key in key order."""
     if isinstance(key, Mapping):
         for name in key:
             if name not in schema.names:
                 raise InvalidKey(
-                    f'key {row}: "{name}" is no key column{did_you_mean(str(name), schema.names)}', column=name, row=row
+                    f'key {row}: "{name}" is not a key column{did_you_mean(str(name), schema.names)}',
+                    column=name,
+                    row=row,
                 )
         for name in schema.names:
             if name not in key:

@@ -1,4 +1,4 @@
-"""Importing packages that a bare installation does not have: on use, with an error that says what to install."""
+"""Imports optional packages on use, with an error that says what to install."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def import_optional(package: str) -> ModuleType:
 
 
 def to_pylist(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dictionaries of Python values.
+    """Returns the rows as dictionaries of Python values.
 
     Raises:
         UsageError: A time has nanoseconds, which no Python type holds, and pandas is not installed.

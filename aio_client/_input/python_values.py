@@ -1,4 +1,4 @@
-"""Converting Python values to an Arrow column without loss; pyarrow alone would cut 1.5 to 1 and drop time zones."""
+"""Converts Python values to an Arrow column without loss. pyarrow alone would truncate 1.5 to 1 and drop time zones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
 
 
 def _exact_classes(type_: pa.DataType) -> set[type]:
-    """The classes whose values pyarrow takes unchanged, or refuses."""
+    """Returns the classes whose values pyarrow takes unchanged, or refuses."""
     classes: set[type] = {type(None)}
     if pat.is_integer(type_):
         classes |= {int}
@@ -103,7 +103,7 @@ def _reason(value: object, type_: pa.DataType, error: Exception) -> str:
 
 
 def _exact(value: Any, type_: pa.DataType) -> object:  # noqa: ANN401  # whatever a caller puts into a row
-    """The value in a form that pyarrow takes unchanged. Raises ValueError or TypeError if there is none."""
+    """Returns the value in a form that pyarrow takes unchanged. Raises ValueError or TypeError if there is none."""
     if isinstance(value, pa.Scalar):
         if pat.is_temporal(value.type) or pat.is_nested(value.type):
             # Python has no nanoseconds in a time of day, and no years after 9999.
@@ -159,14 +159,14 @@ def _exact_float(value: Any, type_: pa.DataType) -> float | int:  # noqa: ANN401
     if abs(number) > float(np.finfo(type_.to_pandas_dtype()).max):
         raise ValueError("it is out of range")
     if isinstance(number, int) and int(type_.to_pandas_dtype()(number)) != number:
-        raise ValueError("it is between the numbers that the column can have")
+        raise ValueError("the column has no value that is exactly this number")
     return number
 
 
 def _exact_time(value: Any, type_: pa.DataType) -> dt.time:  # noqa: ANN401  # checked here
     time: dt.time = _of_class(value, dt.time)
     if time.tzinfo is not None:
-        raise ValueError("it has a time zone, the column has none")
+        raise ValueError("it has a time zone, but the column has none")
     _check_precision(time.microsecond * 1000, type_.unit)
     return time
 
@@ -184,9 +184,9 @@ def _exact_timestamp(value: Any, type_: pa.TimestampType) -> dt.datetime | np.da
         _check_precision(value.microsecond * 1000 + getattr(value, "nanosecond", 0), type_.unit)
         aware = value.tzinfo is not None
     if aware and type_.tz is None:
-        raise ValueError("it has a time zone, the column has none")
+        raise ValueError("it has a time zone, but the column has none")
     if not aware and type_.tz is not None:
-        raise ValueError(f"it has no time zone, the column is in {type_.tz}")
+        raise ValueError(f"it has no time zone, but the column is in {type_.tz}")
     return exact
 
 

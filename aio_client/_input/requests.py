@@ -1,4 +1,4 @@
-"""Cutting rows into requests that are small enough for the server, and large enough that few are needed."""
+"""Divides rows into requests: small enough for the server, and large enough that few are needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUEST_BYTES: Final = 8 * 1024 * 1024
 """The size at which a request is sent, a quarter of what a server takes."""
 
 REQUEST_ROWS: Final = 100_000
-"""The most rows of a request, so that small rows are acknowledged from time to time, too."""
+"""The most rows of a request, so that small rows are acknowledged at intervals as well."""
 
 LOOKUP_KEYS: Final = 10_000
 """The most keys of a lookup. Its answer is also limited in bytes."""
@@ -57,7 +57,7 @@ def to_ipc(batch: pa.RecordBatch) -> bytes:
 
 
 def _pieces(batch: pa.RecordBatch, first_row: int, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Halves a batch until every piece fits. Rows differ in size, so an average would not do."""
+    """Halves a batch until every piece fits. Sizes of rows differ, so dividing by an average would not work."""
     if batch.num_rows <= max_rows and batch.nbytes <= max_bytes:
         if batch.num_rows:
             yield batch
@@ -65,7 +65,7 @@ def _pieces(batch: pa.RecordBatch, first_row: int, max_rows: int, max_bytes: int
     if batch.num_rows == 1:
         if batch.nbytes > MAX_ROW_BYTES:
             raise RequestTooLarge(
-                f"row {first_row} has {batch.nbytes:,} bytes; a row has at most {MAX_ROW_BYTES:,}", row=first_row
+                f"row {first_row} has {batch.nbytes:,} bytes; the limit is {MAX_ROW_BYTES:,}", row=first_row
             )
         yield batch
         return

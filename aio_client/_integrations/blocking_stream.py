@@ -1,7 +1,7 @@
-"""How an asynchronous scan opens a stream for code that blocks.
+"""Lets an asynchronous scan open a blocking stream.
 
-The blocking client imports the asynchronous one, never the reverse. So this module does not import what opens blocking
-streams; the package registers it.
+The blocking client imports the asynchronous one, never the reverse. This module therefore does not import the code that
+opens blocking streams: the package registers it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StreamOpener(Protocol):
     """Opens a blocking stream."""
 
     def __call__(self, config: ClientConfig, spec: ScanSpec) -> BlockingStream:
-        """One scan over a connection of its own, which ends with the stream."""
+        """Starts a scan over its own connection, which is closed with the stream."""
 
 
 _openers: list[StreamOpener] = []
@@ -69,5 +69,5 @@ def register_opener(opener: StreamOpener) -> None:
 
 
 def open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
-    """One scan over a connection of its own, which ends with the stream."""
+    """Starts a scan over its own connection, which is closed with the stream."""
     return _openers[0](config, spec)

@@ -1,4 +1,4 @@
-"""Creating a table in DuckDB from the rows of a scan, by one statement of DuckDB that reads them as they come."""
+"""Creates a table in DuckDB from the rows of a scan, by one statement that reads the rows as they arrive."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_connection(con: object, name: object) -> None:
     """Raises UsageError, before a scan starts, if `con` is not a connection or `name` not a table name."""
     duckdb = import_optional("duckdb")
     if not isinstance(con, duckdb.DuckDBPyConnection):
-        raise UsageError(f"con is a connection as duckdb.connect() makes one, not a {type(con).__name__}")
+        raise UsageError(f"con must be a connection from duckdb.connect(), not a {type(con).__name__}")
     if not isinstance(name, str) or not name:
-        raise UsageError(f"a table in DuckDB is named by text, not {name!r}")
+        raise UsageError(f"the name of a table in DuckDB must be text, not {name!r}")
 
 
 def create_table(

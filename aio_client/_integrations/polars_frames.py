@@ -63,7 +63,7 @@ def lazy_frame(scan: RefinableScan, schema: pa.Schema, start: Callable[[ScanSpec
 
 
 def _first_rows(rows: int | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches up to this many rows. Needed for a scan with a resume token, whose limit stays as it is."""
+    """Yields the batches up to this many rows. Needed for a scan with a resume token, whose limit stays as it is."""
     left = rows
     for batch in batches:
         yield batch if left is None else batch.slice(0, left)
@@ -76,7 +76,7 @@ def _first_rows(rows: int | None, batches: Iterable[pa.RecordBatch]) -> Iterator
 def refine_scan(
     scan: RefinableScan, schema: pa.Schema, columns: Sequence[str] | None, predicate: pl.Expr | None, rows: int | None
 ) -> RefinableScan:
-    """The scan that reads as little as Polars asks for.
+    """Returns the scan that reads as little as Polars asks for.
 
     Args:
         scan: The scan without the query's refinements.

@@ -1,7 +1,7 @@
-"""Translating the part of a Polars predicate that the server decides exactly as Polars does, null for null.
+"""Translates the part of a Polars predicate that the server evaluates exactly as Polars does, including nulls.
 
-Polars shows an expression as JSON, in a form that may change with its versions. What is not recognised is not pushed
-down, and Polars evaluates it itself.
+Polars serializes an expression as JSON, in a format that may change between versions. Parts that are not recognized are
+not pushed down: Polars evaluates them itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _NotTheSameError(Exception):
 
 
 def translate_predicate(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """A predicate that is true for all rows for which `predicate` is true, and for as few others as possible; or None.
+    """Translates as much of a predicate as possible. The result, or None, is true for at least the same rows.
 
     Args:
         predicate: A predicate over the columns of the schema, with literals cast to the types that they are compared
@@ -148,7 +148,7 @@ def _type(name: str, schema: pa.Schema) -> pa.DataType:
 
 
 def _value(literal: Any, type_: pa.DataType) -> pa.Scalar:  # noqa: ANN401  # JSON
-    """The value of a literal of exactly this type. Refuses null, and NaN, which JSON does not have."""
+    """Returns the value of a literal of exactly this type. Refuses null, and NaN, which JSON does not have."""
     match literal:
         case {"Literal": {"Scalar": {"Datetime": [int(value), str(unit), zone]}}}:
             name = zone.get("inner") if isinstance(zone, dict) else None
@@ -162,7 +162,7 @@ def _value(literal: Any, type_: pa.DataType) -> pa.Scalar:  # noqa: ANN401  # JS
 
 
 def _values(data: list[int], type_: pa.DataType) -> pa.Array:
-    """The values of a list, which Polars gives as an Arrow IPC stream, of exactly this type and without null or NaN."""
+    """Returns the values of a list of exactly this type, without null or NaN, from Polars' Arrow IPC stream."""
     try:
         (values,) = pa.ipc.open_stream(bytes(data)).read_all().columns
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -56,7 +56,7 @@ Ties: TypeAlias = Literal["key", "all"]
 
 
 def count_request(table: str, where: Predicate | None, snapshot_id: str | None) -> CountRequest:
-    """The request for the number of rows of a table, or of its snapshot, for which a predicate is true."""
+    """Returns the request for the number of rows of a table, or of its snapshot, for which a predicate is true."""
     return lookup_pb2.CountRequest(
         table=table, where=None if where is None else to_proto(where), snapshot=_snapshot(snapshot_id)
     )
@@ -69,9 +69,11 @@ def aggregate_request(
     group_by: Sequence[str],
     snapshot_id: str | None,
 ) -> AggregateRequest:
-    """The request for aggregates over all rows or by group. Raises UsageError for an unknown function."""
+    """Returns the request for aggregates over all rows or by group. Raises UsageError for an unknown function."""
     if not isinstance(functions, Mapping):
-        raise UsageError(f'functions is a dictionary such as {{"score": ["sum"]}}, not a {type(functions).__name__}')
+        raise UsageError(
+            f'functions must be a dictionary such as {{"score": ["sum"]}}, not a {type(functions).__name__}'
+        )
     return lookup_pb2.AggregateRequest(
         table=table,
         where=None if where is None else to_proto(where),
@@ -94,14 +96,14 @@ def top_n_request(
     ties: Ties,
     snapshot_id: str | None,
 ) -> TopNRequest:
-    """The request for the first rows in the order of a column. Raises UsageError for invalid arguments."""
+    """Returns the request for the first rows in the order of a column. Raises UsageError for invalid arguments."""
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_TOP_N:
-        raise UsageError(f"n must be a whole number from 1 to {MAX_TOP_N:,}, not {n!r}")
+        raise UsageError(f"n must be a whole number between 1 and {MAX_TOP_N:,}, not {n!r}")
     if not isinstance(by, str):
-        raise UsageError(f"by is the name of a column, not a {type(by).__name__}")
+        raise UsageError(f"by must be the name of a column, not a {type(by).__name__}")
     text_of(by, "by")
     if ties not in ("key", "all"):
-        raise UsageError(f'ties is "key" or "all", not {ties!r}', option="ties")
+        raise UsageError(f'ties must be "key" or "all", not {ties!r}', option="ties")
     return lookup_pb2.TopNRequest(
         table=table,
         where=None if where is None else to_proto(where),
@@ -194,12 +196,12 @@ async def _run(
 
 
 def _may_pass(error: ScanKvError) -> bool:
-    """Whether the server has not begun with the query, or the answer was dropped on the way, so that it is repeated."""
+    """Returns whether to repeat the query: the server has not begun it, or the call was dropped on the way."""
     return isinstance(error, _BUSY) or (isinstance(error, Unavailable) and error.shed)
 
 
 def _check_unchanged(request: _Query, response: _Result) -> _Result:
-    """The response, unless it says that nothing has changed although the request did not ask for that."""
+    """Returns the response, unless it says that nothing has changed although the request did not ask for that."""
     if response.unchanged and not (
         request.HasField("if_changed_since") and response.version == request.if_changed_since
     ):
@@ -223,7 +225,7 @@ def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.Aggrega
 
 
 def decode_rows(data: bytes) -> pa.Table:
-    """The rows in an answer. Raises ProtocolViolation if they are not Arrow data."""
+    """Returns the rows in an answer. Raises ProtocolViolation if they are not Arrow data."""
     try:
         return pa.ipc.open_stream(data).read_all()
     except (pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""Joining the answers to lookups to one table in the order of the keys."""
+"""Joins the answers to lookup requests into one table, in the order of the keys."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LookupAnswer:
 
 
 def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
-    """Joins answers in their order.
+    """Joins answers in order.
 
     Args:
         answers: The answers. After an `alter_table`, later answers may have more columns than earlier ones.

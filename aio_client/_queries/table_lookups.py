@@ -1,4 +1,4 @@
-"""Reading rows of a table by their keys."""
+"""Reads rows of a table by their keys."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LookupMethods(TableMethods):
             UsageError: `missing` is neither "omit" nor "null".
         """
         if missing not in ("omit", "null"):
-            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+            raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
         rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")

@@ -34,7 +34,7 @@ _Request = TypeVar("_Request", bound=Conditional)
 
 
 def require_change(request: _Request, since: bytes | None) -> _Request:
-    """The same request, to be computed only if something has changed since a version. None: in any case.
+    """Returns the same request, to be computed only if something has changed since a version. None: in any case.
 
     Raises:
         UsageError: `since` is not a version.

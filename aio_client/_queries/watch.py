@@ -1,4 +1,4 @@
-"""Watching the first rows of a table: the query waits at the server, and the reader gets the rows when they differ."""
+"""Watches the first rows of a table: the query waits at the server, and the reader gets the rows when they differ."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Ranking:
         return cls(rows.drop_columns(list(hidden)), rows.select(list(primary_key)), version)
 
     def same_rows(self, other: Ranking) -> bool:
-        """Whether the rows are equal, bit for bit."""
+        """Returns whether the rows are equal, bit for bit."""
         return (
             self.rows.schema == other.rows.schema
             and _equal_tables(self.keys, other.keys)
@@ -89,7 +89,7 @@ class Ranking:
 
 
 def compare_rankings(before: Ranking | None, now: Ranking) -> TopN:
-    """The rows of now, and their differences from the answer before; `before` is None for the first answer.
+    """Returns the rows of now, and their differences from the answer before; `before` is None for the first answer.
 
     Raises:
         SchemaMismatch: The key columns have other types, so the table is another one now.
@@ -158,7 +158,9 @@ class TopNPolls:
             UsageError: `every` is out of range.
         """
         if not isinstance(every, int | float) or isinstance(every, bool) or not MIN_SECONDS <= every < math.inf:
-            raise UsageError(f"every is a number of seconds, at least {MIN_SECONDS:g}, not {every!r}", option="every")
+            raise UsageError(
+                f"every must be a number of seconds of at least {MIN_SECONDS:g}, not {every!r}", option="every"
+            )
         self.unchanged: int = 0
         self.current_error: ScanKvError | None = None
         self._transport = transport

@@ -26,10 +26,10 @@ class ChangesBuilder(ABC):
         Changes are read from now on, unless `start_from` says otherwise.
 
         Raises:
-            UsageError: `source` is neither.
+            UsageError: `source` is not a `ScanSource`.
         """
         if source not in tuple(ScanSource):
-            raise UsageError(f"with_source takes ScanSource.KV or ScanSource.LOG, not {source!r}")
+            raise UsageError(f"source must be ScanSource.KV or ScanSource.LOG, not {source!r}")
         return self._with(log=LogSpec() if source == ScanSource.LOG else None)
 
     def start_from(self, start: StartFrom, *, clamp: bool = False) -> Self:
@@ -71,10 +71,10 @@ class ChangesBuilder(ABC):
                 `catch_up_changes`, which is 100,000 unless configured.
 
         Raises:
-            UsageError: An argument is none of these, or the scan does not read the changelog.
+            UsageError: An argument is not valid, or the scan does not read the changelog.
         """
         if catch_up not in tuple(CatchUp):
-            raise UsageError(f'with_catch_up takes "all" or "net", not {catch_up!r}')
+            raise UsageError(f'catch_up must be "all" or "net", not {catch_up!r}')
         return self._with(
             log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), lag_threshold=lag_threshold)
         )
@@ -93,10 +93,10 @@ class ChangesBuilder(ABC):
             unmatched: "refuse" or "delete".
 
         Raises:
-            UsageError: `unmatched` is neither, or the scan does not read the changelog.
+            UsageError: `unmatched` has another value, or the scan does not read the changelog.
         """
         if unmatched not in tuple(Unmatched):
-            raise UsageError(f'with_unmatched takes "refuse" or "delete", not {unmatched!r}')
+            raise UsageError(f'unmatched must be "refuse" or "delete", not {unmatched!r}')
         return self._with(log=replace(self._log("with_unmatched"), unmatched=Unmatched(unmatched)))
 
     def with_row_kind(self) -> Self:
@@ -141,24 +141,24 @@ class ChangesBuilder(ABC):
             UsageError: `consumer_id` is not an id, or the scan does not read the changelog.
         """
         log = self._log("with_consumer_id")
-        # Probably a missing setting: without an id, the server would store no position.
+        # None is probably a missing setting of the caller. Without an id, the server would store no position.
         if consumer_id is None:
-            raise UsageError("with_consumer_id takes the id of a consumer, not None")
+            raise UsageError("consumer_id must be the id of a consumer, not None")
         return self._with(log=replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist))
 
     def with_poll_interval_ms(self, millis: int) -> Self:
         """Changes nothing: the server sends changes when they are committed, so nothing is polled.
 
-        For code that is written against interfaces that poll.
+        For code that is written for APIs with polling.
 
         Args:
             millis: At least 0.
 
         Raises:
-            UsageError: `millis` is not such a number.
+            UsageError: `millis` is negative or not a number.
         """
         if isinstance(millis, bool) or not isinstance(millis, int | float) or not millis >= 0:
-            raise UsageError(f"a poll interval is a number of milliseconds, at least 0, not {millis!r}")
+            raise UsageError(f"a poll interval must be a number of milliseconds of at least 0, not {millis!r}")
         return self._with()
 
     def _log(self, method: str) -> LogSpec:
@@ -167,14 +167,14 @@ class ChangesBuilder(ABC):
         return self._spec.log
 
     def _readable(self) -> ScanSpec:
-        """The spec. Raises UsageError if its changes would come without their row kinds."""
+        """Returns the spec. Raises UsageError if its changes would come without their row kinds."""
         if self._spec.log is not None and not self._spec.log.row_kind:
             raise UsageError(
-                "a stream of changes has rows that were deleted, and rows as they were before: ask with "
-                "with_row_kind() for the columns that tell them apart"
+                "a stream of changes also has deleted rows, and rows as they were before: add their row kinds with "
+                "with_row_kind()"
             )
         return self._spec
 
     @abstractmethod
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        """A copy with other fields of its spec."""
+        """Returns a copy with other fields of its spec."""

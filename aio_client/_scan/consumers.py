@@ -159,7 +159,7 @@ class ConsumerMethods(TableMethods):
 
 def _check_pattern(pattern: str) -> None:
     if not isinstance(pattern, str) or not pattern:
-        raise UsageError(f'pattern is text such as "billing-*", or "*" for all, not {pattern!r}', option="pattern")
+        raise UsageError(f'pattern must be text such as "billing-*", or "*" for all, not {pattern!r}', option="pattern")
 
 
 def _check_id(consumer_id: str) -> None:

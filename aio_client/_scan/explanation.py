@@ -32,7 +32,7 @@ class ScanExplanation:
         index_range_count: How many ranges of the index are read.
         index_keys: The most keys that are looked up through the index. If the index has more, `ranges` are read
             instead.
-        residual: The residual predicate, which is evaluated for each row read. None: there is none.
+        residual: The residual predicate, which is evaluated for each row read. None: the rows need no filter.
         columns_read: The columns that are decoded for each row read. Without a residual predicate, those returned.
         columns_returned: The columns that are decoded for each row returned, in order.
         ordered: Whether the rows of all buckets are returned in one order, not only those of each bucket.
@@ -97,7 +97,7 @@ class ScanExplanation:
         )
 
     def __str__(self) -> str:
-        """The explanation with one line per question."""
+        """Returns the explanation with one line per question."""
         lines = {
             "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
             "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
@@ -126,7 +126,7 @@ class ScanExplanation:
 
 
 def _ranges_text(ranges: tuple[str, ...], count: int) -> str:
-    """Ranges in words, of which the first are given."""
+    """Formats ranges, of which only the first are given."""
     text = "; ".join(ranges)
     if count < 2:
         return text

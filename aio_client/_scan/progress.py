@@ -169,7 +169,7 @@ class ScanProgress:
             self._add_resumption(before, after)
 
     def _offsets_before(self, header: ScanHeader) -> LogOffsets | None:
-        """The view of the rows before this header. None if the scan begins with the header."""
+        """Returns the view of the rows before this header. None if the scan begins with the header."""
         if header.HasField("resumed_from"):
             # The server refuses tokens of other tables, so the incarnation is the same.
             return LogOffsets.of(header.resumed_from.log_offsets, header.table_incarnation)

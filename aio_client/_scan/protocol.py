@@ -314,7 +314,7 @@ def _compare(what: str, expected: Collection[int], got: Collection[int]) -> None
 
 
 def violation(expected: str, got: str) -> ProtocolViolation:
-    """The error for a broken contract."""
+    """Returns the error for a broken contract."""
     return ProtocolViolation(_broken(expected, got))
 
 

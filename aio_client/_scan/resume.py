@@ -1,4 +1,4 @@
-"""What happens to an interrupted scan: the decision whether to resume it, and the record of a resumption."""
+"""Decides whether an interrupted scan resumes, and records the resumptions."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
 
 
 def _was_refused(error: ScanKvError) -> bool:
-    """Whether the server refused the call, or gRPC dropped it, before any row was read."""
+    """Returns whether the server refused the call, or gRPC dropped it, before any row was read."""
     return isinstance(error, TooManyScans | ServerBusy) or (isinstance(error, Unavailable) and error.shed)
 
 
 def _can_wait_for_server(spec: ScanSpec) -> bool:
-    """Whether a scan may wait for an absent server: its position is known, so waiting does not change its rows."""
+    """Returns whether a scan may wait for an absent server: its position is known, so its rows stay the same."""
     known = spec.snapshot_id is not None or spec.resume_token is not None
     if spec.log is not None:
         known = known or spec.log.consumer_id is not None or spec.log.start.kind is PositionKind.OFFSETS

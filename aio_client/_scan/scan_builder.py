@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scankv.model.scans.scan_spec import Resume, ScanSpec
 
 
-_NUMBERS: Final = "numbers of buckets"
+_NUMBERS: Final = "bucket numbers"
 
 
 class Pinned(Protocol):
@@ -35,12 +35,12 @@ class Pinned(Protocol):
 
 
 def snapshot_id_of(snapshot: str | Pinned) -> str:
-    """The snapshot id of an `at` argument. Raises UsageError if it is neither a snapshot nor an id."""
+    """Returns the snapshot id of an `at` argument. Raises UsageError if it is neither a snapshot nor an id."""
     if isinstance(snapshot, AwaitableOpener):
         raise UsageError(snapshot.correction)
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(snapshot_id) or not snapshot_id:
-        raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
+        raise UsageError(f"at must be a snapshot or its id, not {snapshot!r}")
     return snapshot_id
 
 
@@ -77,7 +77,7 @@ class ScanBuilder(ChangesBuilder):
     def select(self, *columns: str | Iterable[str]) -> Self:
         """Returns only these columns, in this order: `select("a", "b")` or `select(["a", "b"])`.
 
-        `select([])` returns rows without columns, which the server need not decode.
+        `select([])` returns rows without columns, so the server decodes nothing.
 
         Args:
             *columns: Names of columns, or iterables of names.
@@ -102,7 +102,7 @@ class ScanBuilder(ChangesBuilder):
                 `pyarrow.compute.Expression`.
 
         Raises:
-            UsageError: The predicate is none of these, or cannot be parsed. Columns and types are checked when the scan
+            UsageError: The predicate has another type, or cannot be parsed. Columns and types are checked when the scan
                 starts.
         """
         predicate = predicate_of(where)
@@ -117,7 +117,7 @@ class ScanBuilder(ChangesBuilder):
             rows: 0 or more. None removes the limit.
 
         Raises:
-            UsageError: `rows` is neither.
+            UsageError: `rows` is negative or not a number.
         """
         return self._with(limit=rows)
 
@@ -218,7 +218,7 @@ class ScanBuilder(ChangesBuilder):
             UsageError: `keeps` is not callable. Or the scan was made from a spec, which does not know the buckets; use
                 `table.scan()`.
         """
-        return self._of_buckets(self._all_buckets("with_bucket_filter").filtered(keeps))
+        return self._of_buckets(self._all_buckets("with_bucket_filter").filter_buckets(keeps))
 
     def with_chunk(self, *, rows: int | None = None, bytes: int | None = None) -> Self:
         """Bounds the size of the batches. The bound that is reached first ends a batch; a batch has at least one row.
@@ -240,7 +240,7 @@ class ScanBuilder(ChangesBuilder):
             snapshot: The snapshot, or its id, which may come from another process.
 
         Raises:
-            UsageError: `snapshot` is neither.
+            UsageError: `snapshot` is not a snapshot or an id.
         """
         return self._with(snapshot_id=snapshot_id_of(snapshot))
 
@@ -258,7 +258,7 @@ class ScanBuilder(ChangesBuilder):
                 that existed when it was taken.
 
         Raises:
-            UsageError: `read_path` is none of these.
+            UsageError: `read_path` has another value.
         """
         return self._with(read_path=read_path)
 
@@ -307,13 +307,17 @@ class ScanBuilder(ChangesBuilder):
         """
         # None is refused, too: it would start the scan from the beginning.
         if not isinstance(token, bytes):
-            raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
+            raise UsageError(
+                f"a resume token must be bytes, as a stream or an error gave it, not a {type(token).__name__}"
+            )
         return self._with(resume_token=token)
 
     def _check_has_rows(self, method: str) -> None:
         """Raises UsageError for `if_changed_since`: the result could not tell an unchanged table from an empty one."""
         if self._spec.if_changed_since is not None:
-            raise UsageError(f"{method} would take an unchanged table for an empty one: read the scan with stream()")
+            raise UsageError(
+                f"{method} could not tell an unchanged table from an empty one: read the scan with stream()"
+            )
 
     def _check_ends(self, method: str) -> None:
         """Raises UsageError if the result would never be complete, or its changes have no row kinds."""
@@ -321,7 +325,7 @@ class ScanBuilder(ChangesBuilder):
         log = self._spec.log
         if log is not None and log.stop is None and self._spec.limit is None:
             raise UsageError(
-                f"{method} would wait for ever, because these changes have no end: say where they end, as with "
+                f"{method} would never return, because these changes have no end: set one, as with "
                 "stop_at(StopAt.LATEST), or read them with stream()"
             )
 
@@ -338,13 +342,13 @@ class ScanBuilder(ChangesBuilder):
     def _known(self, method: str, what: str, field: str) -> ScannedTable:
         if self._table is None:
             raise UsageError(
-                f"{method} {what}, which a scan made of a spec does not know: start from table.scan(), or set {field} "
+                f"{method} {what}, which a scan made from a spec does not have: use table.scan(), or set {field} "
                 "of the spec"
             )
         return self._table
 
     def _key(self, method: str) -> pa.Schema:
-        return self._known(method, "takes values of the key, and needs its types", "the encoded key_range").key_schema
+        return self._known(method, "needs the types of the key", "the encoded key_range").key_schema
 
     def _all_buckets(self, method: str) -> ScannedTable:
         return self._known(method, "needs the number of the table's buckets", "the buckets")

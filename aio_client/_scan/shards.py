@@ -1,4 +1,4 @@
-"""Which buckets a scan reads: named, one shard, or chosen by a function."""
+"""Selects the buckets that a scan reads: by number, by shard, or by a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScannedTable:
     buckets: int
 
     def within(self, numbers: Sequence[int], chosen: Sequence[int] | None) -> tuple[int, ...]:
-        """The buckets of `numbers` that are also in `chosen`; None stands for all.
+        """Returns the buckets of `numbers` that are also in `chosen`; None stands for all.
 
         Raises:
             UsageError: The table does not have one of `numbers`.
@@ -37,18 +37,18 @@ class ScannedTable:
         return tuple(number for number in numbers if chosen is None or number in chosen)
 
     def shard(self, index: int, count: int) -> list[int]:
-        """The buckets of one of `count` shards: those whose number modulo `count` is `index`.
+        """Returns the buckets of one of `count` shards: those whose number modulo `count` is `index`.
 
         Raises:
             UsageError: The shard does not exist.
         """
         are_ints = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
         if not are_ints or not 0 <= index < count:
-            raise UsageError(f"a shard is one from 0 to n - 1 of n, at least 1, not {index!r} of {count!r}")
+            raise UsageError(f"a shard must be a number between 0 and count - 1, not {index!r} of {count!r}")
         return list(range(index, self.buckets, count))
 
-    def filtered(self, keeps: Callable[[int], object]) -> list[int]:
-        """The buckets for whose number `keeps` returns something true. Raises UsageError if it is not callable."""
+    def filter_buckets(self, keeps: Callable[[int], object]) -> list[int]:
+        """Returns the buckets for whose number `keeps` is true. Raises UsageError if it is not callable."""
         if not callable(keeps):
-            raise UsageError(f"with_bucket_filter takes a function of a bucket's number, not {keeps!r}")
+            raise UsageError(f"with_bucket_filter must be given a function of a bucket's number, not {keeps!r}")
         return [number for number in range(self.buckets) if keeps(number)]

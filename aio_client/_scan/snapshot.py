@@ -1,4 +1,4 @@
-"""Pinned snapshots as their holder sees them: taken, renewed, released, and split into parts."""
+"""Pinned snapshots for their holder: taking, renewing, releasing and splitting them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class SnapshotOpener(AwaitableOpener):
             UsageError: The time to live is out of range, or `same_view_as` is not a snapshot.
         """
         if id_ == "":
-            raise UsageError("id names a snapshot: it must not be empty; leave it out for a new one", option="id")
+            raise UsageError("id must not be empty: leave it out for a new snapshot", option="id")
         self._transport = transport
         self._request = snapshot_pb2.PinSnapshotRequest(
             table=table,
@@ -258,7 +258,7 @@ async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | No
 
 
 async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
-    """The snapshots of one table, or of all tables, in the order of their views, oldest first.
+    """Returns the snapshots of one table, or of all tables, in the order of their views, oldest first.
 
     Raises:
         TableNotFound: The table does not exist.
@@ -272,7 +272,7 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
 async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
     """Splits a scan of a snapshot. See `Scan.splits` for the arguments, the result and the errors."""
     if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
-        raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
+        raise UsageError(f"rows_per_split must be at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
         snapshot_id=_check_can_split(spec, n),
         splits=n,
@@ -289,19 +289,19 @@ async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_spli
 
 
 def _check_can_split(spec: ScanSpec, n: int) -> str:
-    """The id of the scan's snapshot. Raises UsageError if the scan cannot be split into `n` parts."""
+    """Returns the id of the scan's snapshot. Raises UsageError if the scan cannot be split into `n` parts."""
     if spec.snapshot_id is None:
         raise UsageError(
-            "only a scan of a snapshot is cut into parts, since parts of the live table would be of several instants; "
+            "only a scan of a snapshot can be split, because parts of the live table would be from different instants: "
             "pin the table first: snapshot = await table.snapshot(), then scan.at(snapshot)",
             table=spec.table,
         )
     if spec.limit is not None:
-        raise UsageError("a scan with a limit is not cut into parts: each would have the limit; take it off first")
+        raise UsageError("a scan with a limit cannot be split, because each part would have the limit: remove it first")
     if spec.resume_token is not None:
-        raise UsageError("a scan with a resume token is not cut into parts: cut the scan that the token came from")
+        raise UsageError("a scan with a resume token cannot be split: split the scan that the token came from")
     if type(n) is not int or not 1 <= n <= MAX_SPLITS:
-        raise UsageError(f"a scan is cut into 1 to {MAX_SPLITS:,} parts, not {n!r}", option="n")
+        raise UsageError(f"n must be a whole number between 1 and {MAX_SPLITS:,}, not {n!r}", option="n")
     return spec.snapshot_id
 
 
@@ -309,7 +309,7 @@ def _check_coverage(parts: Sequence[KeyRange], full: KeyRange, n: int) -> None:
     """Raises ProtocolViolation if the parts overlap, or leave a gap whose rows no reader would read."""
     joined = all(before.end is not None and before.end == after.start for before, after in pairwise(parts))
     if len(parts) != n or not joined or parts[0].start != full.start or parts[-1].end != full.end:
-        raise ProtocolViolation(f"the server did not cut the snapshot into {n:,} key ranges that cover it once")
+        raise ProtocolViolation(f"the server did not split the snapshot into {n:,} key ranges that cover it once")
 
 
 def _to_message(key_range: KeyRange) -> scan_pb2.KeyRange:
@@ -325,5 +325,5 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
 def _id_of(snapshot: Pinned | str) -> str:
     id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(id_) or not id_:
-        raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
+        raise UsageError(f"same_view_as must be a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_

@@ -169,9 +169,9 @@ class ScanStream:
         """
         spec = self._progress.spec
         if spec.log is None or spec.log.consumer_id is None:
-            raise UsageError("commit is for the stream of a consumer: ask with with_consumer_id(...)")
+            raise UsageError("commit is for the stream of a consumer: use with_consumer_id(...)")
         if token is not None and (not isinstance(token, bytes) or not token):
-            raise UsageError(f"a token is bytes, as stream.resume_token gave it, not {type(token).__name__}")
+            raise UsageError(f"a token must be bytes, as stream.resume_token gave it, not {type(token).__name__}")
         offsets, token = self.log_offsets, self._progress.token if token is None else token
         if token is None:  # nothing was returned yet
             return offsets
@@ -240,7 +240,7 @@ class ScanStream:
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
-        """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
+        """The kind of view that the rows belong to: the live `table`, or a `pinned` snapshot.
 
         If a live scan resumed, the rows between two `resumptions` are of one instant.
         """
@@ -295,7 +295,7 @@ class ScanStream:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros) if micros else None
 
     def statistics(self) -> ScanStatistics:
-        """What the scan has done so far; final when it has ended."""
+        """Returns the statistics of the scan so far, which are final once it has ended."""
         progress = self._progress
         now = self._ended if self._ended is not None else time.monotonic()
         return ScanStatistics(
@@ -369,7 +369,7 @@ class ScanStream:
         return verdict(error, progress.spec, started=progress.header is not None, complete=progress.complete)
 
     def _prepare_retry(self, error: ScanKvError) -> bool:
-        """Whether another attempt follows. If so, drops the call of the failed attempt."""
+        """Returns whether another attempt follows. If so, drops the call of the failed attempt."""
         if self._verdict(error) is not Verdict.RETRY:
             return False
         if self._call is not None:
@@ -446,5 +446,5 @@ class ScanStream:
 
 
 def _within(timeout: float, deadline: float) -> float:
-    """Seconds that one message may take: its own timeout, or the time left until the deadline."""
+    """Returns the seconds that one message may take: its own timeout, or the time left until the deadline."""
     return max(0.0, min(timeout, deadline - time.monotonic()))

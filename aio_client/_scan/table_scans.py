@@ -123,10 +123,10 @@ class ScanMethods(TableMethods):
         if consumer_id is not None:
             changes = changes.with_consumer_id(consumer_id, must_exist=must_exist)
         elif must_exist:
-            raise UsageError("must_exist is of a consumer: give its consumer_id", option="must_exist")
+            raise UsageError("must_exist is for a consumer: give its consumer_id", option="must_exist")
         if shard is not None:
             if not isinstance(shard, tuple) or len(shard) != 2:
-                raise UsageError(f"shard is (i, n), the i-th of n shares, from 0 on, not {shard!r}")
+                raise UsageError(f"shard must be (i, n) for shard i of n, counted from 0, not {shard!r}")
             changes = changes.with_shard(*shard)
         return changes
 

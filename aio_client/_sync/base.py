@@ -143,7 +143,7 @@ class BlockingScan(ScanBuilder):
 
     @classmethod
     def _of(cls, runner: Runner, scan: Scan) -> Self:
-        """The blocking form of an asynchronous scan."""
+        """Returns the blocking form of an asynchronous scan."""
         return cls(runner, scan.spec, scan.of_table)
 
     @property
@@ -188,7 +188,7 @@ class BlockingScan(ScanBuilder):
         """
         for name, number in (("rows", rows), ("bytes", bytes)):
             if type(number) is not int or number < 1:
-                raise UsageError(f"{name} is a number of at least 1, not {number!r}", option=name)
+                raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}", option=name)
         spec = self._spec
 
         async def make(client: Client) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -203,7 +203,7 @@ class BlockingScan(ScanBuilder):
 
 
 def to_polars(scan: BlockingScan, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame:
-    """All rows as a Polars frame. A LazyFrame reads them over the scan's own client, and needs the client open."""
+    """Returns all rows as a Polars frame. A LazyFrame reads them over the scan's client, which must be open."""
     if not flag_of(lazy, "lazy"):
         return scan._runner.call(scan._aio.to_polars)
     import_optional("polars")
@@ -215,7 +215,7 @@ def to_polars(scan: BlockingScan, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame:
 
 
 def to_duckdb(scan: BlockingScan, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
-    """All rows as a new table in DuckDB, which reads them in the caller's thread."""
+    """Returns all rows as a new table in DuckDB, which reads them in the caller's thread."""
     scan._check_ends("to_duckdb")
     check_connection(con, name)
     scan._check_has_rows("to_duckdb")
@@ -224,7 +224,7 @@ def to_duckdb(scan: BlockingScan, con: duckdb.DuckDBPyConnection, name: str) -> 
 
 
 def unwrap(given: Any) -> Any:  # noqa: ANN401  # what it is, the asynchronous method checks
-    """The asynchronous objects behind blocking ones, also in a list or a tuple. Other values are returned unchanged."""
+    """Returns the asynchronous objects behind blocking ones, also in a list or tuple; other values are unchanged."""
     if isinstance(given, Blocking):
         return given._aio
     if isinstance(given, list):

@@ -918,9 +918,9 @@ class Table(Blocking):
         Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
         sent in order, in requests of up to 8 MiB; a request is atomic per bucket and 8,192 rows. A request that gets no
-        answer, because the connection broke or the server restarted, is repeated for the operation timeout, and is
-        applied once all the same. If no answer ever comes, the request may have been applied in part or completely, or
-        may still be applied; but not after a later write to the same bucket by the same thread, provided that no other
+        answer, because the connection broke or the server restarted, is repeated for the operation timeout, but is
+        applied only once. If no answer ever comes, the request may have been applied in part or completely, or may
+        still be applied; but not after a later write to the same bucket by the same thread, provided that no other
         thread writes through the client at the same time.
 
         Args:
@@ -935,8 +935,8 @@ class Table(Blocking):
             if_version: Write only if none of these keys has changed since they were read: the `log_offsets` of a
                 scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. The server checks all buckets
                 before it writes the first one, with no other write in between. The rows must fit into one request, and
-                `if_version` must have all their buckets. `LogOffsets` know the table incarnation that they belong to,
-                also after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
+                `if_version` must have all their buckets. `LogOffsets` contain their table incarnation, even
+                after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
             locks: The column locks of this table, or their ids, that the caller holds: the columns that they lock may
                 be written. A lock that has ended is refused, so that a holder that was paused does not write
                 concurrently with its successor.
@@ -1103,9 +1103,9 @@ class Table(Blocking):
         Args:
             writer_id: The id of a writer: `table.writer(id=...)`, `client.transaction(writer=...)`.
             to_offsets: By bucket, the offset after the last change to keep. Buckets that are not named are not changed.
-                They must be `LogOffsets` that know their table incarnation, because those of a table that was dropped
-                and created again under the same name would revert other changes.
-            any_incarnation: Whether to accept offsets that do not know their table incarnation.
+                They must be `LogOffsets` with a table incarnation, because offsets of a table that was dropped and
+                created again under the same name would revert other changes.
+            any_incarnation: Whether to accept offsets without a table incarnation.
             locks: The column locks, or their ids, that the caller holds, such as `writer.locks`.
 
         Returns:
@@ -1120,7 +1120,7 @@ class Table(Blocking):
             UndoConflict: Other writers keep changing the same keys.
             ColumnLocked: Another writer has locked a column to revert.
             LockLost: A lock of `locks` has ended.
-            UsageError: `to_offsets` are not log offsets, or do not know their table incarnation.
+            UsageError: `to_offsets` are not log offsets, or have no table incarnation.
             ConnectionFailed: No answer came within the operation timeout.
         """
         return self._runner.call(
@@ -1227,15 +1227,15 @@ class Table(Blocking):
         return self._runner.call(lambda: self._aio.delete_consumers(pattern))
 
     def statistics(self) -> list[BucketStatistics]:
-        """The statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
+        """Returns the statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
         return self._runner.call(self._aio.statistics)
 
     def disk_use(self) -> DiskUse:
-        """What the table takes on disk now, with its columnar bases and snapshots. Opens all buckets."""
+        """Returns the disk use of the table now, with its columnar bases and snapshots. Opens all buckets."""
         return self._runner.call(self._aio.disk_use)
 
     def index_status(self) -> list[IndexStatus]:
-        """How far the build of every index has come, in the order of creation. Opens all buckets."""
+        """Returns how far the build of every index has come, in the order of creation. Opens all buckets."""
         return self._runner.call(self._aio.index_status)
 
 
@@ -1768,7 +1768,7 @@ class TransactionPart(Blocking):
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """Reads the row with this key as a commit now would leave it; None if there is none. See `lookup`."""
+        """Reads the row with this key as a commit now would leave it; None if no row has the key. See `lookup`."""
         return self._runner.call(lambda: self._aio.get(unwrap(table), key))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
@@ -1795,7 +1795,7 @@ class TransactionPart(Blocking):
 
 
 class Transaction(TransactionPart, BlockingContextManager):
-    """A transaction: what is staged with it becomes visible together when it is committed, or never.
+    """A transaction: everything staged with it becomes visible together at the commit, or never.
 
     Made by `client.transaction(...)`. `with` commits it at the end of the block, and aborts it if an error leaves the
     block.
@@ -1837,8 +1837,8 @@ class Transaction(TransactionPart, BlockingContextManager):
         same id to find out. Calling it again returns the same result.
 
         Args:
-            parts: The parts of other participants that count, as `(part, requests)` or as objects. They are applied
-                after what this object has staged, in this order. What other parts have staged is dropped.
+            parts: The parts of other participants that count, as `(part, requests)` or `TransactionPart`. They are
+                applied after what this object has staged, in this order. What other parts have staged is dropped.
 
         Returns:
             The number of rows, and the log offsets after the transaction.

@@ -47,7 +47,7 @@ class ReadAhead(Generic[_Item]):
             UsageError: `ahead` is not at least 1.
         """
         if type(ahead) is not int or ahead < 1:
-            raise UsageError(f"ahead is a number of items of at least 1, not {ahead!r}", option="ahead")
+            raise UsageError(f"ahead must be a whole number of at least 1, not {ahead!r}", option="ahead")
         self._runner = runner
         self._make = make
         self._handover: _Handover[_Item] = _Handover(ahead)

@@ -110,7 +110,7 @@ class Runner:
                 self._running.loop.call_soon_threadsafe(function)
 
     def is_in_loop(self) -> bool:
-        """Whether the caller is the event loop's own thread, which must not wait."""
+        """Returns whether the caller is the event loop's own thread, which must not wait."""
         return threading.get_ident() == self._thread.ident
 
     def close(self) -> None:

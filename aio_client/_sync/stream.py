@@ -166,7 +166,7 @@ class ScanStream:
         return rows
 
     def _read_pending(self, timeout: float | None) -> pa.RecordBatch | None:
-        """The result of a read that continues between polls. None at the end, and if no rows arrive in time."""
+        """Returns the result of a read that continues between polls. None at the end, and if no rows arrive in time."""
         if not self._turn.acquire(blocking=False):
             raise UsageError("the scan is being read by another thread; give each thread its own stream")
         try:
@@ -296,7 +296,7 @@ class ScanStream:
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
-        """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
+        """The kind of view that the rows belong to: the live `table`, or a `pinned` snapshot.
 
         If a live scan resumed, the rows between two `resumptions` are of one instant.
         """
@@ -359,7 +359,7 @@ class ScanStream:
         self._stream.on_heartbeat(listener)
 
     def statistics(self) -> ScanStatistics:
-        """What the scan has done so far; final when it has ended."""
+        """Returns the statistics of the scan so far, which are final once it has ended."""
         return self._stream.statistics()
 
 
@@ -375,7 +375,7 @@ class _ReaderState:
 
     @classmethod
     def of(cls, stream: AsyncScanStream) -> _ReaderState:
-        """The properties now. A stream that has not started has only a token."""
+        """Returns the properties now. A stream that has not started has only a token."""
         token = stream.resume_token
         if stream._progress.header is None:
             return cls(token)
@@ -398,6 +398,6 @@ async def _next(stream: AsyncScanStream) -> pa.RecordBatch | None:
 
 
 def stream_once(config: ClientConfig, spec: ScanSpec) -> ScanStream:
-    """One scan over a connection of its own, which ends with the stream."""
+    """Starts a scan over its own connection, which is closed with the stream."""
     runner = Runner(config)
     return ScanStream(runner, runner.client.scan(spec).stream(), closes_runner=True)

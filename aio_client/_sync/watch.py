@@ -1,4 +1,4 @@
-"""`scankv.sync.TopNWatch`: watching the first rows of a table in code that blocks."""
+"""`scankv.sync.TopNWatch`: watches the first rows of a table in blocking code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a table is, as the server describes it, and how a client reaches it."""
+"""The description of a table, and the state that its methods share."""

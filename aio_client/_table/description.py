@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TableDescription(TableMethods):
-    """What a table is, as of the server's last answer about it. Reading a property makes no call."""
+    """The properties of a table as of the server's latest answer about it. Reading a property makes no call."""
 
     @property
     def name(self) -> str:

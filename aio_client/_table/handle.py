@@ -1,4 +1,4 @@
-"""The state that all groups of methods of one `Table` share: a connection and the table's shape."""
+"""The state that all methods of a `Table` share: a connection and the table's shape."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TableHandle:
 
 
 class TableMethods:
-    """Base of the groups of methods that make up `Table`. A group knows nothing of the others but the handle."""
+    """Base of the groups of methods that make up `Table`. The groups share only the handle."""
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle

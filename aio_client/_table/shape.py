@@ -57,7 +57,7 @@ class TableShape:
         return {each.column for each in self.merging.aggregates if each.function == "count"}
 
     def partial_schema(self, columns: Sequence[str], *, overwrite: bool) -> pa.Schema:
-        """The schema of a write of some columns.
+        """Returns the schema of a write of some columns.
 
         Raises:
             SchemaMismatch: These columns cannot be written alone.

@@ -28,7 +28,7 @@ class AnonymousWriters:
 
     @contextmanager
     def one(self) -> Iterator[AnonymousWriter]:
-        """A writer that no other call has during the block."""
+        """Yields a writer that no other call has during the block."""
         if not self._free:
             self._free.append(AnonymousWriter(f"{self._client}-{self._made}"))
             self._made += 1
@@ -48,7 +48,7 @@ class AnonymousWriter:
         self._sequence = 0
 
     def next_identity(self) -> write_pb2.WriterIdentity:
-        """The identity of the next request. All earlier requests must be answered or given up."""
+        """Returns the identity of the next request. All earlier requests must be answered or given up."""
         identity = write_pb2.WriterIdentity(id=self._id, sequence=self._sequence, acked_below=self._sequence)
         self._sequence += 1
         return identity

@@ -11,7 +11,7 @@ _MAX_RECEIVE_BYTES: Final = 48 * 1024 * 1024
 
 
 def channel_options(window: int) -> list[tuple[str, int]]:
-    """The options of a connection.
+    """Returns the options of a connection.
 
     Args:
         window: The receive window in bytes.

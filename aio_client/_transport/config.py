@@ -60,17 +60,18 @@ class ClientConfig:
         for field in ("operation_timeout", "attempt_timeout", "next_chunk_timeout"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise UsageError(f"{field} is a number of seconds above 0, not {value!r}", option=field)
+                raise UsageError(f"{field} must be a number of seconds greater than 0, not {value!r}", option=field)
         value = self.read_ahead_bytes
         if type(value) is not int or not _MIN_READ_AHEAD_BYTES <= value <= _MAX_READ_AHEAD_BYTES:
             raise UsageError(
-                f"read_ahead_bytes is {_MIN_READ_AHEAD_BYTES:,} to {_MAX_READ_AHEAD_BYTES:,} bytes, not {value!r}",
+                f"read_ahead_bytes must be between {_MIN_READ_AHEAD_BYTES:,} and {_MAX_READ_AHEAD_BYTES:,}, not "
+                f"{value!r}",
                 option="read_ahead_bytes",
             )
         value = self.read_ahead_chunks
         if type(value) is not int or not 1 <= value <= _MAX_READ_AHEAD_CHUNKS:
             raise UsageError(
-                f"read_ahead_chunks is 1 to {_MAX_READ_AHEAD_CHUNKS:,} chunks, not {value!r}",
+                f"read_ahead_chunks must be between 1 and {_MAX_READ_AHEAD_CHUNKS:,}, not {value!r}",
                 option="read_ahead_chunks",
             )
 
@@ -99,7 +100,7 @@ class ClientConfig:
         return min(self.attempt_timeout, self.next_chunk_timeout, self.operation_timeout) / 2
 
     def window_bytes(self, chunk_bytes: int | None) -> int:
-        """The receive window of a scan in bytes.
+        """Returns the receive window of a scan in bytes.
 
         It has `read_ahead_chunks` chunks, rounded up to a power of two so that there are few different windows, and at
         most `read_ahead_bytes`.
@@ -113,7 +114,7 @@ class ClientConfig:
 
 
 def default_url() -> str:
-    """The address of a client without a `url`: `$SCANKV_URL`, or `localhost:7070` without it."""
+    """Returns the address of a client without a `url`: `$SCANKV_URL`, or `localhost:7070` without it."""
     return os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def flow_control_options(window: int) -> list[tuple[str, int]]:
-    """The gRPC options that fix the receive window.
+    """Returns the gRPC options that fix the receive window.
 
     Args:
         window: Its size in bytes.

@@ -1,4 +1,4 @@
-"""Decoding the messages of a scan without copying the rows of a chunk.
+"""Decodes the messages of a scan without copying the rows of a chunk.
 
 Protobuf would copy the rows out of the message, and once more out of its own memory. This module reads only the
 framing, as described in https://protobuf.dev/programming-guides/encoding, with the fields in any order. Protobuf
@@ -60,7 +60,7 @@ class ScanMessage:
 
 
 def _find_rows(message: bytes) -> tuple[bytes, slice] | None:
-    """The other fields of a chunk, and the position of its rows. None if protobuf has to decode the message."""
+    """Returns the other fields of a chunk, and the position of its rows. None if protobuf has to decode the message."""
     try:
         if message[0] != _CHUNK_TAG:
             return None

@@ -1,4 +1,4 @@
-"""Leases as their holder keeps them: renewed in time, and released at the end."""
+"""Renews leases in time, and releases them at the end."""
 
 from __future__ import annotations
 
@@ -154,10 +154,11 @@ class Keeper:
 
 
 def ttl_millis(ttl: float) -> int:
-    """A time to live in milliseconds. Raises UsageError if it is out of range."""
+    """Returns a time to live in milliseconds. Raises UsageError if it is out of range."""
     valid = isinstance(ttl, int | float) and not isinstance(ttl, bool)
     if not valid or not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
         raise UsageError(
-            f"ttl is {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {ttl!r}", option="ttl"
+            f"ttl must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {ttl!r}",
+            option="ttl",
         )
     return round(ttl * 1000)

@@ -1,4 +1,4 @@
-"""Ignoring errors that gRPC's poller raises in an event loop although nothing is wrong.
+"""Ignores errors that gRPC's poller raises in an event loop although nothing is wrong.
 
 A process has one poller for the gRPC events of all event loops. It wakes every loop for every event:
 

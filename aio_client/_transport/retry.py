@@ -26,7 +26,7 @@ _LEAST_SECONDS: Final = 0.02
 
 
 def backoff(failures: int, retry_after: float | None = None) -> float:
-    """Seconds to wait after `failures` failures in a row, plus the server's `retry_after`.
+    """Returns the seconds to wait after `failures` failures in a row, plus the server's `retry_after`.
 
     The wait is random, between 0 and a bound that doubles from 0.1 s to 2 s, so that clients that were refused together
     do not return together.

@@ -230,7 +230,7 @@ class Transport:
         return StreamCall(self, services, services.stream(services.admin.CheckTable(request)), BucketCheck)
 
     def _connection_for_stream(self, window: int) -> _Services:
-        """A connection of this window that can take one more stream; a new one if there is none."""
+        """Returns a connection of this window that can take one more stream; a new one if there is none."""
         _ = self.services  # Raises if the client cannot be used.
         # Connections without streams are dropped, except for the first.
         kept = [each for each in self._connections.get(window, ())[1:] if each.streams]
@@ -453,7 +453,7 @@ def _check_decoded(message: _Response | None, address: str) -> _Response:
 
 
 def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
-    """The server's error, from the details of the status. None if the details have no known error."""
+    """Returns the server's error, from the details of the status. None if the details have no known error."""
     metadata: Any = error.trailing_metadata()
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:

@@ -1,4 +1,4 @@
-"""Column locks as their holder sees them: taken, renewed, released."""
+"""Column locks for their holder: acquiring, renewing and releasing them."""
 
 from __future__ import annotations
 
@@ -171,20 +171,20 @@ class ColumnLockOpener(AwaitableOpener):
 
 
 def lock_ids_of(locks: Sequence[ColumnLock | str]) -> list[str]:
-    """The ids of some locks. Raises UsageError for other values, also for a single id: text is not a list of ids."""
-    return [lock_id_of(lock) for lock in items_of(locks, "locks", "column locks or their ids, in a list")]
+    """Returns the ids of some locks. Raises UsageError for other values, including a single id."""
+    return [lock_id_of(lock) for lock in items_of(locks, "locks", "a list of column locks or their ids")]
 
 
 def lock_id_of(lock: ColumnLock | str) -> str:
-    """The id of a lock, or the id itself. Raises UsageError for other values."""
+    """Returns the id of a lock, or the id itself. Raises UsageError for other values."""
     id_ = lock if isinstance(lock, str) else getattr(lock, "id", None)
     if not is_text(id_):
-        raise UsageError(f"locks are column locks or their ids, not {lock!r}", option="locks")
+        raise UsageError(f"locks must be column locks or their ids, not {lock!r}", option="locks")
     return id_
 
 
 async def list_locks(transport: Transport, table: str | None) -> list[ColumnLock]:
-    """The column locks of one table, or of all tables, by table and id. Raises TableNotFound."""
+    """Returns the column locks of one table, or of all tables, by table and id. Raises TableNotFound."""
     request = lock_pb2.ListColumnLocksRequest(table=table or "")
     asked_at = time.monotonic()
     response = await transport.call(lambda: transport.services.locks.ListColumnLocks, request)

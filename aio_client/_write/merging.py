@@ -1,4 +1,4 @@
-"""The arguments of `create_table`, `alter_table` and writes that say how rows of one key are merged."""
+"""Converts the arguments of `create_table`, `alter_table` and writes that define how rows are merged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Names: TypeAlias = str | Sequence[str]
 """One column, or several."""
 
 WriteMode: TypeAlias = Literal["merge", "overwrite"]
-"""What a write does with existing rows: merge as the table's merge engine says, or replace them."""
+"""How a write treats existing rows: the merge engine merges them, or the new rows replace them."""
 
 
 def merge_spec(
@@ -24,7 +24,7 @@ def merge_spec(
     sequence_groups: Mapping[Names, Names] | None,
     aggregates: Mapping[str, Aggregator] | None,
 ) -> MergeSpec:
-    """The merge rules from the arguments of `create_table`, unchecked. Raises UsageError for another form."""
+    """Returns the merge rules from the arguments of `create_table`, unchecked. Raises UsageError for another form."""
     groups = tuple(
         SequenceGroup(names_of(sequence, "sequence_groups"), names_of(columns, "sequence_groups"))
         for sequence, columns in _mapping(sequence_groups, "sequence_groups").items()
@@ -38,14 +38,15 @@ def merge_spec(
 
 
 def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[ColumnAggregate, ...]:
-    """Aggregates by column, in the form of the table model. Raises UsageError for another form."""
+    """Converts aggregates by column to the form of the table model. Raises UsageError for another form."""
     found = []
     for column, each in _mapping(aggregates, "aggregates").items():
         if not isinstance(column, str):
-            raise UsageError(f"aggregates are by column, not by {column!r}", option="aggregates")
+            raise UsageError(f"the keys of aggregates must be columns, not {column!r}", option="aggregates")
         if not isinstance(each, Aggregator):
             raise UsageError(
-                f'aggregates of column "{column}" is one of scankv.agg, as agg.sum(), not {each!r}', option="aggregates"
+                f'the aggregate of column "{column}" must be from scankv.agg, such as agg.sum(), not {each!r}',
+                option="aggregates",
             )
         found.append(aggregate_of(column, each.function, dict(each.parameters)))
     return tuple(found)
@@ -54,12 +55,12 @@ def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[Colu
 def check_mode(mode: object) -> None:
     """Raises UsageError for an unknown mode."""
     if mode not in ("merge", "overwrite"):
-        raise UsageError(f'mode is "merge" or "overwrite", not {mode!r}', option="mode")
+        raise UsageError(f'mode must be "merge" or "overwrite", not {mode!r}', option="mode")
 
 
 def _mapping(value: object, option: str) -> Mapping[Names, object]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UsageError(f"{option} is a dictionary, not a {type(value).__name__}", option=option)
+        raise UsageError(f"{option} must be a dictionary, not a {type(value).__name__}", option=option)
     return value

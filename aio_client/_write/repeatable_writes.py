@@ -1,4 +1,4 @@
-"""Writes that may be repeated, because each carries an identity by which the server applies it once."""
+"""Repeats writes safely: each has an identity, by which the server applies it once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC",
 
 
 def _uptime() -> float:
-    """Seconds on a clock that cannot be set, and that also counts while the machine sleeps."""
+    """Returns seconds on a clock that cannot be set, and that also counts while the machine sleeps."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 

@@ -1,4 +1,4 @@
-"""Writing to a table: upserts, retractions, deletes, writers, undo and column locks."""
+"""Writes to a table: upserts, retractions, deletes, writers, undo and column locks."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class WriteMethods(TableMethods):
         Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
         sent in order, in requests of up to 8 MiB; a request is atomic per bucket and 8,192 rows. A request that gets no
-        answer, because the connection broke or the server restarted, is repeated for the operation timeout, and is
-        applied once all the same. If no answer ever comes, the request may have been applied in part or completely,
+        answer, because the connection broke or the server restarted, is repeated for the operation timeout, but is
+        applied only once. If no answer ever comes, the request may have been applied in part or completely,
         or may still be applied; but not after a later write to the same bucket by the same task, provided that no
         other task writes through the client at the same time.
 
@@ -70,8 +70,8 @@ class WriteMethods(TableMethods):
             if_version: Write only if none of these keys has changed since they were read: the `log_offsets` of a
                 scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. The server checks all buckets
                 before it writes the first one, with no other write in between. The rows must fit into one request, and
-                `if_version` must have all their buckets. `LogOffsets` know the table incarnation that they belong to,
-                also after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
+                `if_version` must have all their buckets. `LogOffsets` contain their table incarnation, even
+                after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
             locks: The column locks of this table, or their ids, that the caller holds: the columns that they lock may
                 be written. A lock that has ended is refused, so that a holder that was paused does not write
                 concurrently with its successor.
@@ -241,9 +241,9 @@ class WriteMethods(TableMethods):
         Args:
             writer_id: The id of a writer: `table.writer(id=...)`, `client.transaction(writer=...)`.
             to_offsets: By bucket, the offset after the last change to keep. Buckets that are not named are not changed.
-                They must be `LogOffsets` that know their table incarnation, because those of a table that was dropped
-                and created again under the same name would revert other changes.
-            any_incarnation: Whether to accept offsets that do not know their table incarnation.
+                They must be `LogOffsets` with a table incarnation, because offsets of a table that was dropped and
+                created again under the same name would revert other changes.
+            any_incarnation: Whether to accept offsets without a table incarnation.
             locks: The column locks, or their ids, that the caller holds, such as `writer.locks`.
 
         Returns:
@@ -258,15 +258,15 @@ class WriteMethods(TableMethods):
             UndoConflict: Other writers keep changing the same keys.
             ColumnLocked: Another writer has locked a column to revert.
             LockLost: A lock of `locks` has ended.
-            UsageError: `to_offsets` are not log offsets, or do not know their table incarnation.
+            UsageError: `to_offsets` are not log offsets, or have no table incarnation.
             ConnectionFailed: No answer came within the operation timeout.
         """
         log_offsets = offsets_message(to_offsets, "to_offsets")
         if not log_offsets.table_incarnation and not any_incarnation:
             raise UsageError(
-                "to_offsets do not know of which table they are, so those of a table that was dropped could undo "
-                "changes of another one: give LogOffsets, stored with to_json() and read with LogOffsets.from_json(), "
-                "or say any_incarnation=True",
+                "to_offsets do not have a table incarnation, so those of a dropped table could revert changes of a new "
+                "one: give LogOffsets, stored with to_json() and read with LogOffsets.from_json(), or set "
+                "any_incarnation=True",
                 option="to_offsets",
             )
         request = write_pb2.UndoRequest(

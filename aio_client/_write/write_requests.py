@@ -1,4 +1,4 @@
-"""Converting rows and keys to the write requests of one table, and the results of writes."""
+"""Converts rows and keys to the write requests of one table, and defines the results of writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RequestKind:
     changes: bool = False
 
     def request(self, batch: pa.RecordBatch) -> Request:
-        """One request of this kind with these rows."""
+        """Returns one request of this kind with these rows."""
         mode = mode_of("overwrite" if self.overwrite else "merge")
         if self.deletes:
             return write_pb2.DeleteRequest(table=self.table, keys=to_ipc(batch), columns=self.columns, mode=mode)
@@ -62,7 +62,7 @@ class RequestKind:
 
 
 def mode_of(mode: WriteMode) -> write_pb2.WriteMode.ValueType:
-    """The mode as requests carry it. Raises UsageError for an unknown mode."""
+    """Returns the mode as requests carry it. Raises UsageError for an unknown mode."""
     check_mode(mode)
     return write_pb2.WRITE_MODE_OVERWRITE if mode == "overwrite" else write_pb2.WRITE_MODE_UNSPECIFIED
 
@@ -80,7 +80,7 @@ class WritePieces:
     batches: Iterator[pa.RecordBatch]
 
     def next_request(self) -> Request | None:
-        """The next piece as a request; None after the last piece. Blocks."""
+        """Returns the next piece as a request; None after the last piece. Blocks."""
         batch = next(self.batches, None)
         return None if batch is None else self.kind.request(batch)
 
@@ -94,7 +94,7 @@ class WritePieces:
         *,
         retract: bool = False,
     ) -> WritePieces:
-        """The pieces of an upsert or a retraction.
+        """Returns the pieces of an upsert or a retraction.
 
         Raises:
             SchemaMismatch: The table does not have a column, or columns cannot be written alone.
@@ -123,12 +123,12 @@ class WritePieces:
 
     @classmethod
     def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:
-        """The pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
+        """Returns the pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
         check_mode(mode)
         names = () if columns is None else names_of(columns, "columns")
         if columns is not None:
             if not set(names) - set(shape.key_schema.names):
-                raise UsageError("columns names no column outside the key: to delete the rows, leave it out")
+                raise UsageError("columns must name a column outside the key: to delete the rows, leave it out")
             shape.partial_schema((*dict.fromkeys([*shape.key_schema.names, *names]),), overwrite=True)
         kind = RequestKind(shape.name, deletes=True, schema_id=0, columns=names, overwrite=mode == "overwrite")
         return cls(kind, _check_all_first(cut(_check_keys(_key_batches(keys, shape), shape))))
@@ -147,23 +147,23 @@ def _key_batches(keys: object, shape: TableShape) -> Iterator[pa.RecordBatch]:
 
 
 def require_one_piece(pieces: WritePieces) -> WritePieces:
-    """The same pieces if there is exactly one, so that the server can check it at once. Raises UsageError otherwise."""
+    """Returns the pieces. Raises UsageError unless there is exactly one, which the server can check at once."""
     first, second = next(pieces.batches, None), next(pieces.batches, None)
     if first is None or second is not None:
         raise UsageError(
-            "a write with if_version is one request: at least one row, at most 100,000 rows and 8 MiB",
+            "a write with if_version must fit into one request: between 1 and 100,000 rows, and at most 8 MiB",
             option="if_version",
         )
     return WritePieces(pieces.kind, iter([first]))
 
 
 def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffsets:
-    """Log offsets as a message, with the table incarnation if they know it. Raises UsageError for other values."""
+    """Returns log offsets as a message, with their table incarnation if they have it. Raises UsageError."""
     try:
         position = StartFrom.offsets(offsets)
     except UsageError as error:
         raise UsageError(
-            f"{option} is the log offset of each bucket, as a read or a write gives it in log_offsets: {error.message}",
+            f"{option} must be the log offset of each bucket, as in log_offsets of a read or a write: {error.message}",
             option=option,
         ) from None
     return log_offsets_message(position)

@@ -1,4 +1,4 @@
-"""A writer, which collects rows, sends them in the background, and has each applied once."""
+"""`Writer`: collects rows, sends them in the background, and ensures that each is applied once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WriterSettings:
             value = getattr(self, name)
             number = isinstance(value, int | float) if name == "batch_seconds" else isinstance(value, int)
             if isinstance(value, bool) or not number or not low <= value <= high:
-                raise UsageError(f"{name} is a number from {low:,} to {high:,}, not {value!r}", option=name)
+                raise UsageError(f"{name} must be a number between {low:,} and {high:,}, not {value!r}", option=name)
 
 
 class Writer:
@@ -309,7 +309,7 @@ class Writer:
         raise self._with_losses(self._failure) from self._failure
 
     def _with_losses(self, cause: ScanKvError) -> ScanKvError:
-        """The failure, extended by what was lost: requests that failed, and rows that were not sent after them."""
+        """Returns the failure with what was lost: the requests that failed, and the rows that were not sent."""
         rows = sum(self._failed.values()) + sum(lane.waiting_rows for lane in self._lanes)
         first, last = min(self._failed, default=0), max(self._failed, default=0)
         lost = type(cause)(

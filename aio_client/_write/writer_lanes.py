@@ -1,4 +1,4 @@
-"""The lanes of a writer: a key always takes the same lane, and a lane has one request in flight at a time."""
+"""The lanes of a writer. A key always uses the same lane, and a lane has one request in flight at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LaneChooser:
         self.lanes = min(lanes, buckets) if self._per_bucket == 1 else buckets * self._per_bucket
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each lane, in their order, with the lane's number."""
+        """Yields the rows of each lane, in their order, with the lane's number."""
         if self.lanes == 1:
             yield 0, batch
             return

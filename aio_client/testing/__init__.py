@@ -1,10 +1,10 @@
-"""For tests of code that uses ScanKV: a network that fails on demand, and a server that plays a script.
+"""Tools for tests of code that uses ScanKV: a network that fails on demand, and a server that follows a script.
 
-- `FaultProxy` stands between a client and a real server, and cuts, resets, stalls and slows connections, at bytes that
-the test names or that a seed draws. - `ScriptedServer` is not a server: a real client talks to it without a connection,
-and every scan gets the answer that the test has written.
+- `FaultProxy` sits between a client and a real server. It cuts, resets, stalls and slows down connections, at bytes
+  that the test names or that are drawn from a seed.
+- `ScriptedServer` replaces the server and the network: each scan gets the answer that the test has scripted.
 
-`scankv.testing` has a real server in a process of its own.
+`scankv.testing` also has a real server in its own process.
 """
 
 from aio_client.testing._fault_proxy import FaultProxy

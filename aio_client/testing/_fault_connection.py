@@ -42,7 +42,7 @@ class FaultConnection:
         self._ended_by: Fault | None = None
 
     def forwarded(self, direction: Direction) -> int:
-        """Bytes forwarded so far."""
+        """Returns the bytes forwarded so far."""
         return self._pipes[direction].forwarded
 
     def add(self, fault: Fault) -> None:
@@ -139,7 +139,7 @@ class _Pipe:
                 await asyncio.sleep(len(part) / rate)
 
     def _most(self, rate: int | None) -> int:
-        """How many bytes may be forwarded before the next fault or pause."""
+        """Returns how many bytes may be forwarded before the next fault or pause."""
         most = _READ_BYTES if rate is None else max(1, rate // _PARTS_A_SECOND)
         return min(most, self.waiting[0][0] - self.forwarded) if self.waiting else most
 

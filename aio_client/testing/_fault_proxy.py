@@ -74,7 +74,7 @@ class FaultProxy:
     @classmethod
     @contextmanager
     def in_thread(cls, target: str, *, seed: int = 0) -> Iterator[Self]:
-        """A proxy in a thread of its own, for code that blocks: `with FaultProxy.in_thread(server.url) as proxy`."""
+        """Runs a proxy in its own thread, for blocking code: `with FaultProxy.in_thread(server.url) as proxy`."""
         proxy = cls(target, seed=seed)
         with start_blocking_portal(name="scankv-fault-proxy") as portal, portal.wrap_async_context_manager(proxy):
             yield proxy
@@ -110,7 +110,7 @@ class FaultProxy:
             raise BaseExceptionGroup("the fault proxy failed", failures)
 
     def __str__(self) -> str:
-        """What has happened, for the message of a failed test."""
+        """Returns the faults that have happened, for the message of a failed test."""
         lines = [
             f"fault proxy with seed {self.seed}: {self.connections} connections, "
             f"{self.bytes_to_client:,} bytes to the client, {self.bytes_to_server:,} to the server",
@@ -305,7 +305,7 @@ class FaultProxy:
 
 
 def _bind(port: int) -> socket.socket:
-    """A socket on loopback whose port the listener and its keeper share."""
+    """Returns a socket on loopback whose port the listener and its keeper share."""
     bound = socket.socket()
     try:
         bound.setblocking(False)
@@ -319,7 +319,7 @@ def _bind(port: int) -> socket.socket:
 
 
 async def _open_connection(target: str) -> socket.socket:
-    """A connection to the first address of the target that accepts one."""
+    """Opens a connection to the first address of the target that accepts one."""
     loop = asyncio.get_running_loop()
     host, port = target.rsplit(":", 1)
     failure = OSError(f"{target} has no address")

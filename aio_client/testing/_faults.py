@@ -1,4 +1,4 @@
-"""Faults of a connection as plain values, and their random choice by a seed, without sockets or clocks."""
+"""Faults of a connection as plain values, and their random choice from a seed. Does no I/O."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ class Fault:
     def __post_init__(self) -> None:
         """Raises UsageError, which names the invalid field."""
         if self.kind not in get_args(FaultKind):
-            raise UsageError(f"a fault is one of {', '.join(get_args(FaultKind))}, not {self.kind!r}", option="kind")
+            raise UsageError(f"kind must be one of {', '.join(get_args(FaultKind))}, not {self.kind!r}", option="kind")
         if self.direction not in get_args(Direction):
-            raise UsageError(f"direction is to_client or to_server, not {self.direction!r}", option="direction")
+            raise UsageError(f"direction must be to_client or to_server, not {self.direction!r}", option="direction")
         if type(self.after_bytes) is not int or self.after_bytes < 0:
-            raise UsageError(f"after_bytes is a number of at least 0, not {self.after_bytes!r}", option="after_bytes")
+            raise UsageError(
+                f"after_bytes must be a whole number of at least 0, not {self.after_bytes!r}", option="after_bytes"
+            )
         rate = self.bytes_per_second
         if (self.kind == "slow") != (type(rate) is int and rate >= 1):
             raise UsageError(
-                f"bytes_per_second is a number of at least 1 for slow, and None for the others, not {rate!r}",
+                f"bytes_per_second must be a whole number of at least 1 for slow, and None otherwise, not {rate!r}",
                 option="bytes_per_second",
             )
 
@@ -104,7 +106,7 @@ class RandomFaults:
                 Fault(kind, low, direction)
 
     def of(self, connection: int) -> Fault:
-        """The fault of the connection with this number."""
+        """Draws the fault of the connection with this number."""
         # A string seeds by its SHA-512, the same in every process; a tuple would seed by its hash.
         draw = random.Random(f"{self.seed}/{connection}")
         return Fault(draw.choice(self.kinds), draw.randint(*self.after_bytes), draw.choice(self.directions))

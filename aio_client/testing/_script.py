@@ -25,7 +25,7 @@ class Step(enum.Enum):
     """What a scripted answer can do besides sending rows and failing."""
 
     HEADER = "header"
-    """Sends the header now, although no rows come next."""
+    """Sends the header now, even if no rows follow."""
     HEARTBEAT = "heartbeat"
     """Sends a heartbeat: rows were read, and none matched."""
     STALL = "stall"
@@ -56,9 +56,11 @@ def check_script(script: Iterable[object], schema: pa.Schema) -> Script:
             raise UsageError(f"nothing can follow {steps[-1]!r} in a script, because it ends the answer")
         if isinstance(step, pa.RecordBatch):
             if not step.schema.equals(schema) or not step.num_rows:
-                raise UsageError(f"a batch of a script has rows of {schema}, not {step.num_rows} rows of {step.schema}")
+                raise UsageError(
+                    f"a batch of a script must have rows of {schema}, not {step.num_rows} rows of {step.schema}"
+                )
         elif not isinstance(step, ScanKvError | Step):
-            raise UsageError(f"a script has record batches, ScanKvErrors and Steps, not {step!r}")
+            raise UsageError(f"a script must consist of record batches, ScanKvErrors and Steps, not {step!r}")
         steps.append(step)
     return tuple(steps)
 
@@ -83,7 +85,7 @@ class ScriptedAnswer:
         self._rows = self._bytes = self._chunks = self._crc32c = 0
 
     def play(self) -> Iterator[ScanKvResponse | Step]:
-        """The messages in order; `Step.STALL` where none ever comes.
+        """Yields the messages in order; `Step.STALL` where none ever comes.
 
         Raises:
             ScanKvError: The error in the script.

@@ -108,7 +108,7 @@ class ScriptedServer:
         return self._description
 
     def _answer(self, request: ScanKvRequest) -> Iterator[ScanKvResponse | Step]:
-        """The answer to the next attempt."""
+        """Yields the answer to the next attempt."""
         self.requests.append(request)
         attempt = len(self.requests)
         if attempt > len(self._scripts):

@@ -1,4 +1,4 @@
-"""Links from pages to files and folders of the repository that are no pages of the site.
+"""Links from pages to files and folders of the repository that are not pages of the site.
 
 A relative link such as `[the example](../../examples/leaderboard)` works where the repository is browsed. On the site
 the link leads to `repository_url`, or shows the path if no URL is configured. MyST warns about a path that does not
@@ -27,7 +27,7 @@ class RepositoryLinks(SphinxPostTransform):
     default_priority = 8  # MystReferenceResolver has 9
 
     def run(self, **_: object) -> None:
-        """Replace each such reference of a page."""
+        """Replaces each such reference of a page."""
         page = Path(self.env.doc2path(self.env.docname))
         for node in list(self.document.findall(addnodes.pending_xref)):
             if node["reftype"] != "myst" or node.get("refdomain") == "doc":

@@ -47,11 +47,11 @@ _LOCATIONS: Final = {
     "transactions": "transactions.app",
     "snapshot": "snapshots.app",
 }
-"""The module and the function, or the group, of each command, in the order of `--help`."""
+"""Where each command is, as `module.function` or `module.group`, in the order of `--help`."""
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """The commands by name. Each is imported on use, so that no command waits for the imports of others."""
+    """The commands by name, each imported on use, so that no command waits for the imports of another."""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401  # typer has moved the class of its commands
         module, attribute = _LOCATIONS[name].split(".")
@@ -100,7 +100,7 @@ def options(
 
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
-    # SIGTERM unwinds like Ctrl-C, so that no partial file and no embedded server remain.
     keep_pandas_out()
+    # SIGTERM unwinds like Ctrl-C, so that no partial file and no embedded server remain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

@@ -1,4 +1,4 @@
-"""Keys and rows written as arguments, read by the types of their table."""
+"""Parses keys and rows given as arguments, by the column types of their table."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def parse_keys(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """The keys of some rows, one an argument.
+    """Returns the keys that the arguments name, one per argument.
 
     Args:
-        arguments: A key of one column as it is; one of several as a line of CSV.
+        arguments: A key of one column as its text; a key of several columns as a line of CSV.
         schema: The key columns in key order.
 
     Raises:
-        UsageError: A key has another number of parts than the table's key, or a part is not of its column's type.
+        UsageError: A key has a wrong number of parts, or a part is not of its column's type.
     """
     keys = [_parts(argument, schema.names) for argument in arguments]
     columns = [_values([key[index] for key in keys], field, from_text) for index, field in enumerate(schema)]
@@ -37,17 +37,17 @@ def parse_keys(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """One row from `column=value` arguments, or a row from each JSON object: the columns that are given, and no others.
+    """Returns one row from `column=value` arguments, or one row from each JSON object, with the given columns only.
 
     Raises:
-        UsageError: A column does not exist, or is given twice, or a value is not of its type, or JSON objects have
+        UsageError: A column does not exist or is given twice, a value is not of its type, or the JSON objects have
             different columns.
-        SchemaMismatch: A null is given for a column that takes none.
+        SchemaMismatch: A null is given for a column that must not be null.
     """
     if arguments[0].lstrip().startswith("{"):
-        # No JSON string holds a raw line break.
+        # A JSON string never contains a raw line break, so replacing them changes no value.
         lines = "\n".join(argument.replace("\n", " ") for argument in arguments)
-        block = JsonlBlock(Lines(lines.encode(), 1), _given(_names_of_all(arguments, schema), schema))
+        block = JsonlBlock(Lines(lines.encode(), 1), _select_fields(_names_of_all(arguments, schema), schema))
         (good,) = good_rows(block, BadRows("the rows given", skip=False))
         return good.rows
     assignments = [_assignment(argument) for argument in arguments]
@@ -56,30 +56,34 @@ def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         names = [name for name, _ in assignments]
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f'column "{twice}" is given twice: the arguments are one row; write rows as JSON objects')
-    given = _given(list(pairs), schema)
+    given = _select_fields(list(pairs), schema)
     columns = [_values([pairs[field.name]], field, csv_values) for field in given]
     return conform(pa.RecordBatch.from_arrays(columns, names=given.names), given)
 
 
-def _given(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+def _select_fields(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
     check_no_others(names, schema)
     return pa.schema([field for field in schema if field.name in names])
 
 
 def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The columns of some JSON objects, which must be the same: one write has the same columns in all of its rows."""
+    """Returns the columns of the JSON objects. All objects must have the same, because a write has one set of columns.
+
+    Raises:
+        UsageError: The objects have different columns.
+    """
     try:
         names = [list(values) for values in map(json.loads, objects) if isinstance(values, dict)]
     except ValueError:
         names = []
     if len(names) < len(objects):
-        # What reads the rows reports which one is no object.
+        # The JSON reader reports which argument is not an object.
         return list(schema.names)
     for each in names:
         if set(each) != set(names[0]):
             shown = " and ".join(f"({', '.join(columns)})" for columns in (names[0], each))
             raise UsageError(
-                f"the rows have different columns, {shown}: give each the same ones, with null where there is no value"
+                f"the rows have different columns, {shown}: give each row the same columns, with null for no value"
             )
     return names[0]
 

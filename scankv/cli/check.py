@@ -53,7 +53,7 @@ def check(
 
 @contextmanager
 def _progress(table: sync.Table) -> Iterator[Callable[[BucketCheck], None] | None]:
-    """A bar on standard error when that is a terminal."""
+    """Shows a progress bar on standard error if it is a terminal."""
     console = stderr_console()
     if not console.is_terminal:
         yield None

@@ -7,7 +7,7 @@ import typer
 from aio_client import Consumer, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
-from scankv.cli.positions import start_of
+from scankv.cli.positions import parse_start
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import ConsumerNotFound
 
@@ -58,13 +58,13 @@ def reset(
         ),
     ],
     clamp: Annotated[
-        bool, typer.Option("--clamp", help="If START is not kept, go to the nearest change that is.")
+        bool, typer.Option("--clamp", help="If START is no longer kept, move to the nearest change that is.")
     ] = False,
     json: Json = False,
     url: Url = None,
 ) -> None:
     """Move a consumer to another position. An open stream of the consumer ends."""
-    start = start_of("--to", to)
+    start = parse_start("--to", to)
     with sync.connect(url) as client:
         offsets = client.table(table).reset_consumer(consumer_id, start, clamp=clamp)
     if json:

@@ -1,4 +1,4 @@
-"""`demo`: a whole round with real data."""
+"""`demo`: loads, changes and streams real data, and checks the results."""
 
 import typer
 
@@ -6,9 +6,9 @@ from scankv.cli.without_pandas import let_pandas_in
 
 
 def demo() -> None:
-    """Load 336,776 real flights into a server of its own, stream them back while they change, and check every sum.
+    """Load 336,776 real flights into a temporary server, stream them while they change, and check all sums.
 
-    The exit code is 1 when a figure differs from the source.
+    The exit code is 1 if a figure differs from the source.
     """
     let_pandas_in()
     from scankv.demo import run

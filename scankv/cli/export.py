@@ -17,7 +17,7 @@ from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
 from scankv.formats.table_files import table_file_values
-from scankv.formats.writers import row_writer, whole_directory, whole_file
+from scankv.formats.writers import atomic_directory, atomic_file, row_writer
 from scankv.model.errors import SnapshotLost, UsageError
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def export(
     `scankv load --create` restores the table from it.
     """
     _check_target(path, overwrite, is_directory=files is not None)
-    chosen = _chosen_format(path, format_)
+    chosen = _format_for(path, format_)
     with sync.connect(url) as client:
-        table, pinned = _found(client, source)
-        # A lease of its own, which is renewed for as long as this takes, also where a snapshot was given.
+        table, pinned = _find_source(client, source)
+        # The export has its own lease, renewed until it ends, even if the user gave a snapshot.
         with table.snapshot(same_view_as=pinned) as snapshot:
             scan = table.scan(columns=split_names(columns) or None, where=where).at(snapshot)
             schema = _columns_of(snapshot.schema, split_names(columns))
@@ -79,20 +79,20 @@ def export(
 def _check_target(path: Path, overwrite: bool, *, is_directory: bool) -> None:
     """Raises UsageError if the target exists already, before anything is read."""
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no directory")
+        raise UsageError(f"{path.parent} is not a directory")
     if not path.exists():
         return
     if path.is_dir() is not is_directory:
         found = "a file: leave out --files" if is_directory else "a directory: add --files"
         raise UsageError(f"{path} is {found}, or choose another name")
     if not overwrite:
-        raise UsageError(f"{path} exists already: choose another name, or --overwrite")
+        raise UsageError(f"{path} already exists: choose another name, or add --overwrite")
     others = [each.name for each in path.iterdir() if not _PART.fullmatch(each.name)] if is_directory else []
     if others:
-        raise UsageError(f"{path} has more than an export in it, {others[0]} for one: choose another name")
+        raise UsageError(f"{path} has files that are not part of an export, such as {others[0]}: choose another name")
 
 
-def _chosen_format(path: Path, format_: ExportFormat | None) -> Format:
+def _format_for(path: Path, format_: ExportFormat | None) -> Format:
     if format_ is not None:
         return Format(format_)
     named = format_of_name(path.name)
@@ -101,20 +101,20 @@ def _chosen_format(path: Path, format_: ExportFormat | None) -> Format:
     return named or Format.PARQUET
 
 
-def _found(client: sync.Client, source: str) -> tuple[sync.Table, str | None]:
-    """The table, and the snapshot whose view is wanted."""
+def _find_source(client: sync.Client, source: str) -> tuple[sync.Table, str | None]:
+    """Returns the table to export, and the id of the snapshot if the source is one."""
     if "." in source:
         return client.table(source), None
     for snapshot in client.snapshots():
         if snapshot.id == source:
             return client.table(snapshot.table), source
     raise SnapshotLost(
-        f"{source} is neither a table, as database.table, nor a snapshot that is there; see: scankv snapshot list"
+        f"{source} is neither a table, as database.table, nor the id of a snapshot; see: scankv snapshot list"
     )
 
 
 def _columns_of(schema: pa.Schema, names: list[str]) -> pa.Schema:
-    # Those that do not exist are refused by the server, with its words.
+    # The server refuses names that do not exist, with a better message.
     return pa.schema([schema.field(name) for name in names if name in schema.names]) if names else schema
 
 
@@ -133,12 +133,12 @@ def _origin(table: sync.Table, snapshot: sync.Snapshot, where: str | None) -> Or
 def _write(
     parts: list[sync.Scan], path: Path, format_: Format, origin: Origin, *, is_directory: bool
 ) -> tuple[int, int]:
-    """Writes each part to a file: how many rows, and bytes of all files."""
+    """Writes each part to a file; returns the number of rows and the total size of the files in bytes."""
     try:
         if not is_directory:
             rows = _write_file(parts[0], path, format_, origin)
             return rows, path.stat().st_size
-        with whole_directory(path) as directory:
+        with atomic_directory(path) as directory:
             rows = 0
             for number, part in enumerate(parts):
                 name = f"part-{number:04}-of-{len(parts):04}.{format_}"
@@ -151,7 +151,7 @@ def _write(
 
 def _write_file(scan: sync.Scan, path: Path, format_: Format, origin: Origin) -> int:
     rows = 0
-    with scan.stream() as stream, whole_file(path) as out:
+    with scan.stream() as stream, atomic_file(path) as out:
         writer = row_writer(format_, out, stream.schema.with_metadata(origin.metadata()), seekable=True)
         for batch in stream:
             writer.write(batch)

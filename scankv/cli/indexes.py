@@ -1,4 +1,4 @@
-"""`index`: indexes of a table that is there, added and dropped."""
+"""`index`: adds indexes to an existing table, and drops them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,9 +29,9 @@ def add(
     ] = True,
     url: Url = None,
 ) -> None:
-    """Add an index, and wait until it is built; to stop waiting does not stop the server.
+    """Add an index, and wait until it is built. Ctrl-C ends the wait, but not the build.
 
-    The exit code is 1 when it cannot be built; then it is there, and is to be dropped.
+    The exit code is 1 if the index cannot be built. The unusable index remains: drop it.
     """
     names = split_names(columns)
     with sync.connect(url) as client, _progress() as show:
@@ -53,7 +53,7 @@ def drop(table: TableName, columns: IndexColumns, url: Url = None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[list[IndexStatus]], None] | None]:
-    """A bar on standard error when that is a terminal."""
+    """Shows a progress bar on standard error if it is a terminal."""
     console = stderr_console()
     if not console.is_terminal:
         yield None

@@ -95,7 +95,7 @@ def describe(
             "table": found.name,
             "key": ", ".join(found.primary_key),
             "bucket key": ", ".join(found.bucket_key),
-            "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all as default",
+            "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all default",
             "rows": _rows(buckets),
             "on disk": _disk(disk),
         }
@@ -145,7 +145,7 @@ def _damage(table: DamagedTable | None) -> dict[str, object]:
 
 
 def _disk(use: DiskUse) -> str:
-    """The total and its parts, the largest first."""
+    """Returns the total and its parts, the largest first."""
     parts = {name.replace("_", " "): size for name, size in asdict(use).items() if size and name != "total"}
     most = sorted(parts.items(), key=lambda part: -part[1])
     return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
@@ -207,19 +207,19 @@ def _summary(table: sync.Table) -> dict[str, object]:
 
 
 def _merges(table: sync.Table) -> dict[str, str]:
-    """How the values of single columns are merged."""
-    said = {column: str(each) for column, each in table.aggregates.items()}
+    """Returns for each column how its values are merged, without the columns that the merge engine simply replaces."""
+    merges = {column: str(each) for column, each in table.aggregates.items()}
     newness = [table.version_column] if table.version_column is not None else table.sequence_column
-    said |= dict.fromkeys(newness, "says which row is newer")
+    merges |= dict.fromkeys(newness, "decides which row is newer")
     for by, columns in table.sequence_groups.items():
         for column in columns:
-            said[column] = f"{said[column]} by {', '.join(by)}" if column in said else f"by {', '.join(by)}"
-    return said
+            merges[column] = f"{merges[column]} by {', '.join(by)}" if column in merges else f"by {', '.join(by)}"
+    return merges
 
 
 def _state(index: IndexStatus) -> str:
     if index.failure is not None:
-        return f"not used, to be dropped: {index.failure}"
+        return f"not used, drop it: {index.failure}"
     if index.ready:
         return "ready"
     if index.rows is None:
@@ -233,12 +233,12 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
 
 
 def _label(name: str) -> str:
-    """The name of a statistic without its unit, which is shown with the value."""
+    """Returns the name of a statistic without its unit, which is shown with the value."""
     return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
 
 
 def _format_value(name: str, value: object) -> str:
-    """A statistic as people read it. Its name has the unit."""
+    """Formats a statistic for people, in the unit that its name ends with."""
     if isinstance(value, int | float):
         if "bytes" in name.split("_"):
             return decimal(int(value))

@@ -17,7 +17,7 @@ from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
-from scankv.formats.files import BadFile, Format, Input, name_file_in_errors, open_inputs
+from scankv.formats.files import BadFile, Format, Input, convert_errors, open_inputs
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
@@ -47,8 +47,8 @@ def load(
         str,
         typer.Argument(
             metavar="FILE",
-            help="CSV, JSON lines (both also as .gz or .zip), Parquet or Arrow, or a directory of files of the last "
-            "two; - is standard input.",
+            help="A CSV or JSON lines file (also as .gz or .zip), a Parquet or Arrow file, or a directory of Parquet "
+            "or Arrow files; - is standard input.",
             show_default=False,
         ),
     ],
@@ -56,8 +56,8 @@ def load(
         bool,
         typer.Option(
             "--create",
-            help="Create the table first, with columns that hold every row of the file. What `snapshot export` wrote "
-            "makes the same table again: key, buckets, indexes, options, and how rows are merged.",
+            help="Create the table first, with column types that fit every row of the file. From a file of "
+            "`snapshot export`, the same table is restored: key, buckets, indexes, options and merge functions.",
         ),
     ] = False,
     key: KeyColumns = None,
@@ -68,22 +68,23 @@ def load(
         typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
     ] = False,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Default: by the first bytes of the file, and its name.")
+        Format | None,
+        typer.Option("--format", help="The file format. Default: detected from the first bytes, else from the name."),
     ] = None,
     null: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="CSV text that is null in every column; may be repeated. An empty field always is null, and outside "
-            "columns of strings so are NA, N/A, NULL and null.",
+            help="CSV text that means null in every column. Repeatable. An empty field is always null; NA, N/A, NULL "
+            "and null are null except in string columns.",
         ),
     ] = None,
     delimiter: Annotated[
         str | None,
         typer.Option(
             metavar="CHARACTER",
-            help="What separates the fields of CSV, such as ; or tab. Default: comma, semicolon, tab or pipe, as the "
-            "first rows of the file suggest.",
+            help="The character between CSV fields, such as ; or tab. Default: comma, semicolon, tab or pipe, detected "
+            "from the first rows.",
             show_default=False,
         ),
     ] = None,
@@ -94,24 +95,25 @@ def load(
     mode: Annotated[
         Mode | None,
         typer.Option(
-            help="merge: as the table's merge engine says. overwrite: rows replace those with the same keys, as rows "
-            "that were merged already must. Default: merge, and overwrite where --create restores an exported table.",
+            help="merge: the table's merge engine merges rows with the same key. overwrite: rows replace those with "
+            "the same key; use it for rows that are already merged. Default: merge, but overwrite if --create restores "
+            "an exported table.",
             show_default=False,
         ),
     ] = None,
     url: Url = None,
 ) -> None:
-    """Write the rows of a file to a table, replacing those with the same keys unless its merge engine says otherwise.
+    """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
 
-    With --create, options that are given replace what an exported file says, and what differs is reported.
+    With --create, options that you give override the definition in an exported file, and every difference is reported.
     """
     if not create and (key or buckets or set_ or ignore_definition):
-        raise UsageError("--key, --buckets, --set and --ignore-definition belong to a new table; add --create")
+        raise UsageError("--key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)
     skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, sync.connect(url) as client:
         if delimiter is not None and sources[0].format is not Format.CSV:
-            raise UsageError(f"--delimiter is for CSV, and {sources[0].name} is {sources[0].format}")
+            raise UsageError(f"--delimiter is for csv, and {sources[0].name} is {sources[0].format}: leave it out")
         if create:
             keys = split_names(key)
             _require_key(sources[0], keys)
@@ -154,41 +156,41 @@ def _create_table(client: sync.Client, name: str, new: NewTable) -> None:
 
 
 def _check_key(source: Input, schema: pa.Schema, key: list[str]) -> None:
-    """Raises UsageError where a key column is not in the file, with the columns that are."""
+    """Raises UsageError if a key column is not in the file. The message lists the columns of the file."""
     for name in key:
         if name not in schema.names:
             shown = ", ".join(f'"{column}"' for column in schema.names[:_MOST_SHOWN])
             separated = source.format is Format.CSV and len(schema) == 1
-            hint = "; if something else than a comma separates the fields, give --delimiter" if separated else ""
+            hint = "; if the fields are not separated by commas, give --delimiter" if separated else ""
             raise UsageError(f'{source.name} has no column "{name}", which --key names: its columns are {shown}{hint}')
 
 
 def _refuse_two_definitions(sources: list[Input], origin: Origin | None) -> None:
-    """Raises UsageError where a file of a directory was exported from another table than the first.
+    """Raises UsageError if the files of a directory were exported from different tables.
 
-    Rule: no definition of an exported table is dropped in silence.
+    Otherwise all definitions but the first would be dropped silently.
     """
     for source in sources[1:]:
         other = Origin.of(infer_schema(source, BadRows(source.name, skip=False)))
         if (other and (other.table, other.definition)) != (origin and (origin.table, origin.definition)):
             raise UsageError(
-                f"{source.name} was not exported from the same table as {sources[0].name}, or with another definition: "
-                "load the files of each table by themselves, or give --ignore-definition with --key"
+                f"{source.name} was exported from another table than {sources[0].name}, or has another definition: "
+                "load the files of each table separately, or give --ignore-definition with --key"
             )
 
 
 def _refuse_existing(client: sync.Client, name: str) -> None:
     with suppress(TableNotFound):
         client.table(name)
-        raise TableExists(f"table {name} exists already; leave out --create, or drop it first", table=name)
+        raise TableExists(f"the table {name} already exists: leave out --create, or drop it first", table=name)
 
 
 def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions, mode: Mode, *, skip: bool) -> None:
     table = client.table(name)
     if len(sources) > 1:
-        # So that nothing was written when a later one has other columns.
+        # Checked before the first write, so that nothing is written if a later file has other columns.
         for source in sources:
-            with name_file_in_errors(source.name):
+            with convert_errors(source.name):
                 check_file_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
     started, bad_rows = time.monotonic(), 0
     loading = Loading(client, table, mode.value)
@@ -206,11 +208,11 @@ def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions,
 
 @contextmanager
 def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
-    """Reports how many rows are in the table when the loading ends early, whatever ends it."""
+    """Reports how many rows are in the table if the load ends early, for whatever reason."""
     try:
         yield
     except BadFile:
-        # Its message has the number.
+        # Its message already contains the number.
         raise
     except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
         ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
@@ -221,7 +223,10 @@ def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
 
 @contextmanager
 def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None]]]:
-    """A bar on standard error when that is a terminal: prints a message above it, and shows rows and rows a second."""
+    """Shows a progress bar on standard error if it is a terminal.
+
+    Yields a function that prints a message, and one that updates the bar with the number of rows and rows per second.
+    """
     console = stderr_console()
     if not console.is_terminal:
         yield _report, lambda rows, rate: None
@@ -234,7 +239,7 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
         task = progress.add_task("", total=None if None in sizes else sum(filter(None, sizes)), rows=0, rate=0.0)
 
         def show(rows: int, rate: float) -> None:
-            # An archive is read twice at its end.
+            # The end of a zip archive is read twice, so `bytes_read` can exceed the size.
             read = sum(min(source.bytes_read, source.size_bytes or source.bytes_read) for source in sources)
             progress.update(task, completed=read, rows=rows, rate=rate)
 
@@ -242,5 +247,5 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
 
 
 def _report(message: str) -> None:
-    # A message about a row has values of the file.
+    # A message about a row contains values from the file, which may contain control characters.
     typer.echo(printable(message, lines=True), err=True)

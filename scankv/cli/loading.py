@@ -1,4 +1,4 @@
-"""Rows of a file on their way into a table: the next are read while the last are written."""
+"""Writes the rows of a file to a table, and reads the next rows while the previous ones are being written."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SETTLE_SECONDS: Final = 5.0
 
 
 class Loading:
-    """Writes blocks of rows to a table in their order, so that of several rows of one key the last one stays.
+    """Writes blocks of rows to a table in order, so that the last of several rows with the same key wins.
 
     Attributes:
         rows: How many rows were acknowledged.
-        unsure: How many more were sent without an answer, and so may be written or not.
+        unsure: How many further rows were sent but not answered, so that they may or may not be written.
     """
 
     def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
@@ -49,16 +49,16 @@ class Loading:
 
         Args:
             blocks: The rows.
-            bad: Takes those that cannot be loaded.
+            bad: Handles rows that cannot be loaded.
             on_progress: Called after every write.
 
         Raises:
-            BadFile: A row cannot be loaded, and bad rows are not to be passed over. The rows before it are written,
-                and the message says how many.
-            KeyboardInterrupt, SystemExit: It was interrupted; `rows` and `unsure` say how far it has come.
+            BadFile: A row cannot be loaded, and bad rows must not be skipped. The rows before it are written, and the
+                message says how many.
+            KeyboardInterrupt, SystemExit: The load was interrupted; `rows` and `unsure` have the state at its end.
         """
         # All writes run in this thread: signals interrupt the main thread only, so `rows` and `unsure` stay exact.
-        with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool, self._settling_on_interrupt(pool):
+        with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool, self._finish_on_interrupt(pool):
             try:
                 for block in blocks:
                     for good in good_rows(block, bad):
@@ -81,10 +81,10 @@ class Loading:
         self.rows, self.unsure = self.rows + written, 0
 
     @contextmanager
-    def _settling_on_interrupt(self, pool: ThreadPoolExecutor) -> Iterator[None]:
-        """After an interrupt, gives the write that is underway a little time to be answered, and then ends it.
+    def _finish_on_interrupt(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """After an interrupt, waits briefly for the write in flight to be answered, and then closes the client.
 
-        Leaving `pool` waits for that write, which a client without its server would repeat for a minute.
+        Leaving `pool` waits for that write. If the server is away, the client would repeat it for a minute.
         """
         try:
             yield
@@ -94,13 +94,13 @@ class Loading:
                 deadline.start()
                 pool.shutdown(cancel_futures=True)
             finally:
-                # Also where a second interrupt has ended the wait.
+                # Runs even if a second interrupt has ended the wait.
                 deadline.cancel()
                 self._client.close()
             raise
 
     def _finish_underway(self, pool: ThreadPoolExecutor, bad: BadRows) -> None:
-        """Waits for the write that is underway, and repeats it without the rows that the server refuses."""
+        """Waits for the write in flight. If the server refuses a row, repeats the write without that row."""
         if self._underway is None:
             return
         future, good = self._underway.future, self._underway.good
@@ -124,7 +124,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
-    """Rows that are being written, and the result of that."""
+    """Rows that are being written, and the future of the write."""
 
     future: Future[None]
     good: GoodRows

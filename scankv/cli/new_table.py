@@ -1,4 +1,4 @@
-"""Which table `load --create` makes: the exported one with everything it had, or one of the file's columns alone."""
+"""Decides which table `load --create` creates: the exported table, or a new one with the columns of the file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NEEDS_KEY: Final = "--create needs the columns of the primary key: --key a,b"
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A table that is to be created for a file.
+    """A table to create for a file.
 
     Attributes:
-        definition: The table.
-        notes: In what it differs from the table that was exported. Nothing of a definition is dropped without one.
-        restored: Whether the file says how its rows were merged, so that they must not be merged once more.
+        definition: The definition of the table.
+        notes: The differences from the exported table, one message each. No part of a definition is dropped silently.
+        restored: Whether the table restores an exported one. Its rows are already merged and must not be merged again.
     """
 
     definition: TableFile
@@ -42,18 +42,18 @@ def plan_new_table(
     buckets: int | None,
     settings: Mapping[str, Any],
 ) -> NewTable:
-    """Decides what is created. Options that are given replace what the file says, and are noted.
+    """Decides which table to create. Options override the definition in the file, and each difference gets a note.
 
     Args:
-        name: `database.table`.
+        name: The table, as `database.table`.
         schema: The columns of the file.
-        origin: What an exported file says of its table. None: the options say it all.
-        key: The key columns; empty where they were not given.
-        buckets: The number of buckets, where it was given.
-        settings: Other options of the table that were given, as text.
+        origin: The metadata of an exported file. None: the options define the table.
+        key: The key columns from the command line; empty if none were given.
+        buckets: The number of buckets from the command line, or None.
+        settings: The table options from the command line, as text.
 
     Raises:
-        UsageError: There is no key, or the file has not the columns that its definition goes by.
+        UsageError: No key was given for a new table, or the file lacks a column that its definition needs.
     """
     if origin is None:
         if not key:
@@ -64,7 +64,7 @@ def plan_new_table(
     notes = [*_override(restored, key, buckets, settings), *_leave_out(restored, origin.columns())]
     _check_columns(restored)
     notes += [
-        f'column "{column}": the inputs behind an avg are not exported; it goes on from each value as from one input'
+        f'column "{column}": an export does not contain the inputs of an avg; each exported value counts as one input'
         for column, each in restored.arguments.get("aggregates", {}).items()
         if each.function == "avg"
     ]
@@ -72,7 +72,7 @@ def plan_new_table(
 
 
 def _override(said: TableFile, key: Sequence[str], buckets: int | None, settings: Mapping[str, Any]) -> Iterable[str]:
-    """Changes the definition to what was given, and tells what differs."""
+    """Applies the options to the definition, and yields a note for each difference."""
     arguments, options = said.arguments, said.options
     if key and list(key) != arguments["primary_key"]:
         yield f"key {','.join(key)} instead of {','.join(arguments['primary_key'])}"
@@ -104,14 +104,14 @@ def _text(value: str | bool | int | list[str]) -> str:
 
 
 def _leave_out(said: TableFile, exported: Sequence[str]) -> Iterable[str]:
-    """Removes what is of columns that are not in the file, and reports what, and the columns themselves."""
+    """Removes indexes and aggregates of columns that are not in the file, and yields a note for each loss."""
     present, arguments = set(said.schema.names), said.arguments
     for column in exported:
         if column not in present:
             yield f'no column "{column}": the file does not have it'
     for columns in arguments.get("indexes", ()):
         if not present.issuperset(columns):
-            yield f"no index on ({', '.join(columns)}): the file has not all of these columns"
+            yield f"no index on ({', '.join(columns)}): the file does not have all of these columns"
     if "indexes" in arguments:
         arguments["indexes"] = [columns for columns in arguments["indexes"] if present.issuperset(columns)]
     for column in set(arguments.get("aggregates", ())) - present:
@@ -119,7 +119,7 @@ def _leave_out(said: TableFile, exported: Sequence[str]) -> Iterable[str]:
 
 
 def _check_columns(said: TableFile) -> None:
-    """Refuses a file without the columns that decide which rows there are and which of two rows wins."""
+    """Raises UsageError if the file lacks a key column, or a column that decides which of two rows is newer."""
     arguments = said.arguments
     version, order = arguments.get("version_column"), arguments.get("sequence_column", ())
     grouped = [name for group in arguments.get("sequence_groups", {}).items() for names in group for name in names]
@@ -131,7 +131,7 @@ def _check_columns(said: TableFile) -> None:
     missing = [name for name in (*named, *grouped) if name not in said.schema.names]
     if missing:
         raise UsageError(
-            f'the file has not the column "{missing[0]}", which the definition of the exported table goes by: export '
-            "that column as well, or give --ignore-definition with --key and --set",
+            f'the file does not have the column "{missing[0]}", which the definition of the exported table needs: '
+            "export that column as well, or give --ignore-definition with --key and --set",
             column=missing[0],
         )

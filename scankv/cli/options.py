@@ -15,9 +15,9 @@ TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as d
 Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")]
 Where = Annotated[
     str | None,
-    typer.Option(metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."),
+    typer.Option(metavar="PREDICATE", help="Only rows that match, such as \"score > 100 AND v LIKE 'a%'\"."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="The most rows.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="At most this many rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
@@ -45,28 +45,28 @@ _OPTION_OF: Final = {
 
 
 def split_names(text: str | None) -> list[str]:
-    """The column names in a comma-separated list."""
+    """Returns the column names in a comma-separated list; none for no text."""
     return [name.strip() for name in text.split(",")] if text else []
 
 
 def table_settings_of(settings: list[str] | None) -> dict[str, Any]:
-    """The table options given as `--set option=value`.
+    """Returns the table options given as `--set option=value`.
 
     Raises:
-        UsageError: One has no `=`, or is no table option but an option of the command.
+        UsageError: A setting has no `=`, or names something that the command has its own option for.
     """
     pairs = settings_of(settings)
     for name in pairs:
         if name in _OPTION_OF:
-            raise UsageError(f'--set is for table options, and "{name}" is none: give {_OPTION_OF[name]}')
+            raise UsageError(f'--set is for table options, and "{name}" is not one: give {_OPTION_OF[name]}')
     return pairs
 
 
 def settings_of(settings: list[str] | None) -> dict[str, Any]:
-    """The options given as `--set option=value`.
+    """Returns the options given as `--set option=value`.
 
     Raises:
-        UsageError: One has no `=`.
+        UsageError: A setting has no `=`.
     """
     pairs: dict[str, Any] = {}
     for setting in settings or ():

@@ -1,7 +1,8 @@
-"""How a command ends: its exit code, and what it says on standard error when it failed.
+"""How a command ends: its exit code, and its message on standard error if it failed.
 
-0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted; 143 terminated.
-`serve` adds its own. What is not expected to fail shows a traceback.
+Exit codes: 0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted;
+143 terminated. `serve` adds its own. Only a `ScanKvError` becomes a one-line message: any other exception is a bug, and
+shows its traceback.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ FAILED: Final = 1
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
-_ROOMS: Final = ("aio_client", "scankv", "streaming_server")
+_OWN_PACKAGES: Final = ("aio_client", "scankv", "streaming_server")
 
 
 class Commands(TyperGroup):
-    """The group of all commands; gives every one of them the same ending."""
+    """The group of all commands. It maps the exceptions of every command to messages and exit codes."""
 
     def invoke(self, ctx: Any) -> object:  # noqa: ANN401  # typer has moved the class of its contexts
-        """Runs the command that was asked for."""
+        """Runs the command that the user named."""
         try:
             result: object = super().invoke(ctx)
             sys.stdout.flush()
@@ -47,26 +48,26 @@ class Commands(TyperGroup):
 
 
 def complain(message: str) -> None:
-    """Says on standard error why the command failed: in one line, or on a terminal in those that the message has."""
+    """Prints an error on standard error: on a terminal with the line breaks of the message, otherwise in one line."""
     shown = message if sys.stderr.isatty() else " ".join(message.split())
     typer.echo(f"scankv: error: {printable(shown, lines=True)}", err=True)
 
 
 @contextmanager
-def needs(extra: str) -> Iterator[None]:
-    """Imports that an extra of the distribution installs happen in here.
+def require_extra(extra: str) -> Iterator[None]:
+    """Wraps imports that need an extra of the distribution.
 
     Raises:
-        UsageError: A package is missing; the message has the line that installs it.
+        UsageError: A package of the extra is not installed. The message has the command that installs it.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _ROOMS:
+        if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
             raise
         raise UsageError(f'{error.name} is not installed; run: pip install "scankv[{extra}]"') from error
 
 
 def _abandon_stdout() -> None:
-    """Keeps the interpreter from flushing into the closed pipe, and complaining, when it exits."""
+    """Redirects standard output to nowhere, so that the interpreter's last flush does not fail on the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Places in a changelog, as options name them."""
+"""Parses options that name positions in a changelog."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ _OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")
 _NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
 
 
-def start_of(option: str, text: str) -> StartFrom:
-    """Where to start: full, earliest, latest, last:N, offsets, or a time. Raises UsageError."""
+def parse_start(option: str, text: str) -> StartFrom:
+    """Parses where to start: full, earliest, latest, last:N, offsets, or a time.
+
+    Raises:
+        UsageError: The text is none of these forms. The message names the option.
+    """
     if text in _NAMED:
         return _NAMED[text]
     last = _LAST.fullmatch(text)
@@ -27,8 +31,12 @@ def start_of(option: str, text: str) -> StartFrom:
     return StartFrom.timestamp(_time(option, text, "full, earliest, latest, last:N, offsets as 0=12,1=7"))
 
 
-def stop_of(option: str, text: str) -> StopAt:
-    """Where to end: latest, offsets, or a time. Raises UsageError."""
+def parse_stop(option: str, text: str) -> StopAt:
+    """Parses where to stop: latest, offsets, or a time.
+
+    Raises:
+        UsageError: The text is none of these forms. The message names the option.
+    """
     if text == "latest":
         return StopAt.LATEST
     offsets = _offsets(text)
@@ -38,7 +46,7 @@ def stop_of(option: str, text: str) -> StopAt:
 
 
 def _offsets(text: str) -> LogOffsets | None:
-    """Offsets as 0=12,1=7, or as JSON with the incarnation of their table; None for what begins as neither."""
+    """Parses offsets as 0=12,1=7 or as JSON with the table incarnation; returns None for any other text."""
     if text.lstrip().startswith("{"):
         return LogOffsets.from_json(text)
     if _OFFSETS.fullmatch(text):
@@ -49,8 +57,8 @@ def _offsets(text: str) -> LogOffsets | None:
 
 
 def _time(option: str, text: str, others: str) -> datetime:
-    """A time; one without a zone is that of this machine."""
+    """Parses a time. A time without a zone is in the local zone of this machine."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
-        raise UsageError(f'{option} "{text}": it is {others}, or a time as 2026-01-31T12:00:00Z') from None
+        raise UsageError(f'{option} must be {others}, or a time as 2026-01-31T12:00:00Z, not "{text}"') from None

@@ -17,16 +17,16 @@ Keys = Annotated[
     list[str],
     typer.Argument(
         metavar="KEY...",
-        help="Keys of one row each. Those of several columns are written with commas, as a line of CSV.",
+        help="The keys, one row each. Write a key of several columns with commas, as a line of CSV.",
         show_default=False,
     ),
 ]
 
 
 def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> None:
-    """Show the rows of some keys; with --json each is one line.
+    """Show the rows with these keys; with --json, each row is one line.
 
-    A key without a row makes the exit code 1.
+    The exit code is 1 if a key has no row.
     """
     with sync.connect(url) as client:
         found = client.table(table)
@@ -57,8 +57,8 @@ def put(
 ) -> None:
     """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
 
-    In a new row they are null. A table whose other columns must not be null, or whose merge engine needs them, takes
-    whole rows only.
+    In a new row they are null. Give all columns if the other columns must not be null or the table's merge engine
+    needs them.
     """
     with sync.connect(url) as client:
         found = client.table(table)
@@ -68,7 +68,7 @@ def put(
 
 
 def delete(table: TableName, keys: Keys, url: Url = None) -> None:
-    """Delete the rows of some keys; a key without a row is ignored."""
+    """Delete the rows with these keys. A key without a row is ignored."""
     with sync.connect(url) as client:
         found = client.table(table)
         written = found.delete(parse_keys(keys, _key_schema(found)))

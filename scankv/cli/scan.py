@@ -14,7 +14,7 @@ from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.printable import printable
-from scankv.formats.writers import row_writer, whole_file
+from scankv.formats.writers import atomic_file, row_writer
 from scankv.model.errors import UsageError
 
 _TERMINAL_ROWS: Final = 100
@@ -47,7 +47,8 @@ def scan(
         OutputFormat | None,
         typer.Option(
             "--format",
-            help="Default: by the name of the output file; else a table on a terminal, csv in a pipe.",
+            help="The output format. Default: by the name of the output file, else a table on a terminal and csv in a "
+            "pipe.",
         ),
     ] = None,
     output: Annotated[
@@ -62,9 +63,9 @@ def scan(
     """
     chosen = format_ or _default_format(output)
     if chosen is OutputFormat.TABLE and output is not None:
-        raise UsageError("a table is for reading; to write a file choose --format csv, jsonl, parquet or arrow")
+        raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
-        raise UsageError(f"{chosen} is not for a terminal; name a file with -o, or pipe it into a program")
+        raise UsageError(f"{chosen} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
     with sync.connect(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(at)
@@ -84,7 +85,7 @@ def _default_format(output: Path | None) -> OutputFormat:
 
 
 def _show(wanted: sync.Scan, *, cut: bool) -> None:
-    # One more than shown tells whether there are more.
+    # One row more than is shown tells whether the table has more rows.
     rows = (wanted.limit(_TERMINAL_ROWS + 1) if cut else wanted).to_arrow()
     shown = rows.slice(0, _TERMINAL_ROWS) if cut else rows
     show_rows(shown)
@@ -98,7 +99,7 @@ def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
         writer = row_writer(format_, out, stream.schema, seekable=output is not None)
         for rows in stream:
             writer.write(rows)
-            # Whoever reads a pipe sees rows as they come, and a closed pipe is noticed.
+            # The reader of a pipe sees rows as they arrive, and a closed pipe ends the command at once.
             out.flush()
         writer.close()
         out.flush()
@@ -110,7 +111,7 @@ def _destination(output: Path | None) -> Iterator[IO[bytes]]:
         yield standard_output()
         return
     try:
-        with whole_file(output) as stream:
+        with atomic_file(output) as stream:
             yield stream
     except BrokenPipeError:
         raise

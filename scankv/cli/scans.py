@@ -11,7 +11,7 @@ from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import ScanNotFound, UsageError
 
-# Short enough to type, and long enough not to hit another scan by a slip.
+# Short enough to type, and long enough that a typing error does not match another scan.
 _SHORTEST_PREFIX: Final = 6
 _MOST_BUCKETS: Final = 8
 

@@ -8,7 +8,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.options import Settings, Url, settings_of
-from scankv.cli.outcome import needs
+from scankv.cli.outcome import require_extra
 
 
 def serve(
@@ -32,15 +32,15 @@ def serve(
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C.
 
-    When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
-    let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
+    When the server is ready, it prints one line, `scankv ready on HOST:PORT`. Its log goes to standard error. SIGTERM
+    and Ctrl-C let running calls end first. Options take precedence over $SCANKV_<SETTING>, and that over the file.
 
-    Only the user who runs the server can read what it writes. A directory with something else in it is refused.
+    Only the user who runs the server can read what it writes. A directory with files of another program is refused.
 
-    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken, 5 when the directory
-    is neither empty nor ScanKV's.
+    Exit codes: 0 after a drain, 3 if another server uses the directory, 4 if the port is taken, 5 if the directory is
+    neither empty nor a data directory of ScanKV.
     """
-    with needs("server"):
+    with require_extra("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run
     flags = {

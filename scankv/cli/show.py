@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LONGEST_CELL: Final = 60
 _GAP: Final = 3
 _NULL: Final = "null"
-# Characters: in this width nothing is cut.
+# A width in characters at which nothing is cut.
 _UNBOUNDED: Final = 1_000_000
 
 
@@ -54,7 +54,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def show_rows(rows: pa.Table) -> None:
-    """Prints rows of a scan. A terminal gets as many columns as fit, and the names of the others."""
+    """Prints rows of a scan. On a terminal, prints as many columns as fit, and the names of the others."""
     table, hidden = rows_table(rows, Console().width if is_terminal() else None)
     show(table)
     if hidden:
@@ -64,7 +64,7 @@ def show_rows(rows: pa.Table) -> None:
 def rows_table(
     rows: pa.Table, width: int | None, leading: Mapping[str, Sequence[Text]] | None = None
 ) -> tuple[Table, list[str]]:
-    """Rows as a table, and the names of the last columns, which did not fit.
+    """Returns rows as a printable table, and the names of the last columns, which did not fit.
 
     Args:
         rows: The rows; the first column is always shown.
@@ -87,12 +87,12 @@ def rows_table(
 
 
 def no_width_for(hidden: Sequence[str]) -> str:
-    """The message about columns that did not fit."""
+    """Returns the message about columns that did not fit."""
     return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `-6 d 1 h`."""
+    """Formats a duration in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `-6 d 1 h`."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
     whole = round(seconds)
@@ -106,7 +106,7 @@ def duration(seconds: float) -> str:
 
 
 def output() -> IO[bytes]:
-    """Standard output for data: exact bytes in a pipe or a file, printable characters on a terminal."""
+    """Returns standard output for data: exact bytes in a pipe or a file, printable characters on a terminal."""
     exact: IO[bytes] = sys.stdout.buffer
     return cast("IO[bytes]", PrintableStream(exact)) if is_terminal() else exact
 
@@ -120,7 +120,7 @@ def stderr_console() -> Console:
 
 
 def text_cells(column: pa.Array) -> list[str | None]:
-    """The values as short texts that are safe to print, None for nulls."""
+    """Returns the values as short texts that are safe to print; None for nulls."""
     texts = printable_texts(to_text(column))
     long = pc.greater(pc.utf8_length(texts), _LONGEST_CELL)
     shortened = pc.binary_join_element_wise(pc.utf8_slice_codeunits(texts, 0, _LONGEST_CELL - 1), "…", "")
@@ -135,7 +135,7 @@ def _cell(value: Text | str | None) -> Text:
 
 
 def _hidden(cells: Mapping[str, Sequence[str | None]], width_left: int) -> list[str]:
-    """The last columns that do not fit; the first column always fits."""
+    """Returns the last columns that do not fit. The first column is always shown."""
     width_left += _GAP
     names = list(cells)
     for index, name in enumerate(names):
@@ -153,7 +153,7 @@ def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
 
 
 def show(shown: RenderableType, width: int | None = None) -> None:
-    """Prints something that rich can render. A terminal cuts it at the given width, or at its own."""
+    """Prints an object of rich. On a terminal, cuts it at the given width, or at the terminal's own."""
     if is_terminal():
         Console(width=width).print(shown)
         return

@@ -92,7 +92,7 @@ def renew(
 def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
     """Release snapshots. Scans that are reading them continue to their end.
 
-    The exit code is 1 when one of them is not there; the others are released all the same.
+    The exit code is 1 if a snapshot does not exist; the others are released anyway.
     """
     failed = False
     with sync.connect(url) as client:
@@ -110,10 +110,10 @@ def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """The seconds of a time such as 600, 90s, 10m, 2h or 7d.
+    """Returns the seconds of a duration such as 600, 90s, 10m, 2h or 7d.
 
     Raises:
-        UsageError: It is no such time.
+        UsageError: The text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip(), re.ASCII)
     if match is None:

@@ -33,7 +33,7 @@ def create(
             "--file",
             "-f",
             metavar="FILE",
-            help="A TOML file with the definition instead, as `describe --toml` prints it.",
+            help="Take the definition from a TOML file, as `describe --toml` prints it, and from no other option.",
         ),
     ] = None,
     url: Url = None,
@@ -41,14 +41,14 @@ def create(
     """Create a table, from options or from a file."""
     if file is not None:
         if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_)):
-            raise UsageError("--file says all of the table: give nothing beside it")
-        said = read_table_file(file)
+            raise UsageError("--file defines the complete table: leave out all other options of the table")
+        table_file = read_table_file(file)
         with sync.connect(url) as client:
-            said.create(client)
-        typer.echo(f"created {said.table}")
+            table_file.create(client)
+        typer.echo(f"created {table_file.table}")
         return
     if table is None or schema is None or key is None:
-        raise UsageError("a table needs its name, --schema and --key; or --file")
+        raise UsageError("a new table needs a name, --schema and --key: give all three, or --file")
     with sync.connect(url) as client:
         client.create_table(
             table,
@@ -73,8 +73,8 @@ def drop(
         try:
             rows = _rows_of(client.table(table))
         except DataLoss:
-            # It can be dropped all the same.
-            rows = "all its rows, which cannot be read as it is"
+            # A damaged table can be dropped.
+            rows = "all its rows, which cannot be counted because the table is damaged"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
@@ -84,6 +84,6 @@ def drop(
 
 
 def _rows_of(table: sync.Table) -> str:
-    """How many rows would be deleted. Nothing is read for it: a damaged table can be dropped, too."""
+    """Returns how many rows would be deleted, without reading any row, because the table may be damaged."""
     counts = [None if bucket.damage else bucket.rows for bucket in table.statistics()]
     return "all its rows" if None in counts else f"its {sum(filter(None, counts)):,} rows"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from aio_client import ScanSource, sync
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
-from scankv.cli.positions import start_of, stop_of
+from scankv.cli.positions import parse_start, parse_stop
 from scankv.cli.show import is_terminal, output, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
@@ -77,8 +77,8 @@ def tail(
     that begins to match is +I, and a row that no longer matches is -D. Ctrl-C ends the command with exit code 0.
     """
     chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
-    start = start_of("--from", from_)
-    stop = None if until is None else stop_of("--until", until)
+    start = parse_start("--from", from_)
+    stop = None if until is None else parse_stop("--until", until)
     with sync.connect(url) as client:
         scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
@@ -104,7 +104,7 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
 
 
 def _print_lines(rows: pa.RecordBatch) -> None:
-    """One line per change: time, row kind, bucket and offset, and the columns by name."""
+    """Prints one line per change: time, row kind, bucket and offset, and the columns by name."""
     names = rows.schema.names[len(CHANGE_COLUMNS) :]
     times = pc.fill_null(pc.strftime(rows.column("_commit_timestamp"), "%H:%M:%S"), "")
     cells = [text_cells(rows.column(name)) for name in names]

@@ -18,7 +18,7 @@ def top(
     table: TableName,
     by: Annotated[str, typer.Option(metavar="COLUMN", help="The column that orders the rows.", show_default=False)],
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="At most so many rows.")
+        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="At most this many rows.")
     ] = 10,
     ascending: Annotated[bool, typer.Option("--ascending", help="Least first.")] = False,
     where: Where = None,
@@ -37,17 +37,17 @@ def top(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show the first rows in the order of a column, greatest first; with --json each is one line.
+    """Show the first rows in the order of a column, greatest first; with --json, each row is one line.
 
-    Rows that are null in the column come last, and rows that are equal in it by their keys.
+    Nulls come last. Rows with equal values are in the order of their keys.
 
-    With --watch, a terminal shows how each row has moved (▲2, ▼1, new) and which ones left; a pipe gets a block for
-    every change, with --json one line: its time, the rows, and which of them entered, left and moved. A change shows at
-    once, or --every seconds after the one before. As long as nothing is written, the server reads nothing. Ctrl-C ends
-    it with exit code 0.
+    With --watch, a terminal shows how each row has moved (▲2, ▼1, new) and which rows have left. A pipe gets a block
+    for each change; with --json, it gets one line with the time, the rows, and the rows that entered, left and moved. A
+    change is shown at once, but no sooner than --every seconds after the previous one. The server reads nothing while
+    nothing is written. Ctrl-C ends the command with exit code 0.
     """
     if every is not None and not watch:
-        raise UsageError("--every is how often --watch shows changes; add --watch")
+        raise UsageError("--every is an option of --watch: add --watch")
     chosen = split_names(columns) or None
     with sync.connect(url) as client:
         found = client.table(table)

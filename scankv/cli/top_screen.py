@@ -1,4 +1,4 @@
-"""What a watched top-N looks like: a table with the movement of its rows, or a line of JSON. Pure but for the clock."""
+"""Formats a watched top-N, as a table that shows how rows move, or as a line of JSON. Does no I/O."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ _MOST_LEFT: Final = 5
 
 
 class PollingStatus(Protocol):
-    """Says how the polling behind a screen goes."""
+    """The state of the watch behind a screen."""
 
     @property
     def unchanged(self) -> int:
-        """How many answers in a row had the rows as they are."""
+        """How many answers in a row had the same rows as now."""
 
     @property
     def current_error(self) -> ScanKvError | None:
-        """What has kept the server from answering since its last answer; None while it answers."""
+        """The error of the latest attempt to reach the server; None while the server answers."""
 
 
 class TopScreen:
-    """A top-N as a terminal shows it, in the terminal's size: the newest rows, how they moved, and how it is going.
+    """A top-N on a terminal, in the terminal's size: the latest rows, how they moved, and the state of the watch.
 
-    Drawn by rich in a thread of its own, again and again, also while nothing changes.
+    rich draws it periodically in its own thread, even while nothing changes.
     """
 
     def __init__(self, going: PollingStatus, *, now: Callable[[], datetime] = datetime.now) -> None:
         """Shows no rows before the first `change`.
 
         Args:
-            going: How the questions are going; asked whenever the screen is drawn.
-            now: The time of day to show.
+            going: The state of the watch; read whenever the screen is drawn.
+            now: Returns the time of day to show.
         """
         self._going = going
         self._now = now
         self._shown: tuple[TopN, bool, datetime] | None = None
 
     def change(self, top: TopN) -> None:
-        """Takes the next answer."""
+        """Shows the next answer from now on."""
         self._shown = top, self._shown is None, self._now()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich calls to draw it."""
+        """Draws the screen; called by rich."""
         parts = []
         if self._shown is not None:
             top, first, changed_at = self._shown
@@ -76,13 +76,13 @@ class TopScreen:
 
 
 def top_block(top: TopN, *, first: bool, width: int | None = None, height: int | None = None) -> RenderableType:
-    """The rows of an answer with their ranks and movements, and below them those that left.
+    """Returns the rows of an answer with their ranks and movements, followed by the rows that left.
 
     Args:
         top: The answer.
-        first: Whether it is the first, in which nothing has moved.
-        width: The characters there are. None: as many as it takes.
-        height: The lines there are. None: as many as it takes.
+        first: Whether this is the first answer, in which no row has moved.
+        width: The available width in characters. None: unlimited.
+        height: The available height in lines. None: unlimited.
     """
     left = None if first or not top.left.num_rows else _line(_left_text(top.left), "dim")
     rows = top.rows
@@ -103,7 +103,7 @@ def top_block(top: TopN, *, first: bool, width: int | None = None, height: int |
 
 
 def movements(top: TopN, rows: int) -> list[Text]:
-    """How each of the first rows has moved: `▲2`, `▼1`, `new`, or nothing."""
+    """Returns how each of the first rows has moved: `▲2`, `▼1`, `new`, or an empty text."""
     marks = [Text() for _ in range(rows)]
     for rank in top.entered.column("rank").to_pylist():
         if rank <= rows:
@@ -118,12 +118,12 @@ def movements(top: TopN, rows: int) -> list[Text]:
 
 
 def top_json(top: TopN, at: datetime, *, first: bool) -> str:
-    """An answer as one JSON object: when it came, its rows, and which of them entered, left and moved, by their keys.
+    """Returns an answer as one JSON object: its time, its rows, and the keys of rows that entered, left or moved.
 
     Args:
         top: The answer.
-        at: When it came, with its time zone.
-        first: Whether it is the first; then nothing has entered, and it says so.
+        at: When the answer arrived, with a time zone.
+        first: Whether this is the first answer. The object says so, because then no row counts as entered.
     """
     parts = {"rows": top.rows} | {"entered": top.entered, "left": top.left, "moved": top.moved}
     texts = [f'"{name}":[{",".join(_json_rows(rows))}]' for name, rows in parts.items()]

@@ -1,4 +1,4 @@
-"""`top --watch`: a top-N that follows its table, in place on a terminal that can, else as blocks or lines."""
+"""`top --watch`: shows a top-N whenever it changes: in place on a terminal that can do so, else as blocks or lines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REFRESHES_PER_SECOND: Final = 4
 
 
 def watch_top(watched: sync.TopNWatch, *, json: bool) -> None:
-    """Shows every change until Ctrl-C, which is how it is meant to end.
+    """Shows every change until Ctrl-C, which is the normal end.
 
     Args:
-        watched: What is watched; closed in the end.
-        json: Whether each change is printed as one line of JSON, also on a terminal.
+        watched: The watch; closed at the end.
+        json: Whether each change is printed as one line of JSON, even on a terminal.
     """
     try:
         with watched:

@@ -1,7 +1,7 @@
-"""Keeps pandas out of the processes of this command line.
+"""Prevents the import of pandas by commands that do not need it.
 
-Arrow imports pandas, where it is installed, with its first conversion: 0.4 s and 60 MiB for every command. None needs
-it but the demo.
+If pandas is installed, pyarrow imports it with the first conversion, which costs every command 0.4 s and 60 MiB. Only
+the demo needs pandas.
 """
 
 import sys
@@ -12,18 +12,18 @@ class _WithoutPandas(MetaPathFinder):
     def find_spec(self, fullname: str, *_: object) -> None:
         """Refuses pandas; finds nothing."""
         if fullname == "pandas":
-            raise ModuleNotFoundError("the command line does without pandas", name=fullname)
+            raise ModuleNotFoundError("the scankv command does not import pandas", name=fullname)
 
 
 _finder = _WithoutPandas()
 
 
 def keep_pandas_out() -> None:
-    """From now on pandas cannot be imported. Before Arrow converts anything: it asks only once."""
+    """Makes imports of pandas fail. Call it before pyarrow converts anything: pyarrow tries the import only once."""
     sys.meta_path.insert(0, _finder)
 
 
 def let_pandas_in() -> None:
-    """Ends that, if it was begun."""
+    """Allows imports of pandas again."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)

@@ -1,4 +1,4 @@
-"""The demonstration: real flights through a real server, every figure compared with the source."""
+"""The demo: loads real flights into a real server, streams them, and compares every figure with the source."""
 
 from scankv.demo.main import run
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, for as long as it is needed."""
+"""Runs a temporary server in its own process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STOP_SECONDS: Final = 10.0
 
 @asynccontextmanager
 async def embedded_server(directory: Path) -> AsyncIterator[str]:
-    """Runs `scankv serve` on a free port; gives its address, and stops it in the end.
+    """Runs `scankv serve` on a free port; yields its address, and stops the server at the end.
 
     Args:
-        directory: Where its data and its log go; there and writable.
+        directory: An existing, writable directory for the data and the log of the server.
 
     Raises:
-        Unavailable: It did not start; the message has the end of its log.
+        Unavailable: The server did not start. The message has the end of its log.
     """
     log = directory / "server.log"
     with log.open("wb") as stderr:

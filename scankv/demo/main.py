@@ -1,4 +1,4 @@
-"""The demonstration from beginning to end."""
+"""Runs the demo from start to end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from scankv.demo.session import Outcome, run_session
 
 
 def run() -> int:
-    """Runs it and prints what it does; returns the exit code, 1 when a figure differs from the source.
+    """Runs the demo and prints each step; returns the exit code, which is 1 if a figure differs from the source.
 
     Raises:
-        UsageError: A package that it needs is not installed.
-        ScanKvError: The server did not do what it was asked.
+        UsageError: A package that the demo needs is not installed.
+        ScanKvError: A call failed.
     """
     source = find_flights()
     report = Report(Console(highlight=False))
-    report.title()
+    report.print_title()
     with tempfile.TemporaryDirectory(prefix="scankv-demo-") as directory:
         try:
             outcome = asyncio.run(_with_server(source, Path(directory), report))
         except ExceptionGroup as group:
             raise _first_error(group) from group
-    # Only now: pandas would count as memory of the client.
+    # pandas is used only now, because its memory would count as memory of the client.
     with report.step("source") as done:
         truth = true_figures(source)
         done(f"{truth.rows:,} flights read with pandas for comparison")
-    return 0 if report.verdict(checks_of(outcome, truth), outcome.streamed) else 1
+    return 0 if report.print_verdict(checks_of(outcome, truth), outcome.streamed) else 1
 
 
 async def _with_server(source: Path, directory: Path, report: Report) -> Outcome:
@@ -42,7 +42,7 @@ async def _with_server(source: Path, directory: Path, report: Report) -> Outcome
 
 
 def _first_error(group: ExceptionGroup) -> Exception:
-    """The error that ended a group of tasks."""
+    """Returns the first error in a group."""
     error: Exception = group
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

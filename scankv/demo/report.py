@@ -1,4 +1,4 @@
-"""What the demonstration prints: a line a step, a bar chart, and whether every figure is right."""
+"""Prints the output of the demo: one line per step, a bar chart, and the result of each check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Check:
 
 
 def checks_of(outcome: Outcome, truth: Figures) -> list[Check]:
-    """Every comparison of what was seen with the source."""
+    """Returns all comparisons of the session's outcome with the source."""
     streamed, afterwards = outcome.streamed, outcome.afterwards
     return [
         Check("rows streamed", streamed.rows, truth.rows),
@@ -59,26 +59,26 @@ def checks_of(outcome: Outcome, truth: Figures) -> list[Check]:
 
 
 class Report:
-    """Prints to a console; a step that is underway has a spinner when that is a terminal."""
+    """Prints to a console. On a terminal, a spinner shows the running step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def title(self) -> None:
-        """Says what is going to happen."""
+    def print_title(self) -> None:
+        """Prints what the demo does."""
         self._console.print("[bold]ScanKV[/]: the flights that left New York in 2013, stored, changed and streamed\n")
 
-    def line(self, label: str, text: str) -> None:
-        """Prints one fact."""
+    def print_line(self, label: str, text: str) -> None:
+        """Prints one line of text with a label."""
         self._console.print(f"  [dim]{label:<{_LABEL_WIDTH}}[/]{text}")
 
     @contextmanager
     def step(self, label: str) -> Iterator[Callable[[str], None]]:
-        """Something that takes a while; gives the function that prints what came of it."""
+        """Shows a spinner during a step; yields the function that prints the result of the step."""
         with self._console.status(f"{label} ..."):
-            yield lambda text: self.line(label, text)
+            yield lambda text: self.print_line(label, text)
 
-    def verdict(self, checks: Sequence[Check], figures: Figures) -> bool:
+    def print_verdict(self, checks: Sequence[Check], figures: Figures) -> bool:
         """Prints the chart and every check; returns whether all passed."""
         self._chart(figures)
         for check in checks:
@@ -110,18 +110,18 @@ class Report:
 
 
 def bar(share: float, width: int) -> str:
-    """A horizontal bar that fills a share, 0 to 1, of so many cells, in steps of an eighth of a cell."""
+    """Returns a horizontal bar that fills a share (0 to 1) of a width in cells, in steps of an eighth of a cell."""
     eighths = round(min(share, 1.0) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def _line_of(check: Check) -> str:
     if not check.passed:
-        return f"  [red]✗[/] {check.what}: {_shown(check.found)}, and not {_shown(check.expected)}"
-    return f"  [green]✓[/] {check.what}: {_shown(check.found)}"
+        return f"  [red]✗[/] {check.what}: {_format_value(check.found)}, and not {_format_value(check.expected)}"
+    return f"  [green]✓[/] {check.what}: {_format_value(check.found)}"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "none"
     if isinstance(value, int):

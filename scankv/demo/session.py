@@ -1,4 +1,4 @@
-"""What the demonstration does with its server: load, stream while rows change, stream again."""
+"""The session of the demo with its server: load, stream while rows change, stream again."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _SAMPLE_EVERY: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was seen.
+    """The results of the session.
 
     Attributes:
-        streamed: The figures of the stream that was open while rows changed.
-        zeros_streamed: Rows in it with distance 0, which are updates that it must not show.
-        updated_meanwhile: Rows whose update was acknowledged before that stream had ended.
+        streamed: The figures of the first stream, which was open while rows changed.
+        zeros_streamed: Rows with distance 0 in the first stream: updates that the stream must not show.
+        updated_meanwhile: Rows whose update was acknowledged before the first stream ended.
         updated: All rows that were updated.
         updated_miles: The distance that the updated rows had before.
-        afterwards: The figures of a stream that was opened after the last update.
-        zeros_afterwards: Rows in it with distance 0.
-        zeros_looked_up: Rows with distance 0 among those found by the keys of the updates.
+        afterwards: The figures of the second stream, which was opened after the last update.
+        zeros_afterwards: Rows with distance 0 in the second stream.
+        zeros_looked_up: Rows with distance 0 in a lookup of the updated keys.
     """
 
     streamed: Figures
@@ -53,15 +53,15 @@ class Outcome:
 
 
 async def run_session(address: str, source: Path, report: Report) -> Outcome:
-    """Loads the flights into a new table and streams them back twice.
+    """Loads the flights into a new table and streams the table twice.
 
     Args:
         address: The server.
         source: The file with the flights.
-        report: Told of every step.
+        report: Prints every step.
     """
     async with connect(address) as client:
-        report.line("server", f"{address}, in a process of its own")
+        report.print_line("server", f"{address}, in its own process")
         table = await client.create_table(TABLE, SCHEMA, primary_key=KEY)
         sample = await _load(table, source, report)
         zeroing = Zeroing(table, sample)
@@ -103,7 +103,7 @@ async def _load(table: Table, source: Path, report: Report) -> pa.Table:
 
 
 async def _stream_while_rows_change(table: Table, zeroing: Zeroing, report: Report) -> tuple[Tally, int]:
-    """Streams the table; returns what came, and how many rows had been updated before the stream ended."""
+    """Streams the table; returns the tally of the rows, and how many rows were updated before the stream ended."""
     tally = Tally()
     writer = None
     with report.step("stream") as done:
@@ -113,7 +113,7 @@ async def _stream_while_rows_change(table: Table, zeroing: Zeroing, report: Repo
                 tally.add(rows)
                 if writer is None:
                     writer = group.create_task(zeroing.run())
-                    # So that there are updates also where the stream is much faster than they are.
+                    # Ensures that some rows are updated even if the stream is much faster than the updates.
                     await zeroing.first.wait()
             meanwhile = zeroing.acknowledged
             zeroing.stop.set()
@@ -136,7 +136,7 @@ async def _report_memory(client: Client, report: Report) -> None:
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    report.line("memory", f"server {decimal(server)}, client {decimal(own)} at their peaks")
+    report.print_line("memory", f"server {decimal(server)}, client {decimal(own)} at their peaks")
 
 
 def _speed(rows: int, seconds: float) -> str:

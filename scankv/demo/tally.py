@@ -1,4 +1,4 @@
-"""Figures of a stream, kept while it runs."""
+"""Computes the figures of a stream while it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scankv.model import lazy_compute as pc
 
 
 class Tally:
-    """Counts and sums chunks of flights, so that none of them has to be kept.
+    """Counts and sums chunks of flights, without keeping the chunks.
 
     Attributes:
         rows: Flights so far.
@@ -24,7 +24,7 @@ class Tally:
         self._carriers: list[pa.Table] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Counts the flights of one chunk, at least one."""
+        """Counts the flights of one chunk, which has at least one."""
         distance = rows.column("distance")
         self.rows += rows.num_rows
         self.distance += pc.sum(distance).as_py()
@@ -33,7 +33,7 @@ class Tally:
         self._carriers.append(by_carrier.aggregate([("distance", "count"), ("distance", "sum")]))
 
     def figures(self) -> Figures:
-        """The figures of all flights counted, at least one."""
+        """Returns the figures of all flights counted so far, at least one."""
         by_carrier = pa.concat_tables(self._carriers).group_by("carrier")
         total = by_carrier.aggregate([("distance_count", "sum"), ("distance_sum", "sum")])
         names, flights, miles = (

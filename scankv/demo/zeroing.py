@@ -18,12 +18,12 @@ _SEED: Final = 2013
 
 
 class Zeroing:
-    """Sets `distance` to 0 in random rows, until it is told to stop.
+    """Sets `distance` to 0 in random rows until the caller sets `stop`.
 
     Attributes:
-        acknowledged: How many rows are updated.
-        first: Set when the first of them are.
-        stop: To be set by the caller when it is enough.
+        acknowledged: How many rows were updated.
+        first: Set when the first update is acknowledged.
+        stop: Set by the caller to end the updates.
     """
 
     def __init__(self, table: Table, rows: pa.Table) -> None:
@@ -34,7 +34,7 @@ class Zeroing:
         self._rows = rows.take(np.random.default_rng(_SEED).permutation(rows.num_rows))
 
     async def run(self) -> None:
-        """Updates one random row after the other, many in a request; ends when every row was."""
+        """Updates the rows in random order, many per request, until all rows are updated or `stop` is set."""
         position = SCHEMA.get_field_index("distance")
         while self.acknowledged < self._rows.num_rows and not self.stop.is_set():
             rows = self._rows.slice(self.acknowledged, _ROWS_PER_UPDATE)
@@ -44,5 +44,5 @@ class Zeroing:
             self.first.set()
 
     def updated(self) -> pa.Table:
-        """The rows that are updated, as they were before."""
+        """Returns the rows that were updated, as they were before."""
         return self._rows.slice(0, self.acknowledged)

@@ -1,1 +1,1 @@
-"""Files in and out: CSV, JSON lines, Parquet and Arrow, to and from record batches of a table's schema."""
+"""Reads and writes CSV, JSON lines, Parquet and Arrow files as record batches of a table's schema."""

@@ -1,4 +1,4 @@
-"""Parquet files, Arrow IPC files and Arrow IPC streams: they say their schema themselves."""
+"""Reads files that contain their schema: Parquet files, Arrow IPC files and Arrow IPC streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArrowBlock:
     first: int
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Returns how many rows."""
         return int(self.rows.num_rows)
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
@@ -39,10 +39,10 @@ class ArrowBlock:
 
 
 def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[ArrowBlock]:
-    """Reads a file that has a schema as blocks of rows of another one.
+    """Reads the batches of a file as blocks of rows of the table's schema.
 
     Raises:
-        SchemaMismatch: The file has not exactly the columns of the schema.
+        SchemaMismatch: The columns of the file are not exactly those of the schema.
     """
     check_file_columns(batches.schema.names, schema)
     first = 0
@@ -52,10 +52,10 @@ def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[Arr
 
 
 def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
-    """The rows of a Parquet file, in batches of at most 65,536.
+    """Returns the rows of a Parquet file, in batches of at most 65,536.
 
     Raises:
-        ValueError: It is not a Parquet file, or a damaged one.
+        ValueError: The file is not a Parquet file, or is damaged.
     """
     from pyarrow import parquet  # on use, see `writers`
 
@@ -64,10 +64,10 @@ def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
 
 
 def open_arrow(stream: io.BufferedReader) -> pa.RecordBatchReader:
-    """The rows of an Arrow IPC file or stream, in its own batches.
+    """Returns the rows of an Arrow IPC file or stream, in the batches of the file.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The file is neither an Arrow IPC file nor an Arrow IPC stream.
     """
     if not stream.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
         return pa.ipc.open_stream(stream)

@@ -1,4 +1,4 @@
-"""Runs of rows as a file has them, turned into rows of a table; the rows that cannot be are found one by one."""
+"""Converts blocks of a file's rows to rows of a table, and finds each row that cannot be converted."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _MOST_REPORTED: Final = 20
 
 
 class BadRowError(Exception):
-    """Rows cannot be turned into rows of the table; with a single row the message is its reason."""
+    """At least one of some rows does not fit the table. For a single row, the message is the reason."""
 
 
 class Block(Protocol):
-    """A run of rows as they stand in the file."""
+    """Consecutive rows of a file, not yet converted."""
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Returns the number of rows."""
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
-        """The rows `start` up to `stop`, of the block's schema.
+        """Returns the rows `start` up to, but not including, `stop`, converted to the block's schema.
 
         Raises:
-            BadRowError: At least one of them is not a row of that schema.
+            BadRowError: At least one of these rows does not fit the schema.
         """
 
     def where(self, row: int) -> str:
-        """Where a row stands in the file, such as `line 17`."""
+        """Returns the position of a row in the file, such as `line 17`."""
 
 
 class BadRows:
-    """What happens with rows that cannot be loaded: the first ends the loading, or each is reported and counted.
+    """Handles rows that cannot be loaded: either the first one stops the load, or each one is reported and skipped.
 
     Attributes:
-        count: How many rows were passed over.
+        count: How many rows were skipped.
     """
 
     def __init__(self, name: str, *, skip: bool, report: Callable[[str], None] = lambda message: None) -> None:
@@ -50,10 +50,10 @@ class BadRows:
         self._report = report
 
     def add(self, where: str, reason: str) -> None:
-        """Takes note of one bad row.
+        """Counts and reports one bad row.
 
         Raises:
-            BadFile: Bad rows are not to be passed over.
+            BadFile: Bad rows must not be skipped.
         """
         message = f"{self._name}: {where}: {reason}"
         if not self.skip:
@@ -62,17 +62,17 @@ class BadRows:
         if self.count <= _MOST_REPORTED:
             self._report(message)
         elif self.count == _MOST_REPORTED + 1:
-            self._report("further bad rows are only counted")
+            self._report(f"more than {_MOST_REPORTED} bad rows: the rest are counted but not shown")
 
 
 @dataclass(frozen=True, slots=True)
 class GoodRows:
-    """Rows of the table's schema, which remember where they stood.
+    """Rows of the table's schema, with their positions in the file.
 
     Attributes:
         rows: The rows, at least one.
-        block: The block they come from.
-        start: Which of its rows the first one is.
+        block: The block that contains the rows.
+        start: The number of the first row within the block.
     """
 
     rows: pa.RecordBatch
@@ -80,14 +80,15 @@ class GoodRows:
     start: int
 
     def where(self, row: int) -> str:
-        """Where a row stands in the file."""
+        """Returns the position of a row in the file."""
         return self.block.where(self.start + row)
 
 
 def good_rows(block: Block, bad: BadRows) -> Iterator[GoodRows]:
-    """The rows of a block that can be loaded, in order; the others go to `bad`.
+    """Yields the rows of a block that can be loaded, in order, and passes the others to `bad`.
 
-    A block without bad rows costs one conversion, each bad row a logarithmic number of further ones.
+    A block without bad rows takes one conversion. Each bad row is found by bisection, which takes a logarithmic number
+    of further conversions.
     """
     if len(block):
         yield from _good_rows(block, 0, len(block), bad)

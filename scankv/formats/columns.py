@@ -1,4 +1,4 @@
-"""Whether what a file holds are the columns of a table."""
+"""Compares the columns of a file with those of a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def check_file_columns(names: Sequence[str], schema: pa.Schema) -> None:
-    """Refuses a file that has other columns than the table, before any row is read.
+    """Checks, before any row is read, that a file has exactly the columns of the table.
 
     Raises:
-        SchemaMismatch: A column is unknown or missing.
+        SchemaMismatch: The file has a column that the table does not have, or lacks one.
     """
     check_no_others(names, schema)
     for name in schema.names:
@@ -27,10 +27,10 @@ def check_file_columns(names: Sequence[str], schema: pa.Schema) -> None:
 
 
 def check_no_others(names: Sequence[str], schema: pa.Schema) -> None:
-    """Refuses names that are not columns of the table.
+    """Checks that all names are columns of the table.
 
     Raises:
-        SchemaMismatch: A column is unknown.
+        SchemaMismatch: A name is not a column of the table.
     """
     for name in names:
         if name not in schema.names:
@@ -38,13 +38,13 @@ def check_no_others(names: Sequence[str], schema: pa.Schema) -> None:
 
 
 def conform_block(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Brings rows into a schema.
+    """Casts rows to a schema.
 
     Raises:
-        BadRowError: A row does not fit.
+        BadRowError: A row does not fit the schema.
     """
     try:
         return conform(rows, schema)
     except SchemaMismatch as error:
-        # The caller tells the row by its place in the file.
+        # The caller names the row by its position in the file, so the row number within the block is removed.
         raise BadRowError(error.message.replace(f", row {error.details.get('row')}:", ":", 1)) from error

@@ -1,4 +1,4 @@
-"""How a CSV file is written: what separates its fields, given or found out from its first rows, and what is null."""
+"""The dialect of a CSV file: its delimiter, given by the user or detected, and the texts that mean null."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DELIMITERS: Final = (",", ";", "\t", "|")
-"""Those that are found out, the most likely first."""
+"""The delimiters that are detected, the most likely first."""
 
 _NAMES: Final = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """What is said of a CSV file.
+    """What the user specifies about a CSV file.
 
     Attributes:
-        null_texts: Fields that are null unless quoted, in every column, besides the empty one.
-        delimiter: The character between two fields. None: what its first rows suggest.
+        null_texts: Texts that mean null in every column unless they are quoted. An empty field is always null.
+        delimiter: The character between two fields. None: detected from the first rows.
     """
 
     null_texts: tuple[str, ...] = ()
@@ -31,29 +31,31 @@ class CsvOptions:
 
 
 def parse_delimiter(text: str | None) -> str | None:
-    r"""A delimiter as it is given on the command line: one character, or a name such as `tab` or `\t`.
+    r"""Parses a delimiter given on the command line: one character, or a name such as `tab` or `\t`.
 
     Raises:
-        UsageError: It cannot separate fields.
+        UsageError: The text is not a character that can separate fields.
     """
     if text is None:
         return None
     found = _NAMES.get(text.lower(), text)
     if len(found) != 1 or not found.isascii() or (found != "\t" and not found.isprintable()) or found == '"':
-        raise UsageError(f'--delimiter "{text}": it is one ASCII character but for ", or one of {", ".join(_NAMES)}')
+        raise UsageError(
+            f'--delimiter must be one ASCII character other than a quote, or one of {", ".join(_NAMES)}, not "{text}"'
+        )
     return found
 
 
 def sniff_delimiter(header: str, rows: Callable[[], str]) -> str:
-    """What separates the fields of a file.
+    """Detects the delimiter of a file.
 
-    Of what divides the header, it is what divides most of the rows into as many fields, or else the header into most. A
-    comma, if nothing divides it.
+    The candidates are the delimiters that occur in the header; without any, the delimiter is a comma. The candidate
+    wins that splits most rows into as many fields as the header. On a tie, it is the one with the most header fields.
 
     Args:
         header: The first row.
-        rows: Gives the beginning of what follows, whose last row may be cut off. Called only where the header leaves a
-            choice, since it may have to wait for a pipe.
+        rows: Returns the beginning of the text after the header; its last row may be incomplete. Called only if there
+            are several candidates, because reading ahead may block on a pipe.
     """
     candidates = [each for each in DELIMITERS if _fields(header, each) > 1]
     if len(candidates) < 2:

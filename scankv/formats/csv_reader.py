@@ -1,4 +1,4 @@
-"""CSV files: every field is read as bytes first, so that a bad value is known with its row and its text."""
+"""Reads CSV files. Fields are read as bytes first and converted later, so errors can name the row and the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scankv.formats.csv_dialect import CsvOptions
 
 NULL_WORDS: Final = ("NA", "N/A", "NULL", "null")
-"""Fields that are null in every column but those of strings, besides empty ones."""
+"""Texts that mean null in every column except string columns. An empty field is always null."""
 
 _LONGEST_SHOWN: Final = 40
 _FIRST_ROW: Final = 2
@@ -32,12 +32,12 @@ _FIRST_ROW: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Some rows of a file. They are numbered as in a spreadsheet, where the header is row 1.
+    """Consecutive rows of a file, unconverted. Rows are numbered as in a spreadsheet: the header is row 1.
 
     Attributes:
-        rows: The rows with the right number of fields, every column binary.
-        first_number: The number of the first row, be it right or wrong.
-        wrong: The numbers of the other rows, ascending, with what is wrong.
+        rows: The rows with the right number of fields. Every column is binary.
+        first_number: The number of the first row, whether its number of fields is right or wrong.
+        wrong: The numbers of the rows with a wrong number of fields, ascending, each with the reason.
     """
 
     rows: pa.RecordBatch
@@ -45,7 +45,7 @@ class Fields:
     wrong: list[tuple[int, str]]
 
     def number(self, row: int) -> int:
-        """The number of one of `rows`."""
+        """Returns the number in the file of one of `rows`."""
         number = self.first_number + row
         for wrong, _ in self.wrong:
             if wrong > number:
@@ -55,14 +55,14 @@ class Fields:
 
 
 class CsvFile:
-    """The header and the fields of a CSV file. An empty field is null, a quoted empty one is not.
+    """The header and the fields of a CSV file. An empty field is null; a quoted empty field is not.
 
     Args:
-        stream: The file at its beginning; UTF-8 with or without byte order mark.
-        options: What is said of it.
+        stream: The file, positioned at its start; UTF-8 with or without a byte order mark.
+        options: The dialect of the file.
 
     Raises:
-        ValueError: There is no header, or a name is in it twice.
+        ValueError: The file has no header, or a column name occurs twice.
     """
 
     def __init__(self, stream: io.BufferedReader, options: CsvOptions) -> None:
@@ -77,7 +77,7 @@ class CsvFile:
         )
 
     def fields(self) -> Iterator[Fields]:
-        """All rows, in blocks."""
+        """Yields all rows, in blocks."""
         number = _FIRST_ROW
         for data in read_rows(self._stream, self._delimiter):
             fields = self._parse(data, number)
@@ -94,7 +94,8 @@ class CsvFile:
 
         table = pyarrow.csv.read_csv(
             pa.BufferReader(data),
-            # One block, because rows must not end at its end; one thread, because only then rows are numbered.
+            # A single block, because a row must not cross the end of a block. A single thread, because pyarrow numbers
+            # invalid rows only then.
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
             pyarrow.csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=b'"' in data, invalid_row_handler=on_wrong_length
@@ -114,7 +115,7 @@ class CsvBlock:
     rows: int
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Returns the number of rows."""
         return self.rows
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
@@ -133,14 +134,14 @@ def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, 
 
     Raises:
         ValueError: The file is not CSV.
-        SchemaMismatch: Its header has not exactly the columns of the schema.
-        BadFile: A row has a wrong number of fields, and bad rows are not to be passed over. The rows before it came.
+        SchemaMismatch: The columns in the header are not exactly those of the schema.
+        BadFile: A row has a wrong number of fields, and bad rows must not be skipped. The rows before it were yielded.
     """
     file = CsvFile(stream, options)
     if len(file.names) == 1 and file.names[0] not in schema.names and len(schema) > 1:
         raise ValueError(
-            f'its header is the one column "{file.names[0]}", which the table has not: if something else than a comma '
-            "separates the fields, give --delimiter"
+            f'the header has the single column "{file.names[0]}", which is not a column of the table: if the fields '
+            "are not separated by commas, give --delimiter"
         )
     check_file_columns(file.names, schema)
     for fields in file.fields():
@@ -151,20 +152,20 @@ def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, 
 
 
 def report_wrong(fields: Fields, bad: BadRows) -> None:
-    """Gives the rows with a wrong number of fields to `bad`."""
+    """Passes the rows with a wrong number of fields to `bad`."""
     for number, reason in fields.wrong:
         bad.add(_where(number), reason)
 
 
 def csv_values(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
-    """The values of CSV fields, with the words that mean null outside strings.
+    """Converts CSV fields to values; `NULL_WORDS` become null, except in string columns.
 
     Raises:
-        ValueError: A field is not a value of that type.
+        ValueError: A field is not a value of the type.
     """
     if pat.is_string(type_):
         return texts
-    # A quoted empty field, which is not null yet, is a value of bytes.
+    # A quoted empty field is not null yet. It is a value for binary columns and null for the other types.
     words = NULL_WORDS if pat.is_binary(type_) else ("", *NULL_WORDS)
     is_null = pc.is_in(pc.ascii_trim_whitespace(texts), pa.array(words))
     # Not if_else, which pyarrow 20 to 23 gets wrong for a slice and a null.

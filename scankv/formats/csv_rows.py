@@ -1,4 +1,4 @@
-"""Where rows of CSV end, so that a file can be read by blocks of whole rows."""
+"""Finds where CSV rows end, so that a file can be read in blocks of complete rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _QUOTE: Final = ord('"')
 
 
 def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tuple[list[str], str]:
-    """Reads the first row that is not empty: the names of the columns, and what separates them.
+    """Reads the first row that is not empty, and returns the column names and the delimiter.
 
     Args:
-        stream: The file at its beginning.
-        delimiter: What separates fields. None: it is found out.
+        stream: The file, positioned at its start.
+        delimiter: The character between two fields. None: detected.
 
     Raises:
-        ValueError: There is none, it does not end, or a name is in it twice.
+        ValueError: The file has no header, a quote in the header is not closed, or a column name occurs twice.
     """
     header = b""
     # A quoted name may hold a line break.
@@ -36,7 +36,7 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
             break
     else:
         if header.strip():
-            raise ValueError("a quote in the header has no end")
+            raise ValueError("a quote in the header is not closed")
     text = header.decode("utf-8-sig").strip(" \r\n")
     found = delimiter or sniff_delimiter(text, lambda: _peek(stream))
     names = [name.strip() for name in next(csv.reader([text], delimiter=found), [])]
@@ -49,19 +49,19 @@ def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tupl
 
 
 def _peek(stream: io.BufferedReader) -> str:
-    """What is there already of the rows that come next, which nobody has to wait for."""
+    """Returns the next bytes that can be read without blocking."""
     return stream.peek(1)[:_SAMPLE_BYTES].decode(errors="replace")
 
 
 def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes]:
-    """Divides the rest of a file into blocks of whole rows, of about 4 MiB or of one row when that is longer.
+    """Yields the rest of a file in blocks of complete rows, each about 4 MiB, or one row if that row is longer.
 
-    It is read here, and not by pyarrow in a thread of its own, so that Ctrl-C ends the wait for a slow pipe.
+    pyarrow's own reader would read in another thread, where Ctrl-C could not interrupt the wait for a slow pipe.
     """
     pending = b""
     while data := stream.read(_BLOCK_BYTES):
         pending += data
-        end = whole_rows(pending, delimiter)
+        end = length_of_complete_rows(pending, delimiter)
         if end:
             yield pending[:end]
             pending = pending[end:]
@@ -69,24 +69,24 @@ def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes
         yield pending
 
 
-def whole_rows(data: bytes, delimiter: str = ",") -> int:
-    """How many bytes at the beginning are whole rows, which may hold quoted line breaks."""
+def length_of_complete_rows(data: bytes, delimiter: str = ",") -> int:
+    """Returns how many bytes at the start of the data are complete rows. Rows may contain quoted line breaks."""
     if b'"' not in data:
         return data.rfind(b"\n") + 1
     bytes_ = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(bytes_ == _QUOTE)
     openings = quotes[::2]
-    # What stands before a quote that begins a quoted field, or that is the second of a pair within one.
+    # The bytes that may precede an odd-numbered quote: it opens a field, or is the second of an escaped pair.
     before = np.frombuffer(f'{delimiter}\n\r"'.encode(), np.uint8)
     if not np.isin(bytes_[openings[openings > 0] - 1], before).all():
-        return _whole_rows_by_lines(data, delimiter)
+        return _length_by_lines(data, delimiter)
     ends = np.flatnonzero(bytes_ == ord("\n"))
     outside_quotes = ends[np.searchsorted(quotes, ends) % 2 == 0]
     return int(outside_quotes[-1]) + 1 if len(outside_quotes) else 0
 
 
-def _whole_rows_by_lines(data: bytes, delimiter: str) -> int:
-    """The same where quotes stand in the middle of fields, as in `5" nails`, and mean nothing."""
+def _length_by_lines(data: bytes, delimiter: str) -> int:
+    """Like `length_of_complete_rows`, for data with literal quotes in the middle of fields, as in `5" nails`."""
     lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
     # In latin-1 every byte is one character.
     reader = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter)

@@ -1,6 +1,7 @@
-"""Record batches as CSV, by columns: a field is quoted where it has to be, and an empty value always.
+"""Formats record batches as CSV, column by column.
 
-A null is an empty field. The rest is as in `text`.
+A null becomes an empty field, and an empty string a quoted one. Other fields are quoted only where necessary. Values
+are formatted as in `text`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from scankv.formats.csv_dialect import DELIMITERS
-from scankv.formats.scalar_text import concatenated
+from scankv.formats.scalar_text import concatenate
 from scankv.formats.text import to_text
 from scankv.model import lazy_compute as pc
 
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
 
 
 def csv_header(names: Sequence[str]) -> bytes:
-    """The line with the names of the columns."""
-    # Quoted where a reader that guesses the delimiter by the header could take it for another.
-    fields: list[str] = _quoted(pa.array(names, pa.string()), "".join(DELIMITERS)).to_pylist()
+    """Returns the line with the names of the columns."""
+    # Names that contain any common delimiter are quoted, because readers detect the delimiter from the header.
+    fields: list[str] = _quote(pa.array(names, pa.string()), "".join(DELIMITERS)).to_pylist()
     return (",".join(fields) + "\n").encode()
 
 
 def csv_lines(rows: pa.RecordBatch) -> pa.Buffer:
-    """The rows of a batch with at least one column, one a line, each line with its newline."""
+    """Returns the rows of a batch, one per line, each line with its newline. The batch has at least one column."""
     fields = [pc.fill_null(_field(column), "") for column in rows.columns]
     lines = pc.binary_join_element_wise(*fields, ",")
-    return concatenated(pc.binary_join_element_wise(lines, "\n", ""))
+    return concatenate(pc.binary_join_element_wise(lines, "\n", ""))
 
 
 def _field(column: pa.Array) -> pa.StringArray:
     text = to_text(column)
     may_need_quotes = pat.is_string(column.type) or pat.is_binary(column.type) or pat.is_nested(column.type)
-    return _quoted(text) if may_need_quotes else text
+    return _quote(text) if may_need_quotes else text
 
 
-def _quoted(texts: pa.StringArray, delimiters: str = ",") -> pa.StringArray:
+def _quote(texts: pa.StringArray, delimiters: str = ",") -> pa.StringArray:
     special = pc.or_(pc.match_substring_regex(texts, rf'["{delimiters}\r\n]|^\s|\s$'), pc.equal(texts, ""))
     if not pc.any(special).as_py():
         return texts

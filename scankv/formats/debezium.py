@@ -1,4 +1,4 @@
-"""Changes as Debezium's envelopes: one JSON object a line, with the row before and after.
+"""Formats changes as Debezium envelopes: one JSON object per line, with the row before and after.
 
 The fields are those of Debezium's connectors: `before`, `after`, `op` (`c` created, `u` updated, `d` deleted, `r` read
 from the whole table), `ts_ms` and `source`, which has the database, the table, `snapshot`, and in addition the bucket
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.formats.json_text import json_lines, to_json
-from scankv.formats.scalar_text import concatenated
+from scankv.formats.scalar_text import concatenate
 from scankv.model import lazy_compute as pc
 from scankv.model.tables.schema import CHANGE_COLUMNS
 
@@ -21,20 +21,21 @@ _OPERATIONS: Final = {"+I": "c", "+U": "u", "-D": "d"}
 
 
 def debezium_lines(changes: pa.RecordBatch, database: str, table: str) -> pa.Buffer:
-    """The changes of a batch as envelopes, one a line, each line with its newline.
+    """Returns the changes of a batch as envelopes, one per line, each line with its newline.
 
-    An update is one envelope, at its row after; a row before whose row after is missing is left out. Where the table's
-    changelog has no rows before, `before` is null, and of a deleted row its key.
+    An update is one envelope, with the offset and time of its `update after` row. An `update before` row without its
+    `update after` row is left out. If the changelog of the table has no `update before` rows, `before` is null for
+    updates and the key for deleted rows.
 
     Args:
-        changes: As a stream of changes returns them.
-        database: Where the table is.
-        table: Its name there.
+        changes: A batch of a stream of changes.
+        database: The database of the table.
+        table: The name of the table within the database.
     """
     kinds = np.array(changes.column("_change_type").to_pylist())
     rows = changes.select(range(len(CHANGE_COLUMNS), changes.num_columns))
     texts = pa.array(json_lines(rows).to_pybytes().decode().split("\n")[:-1], pa.string())
-    # The row before stands in front of the row after, if there is one.
+    # An `update before` row, if the changelog has it, directly precedes its `update after` row.
     behind_before = np.zeros(len(kinds), np.bool_)
     behind_before[1:] = kinds[:-1] == "-U"
     shown = np.flatnonzero(kinds != "-U")
@@ -65,4 +66,4 @@ def debezium_lines(changes: pa.RecordBatch, database: str, table: str) -> pa.Buf
     lines = pc.binary_join_element_wise(
         *parts, ',"source":', source, "}\n", "", null_handling="replace", null_replacement="null"
     )
-    return concatenated(lines)
+    return concatenate(lines)

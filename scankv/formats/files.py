@@ -1,4 +1,4 @@
-"""What is loaded: a file or standard input, its format and compression found out from its first bytes."""
+"""Opens files and standard input for loading, and detects format and compression from the first bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ZIP: Final = b"PK\x03\x04"
 
 
 class Format(StrEnum):
-    """How rows are written in a file."""
+    """A file format."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -48,22 +48,22 @@ _OF_SUFFIX: Final = {
     ".feather": Format.ARROW,
     ".ipc": Format.ARROW,
 }
-# An Arrow file begins with a name, an Arrow stream with the continuation marker of its schema message.
+# An Arrow file begins with the name of the format, an Arrow stream with the continuation marker of its schema message.
 _OF_MAGIC: Final = {b"PAR1": Format.PARQUET, b"ARRO": Format.ARROW, b"\xff\xff\xff\xff": Format.ARROW}
 _READ_FROM_THE_END: Final = (b"PAR1", b"ARRO", _ZIP)
 
 
 class BadFile(UsageError):
-    """A file cannot be read, or its rows are not those of the table."""
+    """A file cannot be read, or its rows do not fit the table."""
 
 
 class Input:
     """A file to read rows from, once or several times. Made by `open_input`; not thread-safe.
 
     Attributes:
-        name: What messages call it.
-        size_bytes: Its size as stored, None when that is not known before its end.
-        bytes_read: How far its last reader is, in bytes as stored.
+        name: The name of the file in messages.
+        size_bytes: The stored (compressed) size. None if it is unknown until the file has been read.
+        bytes_read: How many stored (compressed) bytes the latest reader has read.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Input:
 
     @property
     def format(self) -> Format:
-        """How its rows are written; unless it was said, found out from the beginning."""
+        """The format of the file: the one given, or the one detected from the first bytes."""
         if self._format is None:
-            # Kept for the first reader: standard input has only one beginning.
+            # The stream is kept for the first reader, because standard input cannot be opened again.
             self._unread = self._open()
             self._format = _detect_format(self.name, self._unread.peek(4)[:4])
         return self._format
 
     def open(self) -> io.BufferedReader:
-        """Opens it at its beginning, decompressed; closed with the input."""
+        """Opens the file at its start, decompressed. The stream is closed with the input."""
         stream, self._unread = self._unread or self._open(), None
         return stream
 
     def close(self) -> None:
-        """Closes every stream that was opened from it."""
+        """Closes every stream that was opened from the input."""
         self._opened.close()
 
     def _open(self) -> io.BufferedReader:
@@ -108,7 +108,7 @@ class Input:
 
 
 class _CountingReader(io.RawIOBase):
-    """Reads a stream and tells its input how far."""
+    """Reads a stream and counts the bytes for its input."""
 
     def __init__(self, stream: IO[bytes], input_: Input) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class _CountingReader(io.RawIOBase):
         return self._stream.tell()
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        # One read of what is there: a pipe must not wait for a full buffer.
+        # A single read, because a reader of a pipe must not wait for a full buffer.
         data = cast("io.BufferedReader", self._stream).read1(len(buffer))
         buffer[: len(data)] = data
         self._input.bytes_read += len(data)
@@ -140,22 +140,22 @@ class _CountingReader(io.RawIOBase):
 
 @contextmanager
 def open_input(argument: str, format_: Format | None = None, *, again: bool = False) -> Iterator[Input]:
-    """Opens what is to be loaded.
+    """Opens a file, or standard input, for loading.
 
-    Standard input is read as it comes, unless it is read twice or its format is read from the end: then it is copied
-    to a temporary file first.
+    Standard input is read as it arrives. If it will be read twice, or has a format that is read from the end, it is
+    copied to a temporary file first.
 
     Args:
         argument: A path, or `-` for standard input.
-        format_: How the rows are written. Default: what the first bytes say, then the name's ending, then CSV.
-        again: Whether it will be opened more than once.
+        format_: The format of the file. Default: detected from the first bytes, else from the suffix, else CSV.
+        again: Whether the input will be opened more than once.
 
     Raises:
-        BadFile: It cannot be opened or decompressed.
+        BadFile: The input cannot be opened or decompressed.
     """
     name = "standard input" if argument == STDIN else argument
     with ExitStack() as stack:
-        with name_file_in_errors(name):
+        with convert_errors(name):
             source, size_bytes = _standard_input(stack, again) if argument == STDIN else _file(argument)
             input_ = Input(name, source, size_bytes, format_)
             stack.callback(input_.close)
@@ -165,29 +165,29 @@ def open_input(argument: str, format_: Format | None = None, *, again: bool = Fa
 
 @contextmanager
 def open_inputs(argument: str, format_: Format | None = None, *, again: bool = False) -> Iterator[list[Input]]:
-    """The same, and for a directory all Parquet and Arrow files in it, by name; at least one.
+    """Opens a file, standard input, or all Parquet and Arrow files of a directory in the order of their names.
 
-    Names that begin with `.` or `_` are passed over, as others do who read such directories.
+    Names in a directory that begin with `.` or `_` are skipped, as other programs do that read such directories.
 
     Raises:
-        BadFile: One cannot be opened; the directory has others, or none.
+        BadFile: A file cannot be opened, or the directory is empty or has files of other formats.
     """
     with ExitStack() as stack:
         if not os.path.isdir(argument):
             yield [stack.enter_context(open_input(argument, format_, again=again))]
             return
-        with name_file_in_errors(argument):
+        with convert_errors(argument):
             names = sorted(name for name in os.listdir(argument) if not name.startswith((".", "_")))
             others = [name for name in names if format_of_name(name) not in (Format.PARQUET, Format.ARROW)]
             if others or not names:
-                found = f"{others[0]} is none" if others else "there is none"
-                raise ValueError(f"a directory is loaded when it has Parquet or Arrow files and no others; {found}")
+                found = f"has the file {others[0]}" if others else "has no files"
+                raise ValueError(f"the directory {found}: a directory to load must have only Parquet or Arrow files")
         yield [stack.enter_context(open_input(os.path.join(argument, name), format_)) for name in names]
 
 
 @contextmanager
-def name_file_in_errors(name: str) -> Iterator[None]:
-    """Turns what reading a damaged or foreign file raises into `BadFile` with the file's name."""
+def convert_errors(name: str) -> Iterator[None]:
+    """Converts the errors of reading a damaged or foreign file to `BadFile` with the file's name."""
     try:
         yield
     except SchemaMismatch as error:
@@ -199,7 +199,7 @@ def name_file_in_errors(name: str) -> Iterator[None]:
 
 
 def format_of_name(name: str) -> Format | None:
-    """The format that a file's name ends in, before `.gz` or `.zip`; None when it says nothing."""
+    """Returns the format for a name's suffix, ignoring `.gz` and `.zip`; None if the suffix is unknown."""
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes if suffix.lower() not in (".gz", ".zip")]
     return _OF_SUFFIX.get(suffixes[-1]) if suffixes else None
 
@@ -229,5 +229,5 @@ def _only_member(stream: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stream)
     names = [name for name in archive.namelist() if not name.endswith("/")]
     if len(names) != 1:
-        raise ValueError(f"the archive holds {len(names)} files; load one file at a time")
+        raise ValueError(f"the archive must have one file, not {len(names)}: load one file at a time")
     return archive.open(names[0])

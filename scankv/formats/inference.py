@@ -1,4 +1,4 @@
-"""Which schema the rows of a CSV or JSON lines file have, judged by all of them."""
+"""Infers the schema of a CSV or JSON lines file from all of its rows."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
 _MICROS: Final = pa.timestamp("us")
 _NANOS: Final = pa.timestamp("ns")
 _INSTANT: Final = pa.timestamp("us", "UTC")
-# What a column of text may be, in the order tried, and what it is instead when a later value does not fit.
+# The types of a text column in the order they are tried, and the wider type if a later value does not fit.
 _CANDIDATES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.time64("us"), _MICROS, _NANOS, _INSTANT)
 _WIDER: Final = {pa.int64(): pa.float64(), pa.date32(): _MICROS, _MICROS: _NANOS, _INSTANT: pa.timestamp("ns", "UTC")}
-# 007 is a code, not a number: as int64 it would come back as 7.
+# 007 is a code, not a number: an int64 column would return it as 7.
 _LEADING_ZERO: Final = r"^[+-]?0[0-9xX]"
 _SAMPLE_ROWS: Final = 100
 _EXACT_IN_DOUBLE: Final = 2**53
 
 
 def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> pa.Schema:
-    """The schema of a CSV file: the narrowest types that hold every value of their columns.
+    """Returns the schema of a CSV file: for each column the narrowest type that can hold all of its values.
 
-    A column is int64, double, bool, date32, time64[us], timestamp or, when nothing else holds all its values, string.
-    Integers with leading zeros are strings, and so are integers that double would change beside fractions.
+    A column is int64, double, bool, date32, time64[us] or timestamp, and string if none of these can hold all of its
+    values. Integers with leading zeros are strings. So is a column that mixes fractions with integers that double
+    cannot represent exactly.
 
     Raises:
         ValueError: The file is not CSV.
-        BadFile: A row has a wrong number of fields, and bad rows are not to be passed over.
+        BadFile: A row has a wrong number of fields, and bad rows must not be skipped.
     """
     file = CsvFile(stream, options)
     guesses = {name: ColumnGuess() for name in file.names}
@@ -51,13 +52,12 @@ def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> p
 
 
 def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
-    """The schema of a JSON lines file: every field of any object, in the order of their first appearance.
+    """Returns the schema of a JSON lines file: the fields of all objects, in the order of first appearance.
 
-    Numbers are int64 or, when one has a fraction, double. Text is string: JSON has no times.
+    Numbers are int64, or double if one of them has a fraction. Text is string, because JSON has no times.
 
     Raises:
-        BadFile: A line is not an object, or a field holds values that no type holds together, and bad rows are not to
-            be passed over.
+        BadFile: A line is not an object, or no type can hold all values of a field, and bad rows must not be skipped.
     """
     schema = pa.schema([])
     for lines in read_lines(stream):
@@ -66,7 +66,7 @@ def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
 
 
 class ColumnGuess:
-    """What a column of text is, by the values seen so far."""
+    """The type of a text column, inferred from the values added so far."""
 
     def __init__(self) -> None:
         self._type: pa.DataType | None = None
@@ -74,11 +74,11 @@ class ColumnGuess:
 
     @property
     def type(self) -> pa.DataType:
-        """The narrowest type that holds all values seen; string when there was none."""
+        """The narrowest type that can hold all values added so far; string if there were none."""
         return self._type or pa.string()
 
     def add(self, fields: pa.BinaryArray) -> None:
-        """Takes further values into account."""
+        """Adds further values of the column."""
         if self._type == pa.string():
             return
         try:
@@ -96,12 +96,12 @@ class ColumnGuess:
         self._type = pa.string()
 
     def _values(self, texts: pa.StringArray, candidate: pa.DataType) -> pa.Array | None:
-        """The texts as values of a type, None when it is not their type."""
+        """Returns the texts as values of a type, or None if they do not fit the type."""
         number = candidate in (pa.int64(), pa.float64())
         if number and pc.any(pc.match_substring_regex(texts, _LEADING_ZERO)).as_py():
             return None
         try:
-            # Most types that do not fit are found out here, cheaply.
+            # A small sample rules out most wrong types cheaply.
             csv_values(texts[:_SAMPLE_ROWS], candidate)
             values = csv_values(texts, candidate)
         except ValueError:
@@ -121,7 +121,7 @@ def _has_large_integer(texts: pa.StringArray) -> bool:
 
 
 def _widening(type_: pa.DataType) -> list[pa.DataType]:
-    """The type and those that hold all its values, without string."""
+    """Returns the type and all wider types except string, narrowest first."""
     chain = [type_]
     while chain[-1] in _WIDER:
         chain.append(_WIDER[chain[-1]])
@@ -132,7 +132,7 @@ def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows) -> pa.Schema:
     try:
         return _unify(schema, schema_of_json_lines(lines.data))
     except ValueError:
-        # Some line is to blame: take them one by one, which also tells which.
+        # At least one line is bad. Reading line by line shows which.
         block = JsonlBlock(lines, schema)
         for row in range(len(block)):
             try:
@@ -150,7 +150,7 @@ def _unify(left: pa.Schema, right: pa.Schema) -> pa.Schema:
 
 
 def _union(left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType:
-    """The narrowest type that holds the JSON values of both."""
+    """Returns the narrowest type that can hold the JSON values of both types."""
     left, right = _as_json(left), _as_json(right)
     if left == right or pat.is_null(right):
         return left
@@ -162,16 +162,16 @@ def _union(left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType:
         return pa.struct(_unify(pa.schema(left.fields), pa.schema(right.fields)))
     if pat.is_list(left) and pat.is_list(right):
         return pa.list_(_union(left.value_type, right.value_type, name))
-    raise ValueError(f'"{name}" is {right} here and {left} before')
+    raise ValueError(f'the field "{name}" is {right} in this line and {left} in the lines before')
 
 
 def _as_json(type_: pa.DataType) -> pa.DataType:
-    # pyarrow takes text that looks like a time for one.
+    # pyarrow infers a timestamp from text that looks like one.
     return pa.string() if pat.is_timestamp(type_) else type_
 
 
 def _without_nulls(type_: pa.DataType) -> pa.DataType:
-    """The type with string where nothing but nulls was seen, also deep inside."""
+    """Returns the type with string in place of null, the type of columns with no values, at any depth."""
     if pat.is_null(type_):
         return pa.string()
     if pat.is_list(type_):

@@ -1,8 +1,8 @@
-"""Arrow arrays to JSON and back, by columns: no Python object is made for a row or a value.
+"""Converts Arrow arrays to JSON and back, column by column, without a Python object for each row or value.
 
-Strings are JSON strings, numbers JSON numbers (decimals too, with all their digits), lists arrays, structs objects. A
-map is a list of `{"key": ..., "value": ...}`, everything else the string of `scalar_text`. Floats without a JSON number
-are the bare words `NaN`, `Infinity` and `-Infinity`, as Python writes and reads them.
+Strings become JSON strings, numbers JSON numbers (decimals with all their digits), lists arrays, and structs objects. A
+map becomes a list of `{"key": ..., "value": ...}`. All other values become the string that `scalar_text` defines. JSON
+has no number for some floats; they become the bare words `NaN`, `Infinity` and `-Infinity`, as in Python's `json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
-from scankv.formats.scalar_text import concatenated, scalars_from_text, scalars_to_text
+from scankv.formats.scalar_text import concatenate, scalars_from_text, scalars_to_text
 from scankv.model import lazy_compute as pc
 
 _CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -24,13 +24,13 @@ _NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
-    """The rows of a batch as JSON objects, one a line, each line with its newline."""
+    """Returns the rows of a batch as JSON objects, one per line, each line with its newline."""
     lines = pc.binary_join_element_wise(_objects(batch.schema.names, batch.columns, len(batch)), "\n", "")
-    return concatenated(lines)
+    return concatenate(lines)
 
 
 def to_json(column: pa.Array) -> pa.StringArray:
-    """The JSON text of every value, `null` where the value is null."""
+    """Returns the JSON text of every value; a null becomes the text `null`."""
     type_ = column.type
     if pat.is_map(type_):
         entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
@@ -49,32 +49,32 @@ def to_json(column: pa.Array) -> pa.StringArray:
 
 
 def from_json(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
-    """The values of JSON texts, null where there is no text.
+    """Returns the values of JSON texts; a null text becomes a null value.
 
     Raises:
-        ValueError: A text is not JSON, or not of the type.
+        ValueError: A text is not JSON, or not a value of the type.
     """
     if len(texts) == 0:
         return pa.nulls(0, type_)
     lines = pc.binary_join_element_wise('{"value":', pc.fill_null(texts, "null"), "}\n", "")
-    values = read_json_lines(concatenated(lines), pa.schema([("value", type_)])).column(0)
+    values = read_json_lines(concatenate(lines), pa.schema([("value", type_)])).column(0)
     if len(values) != len(texts):
-        raise ValueError("a text holds more than one JSON value")
+        raise ValueError("a text has more than one JSON value")
     return values
 
 
 def read_json_lines(
     data: bytes | pa.Buffer, schema: pa.Schema, *, other_fields: Literal["error", "ignore"] = "error"
 ) -> pa.RecordBatch:
-    """Reads lines of JSON objects; a field that an object does not have is null.
+    """Reads lines of JSON objects. A field that an object does not have is null.
 
     Args:
-        data: Whole lines, at least one object.
-        schema: Names and types of the columns, in the order wanted.
-        other_fields: What fields do that the schema does not have.
+        data: Complete lines, with at least one object.
+        schema: The names and types of the columns to return, in order.
+        other_fields: Whether fields that the schema does not have are an error or are ignored.
 
     Raises:
-        ValueError: A line is not a JSON object, has another field, or a value of another type.
+        ValueError: A line is not a JSON object, has another field, or has a value of another type.
     """
     wire = pa.schema([pa.field(field.name, _wire_type(field.type)) for field in schema])
     table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
@@ -83,16 +83,16 @@ def read_json_lines(
 
 
 def schema_of_json_lines(data: bytes) -> pa.Schema:
-    """The columns that pyarrow finds in lines of JSON objects.
+    """Returns the columns that pyarrow finds in lines of JSON objects.
 
     Raises:
-        ValueError: A line is not a JSON object, or a field holds values that no type holds together.
+        ValueError: A line is not a JSON object, or no type can hold all values of a field.
     """
     return _parse(data, unexpected_field_behavior="infer").schema if data.strip() else pa.schema([])
 
 
 def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
-    # A block that holds all lines: an object over its end would be refused.
+    # A single block with all lines, because pyarrow refuses an object that crosses the end of a block.
     read_options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
         return pyarrow.json.read_json(pa.BufferReader(data), read_options, pyarrow.json.ParseOptions(**options))
@@ -132,7 +132,7 @@ def _strings(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _wire_type(type_: pa.DataType) -> pa.DataType:
-    """The type that pyarrow's JSON reader has to read for `_from_wire` to make this one."""
+    """Returns the type that pyarrow's JSON reader reads, and that `_from_wire` converts to this type."""
     if pat.is_map(type_):
         return pa.list_(pa.struct([("key", _wire_type(type_.key_type)), ("value", _wire_type(type_.item_type))]))
     if pat.is_struct(type_):
@@ -142,7 +142,7 @@ def _wire_type(type_: pa.DataType) -> pa.DataType:
     if pat.is_float16(type_):
         return pa.float64()
     if pat.is_decimal(type_) and type_.scale < 0:
-        # 1E+1 has two digits for the reader, also in decimal128(1, -1).
+        # pyarrow's reader counts two digits in 1E+1, too many for decimal128(1, -1).
         return pa.decimal256(76, 0)
     if pat.is_boolean(type_) or pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_):
         return type_

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, read by blocks of lines."""
+"""Reads JSON lines files (one object per line) in blocks of lines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NEWLINE: Final = ord("\n")
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some whole lines of a file.
+    """Consecutive complete lines of a file.
 
     Attributes:
-        data: The lines, the last one perhaps without its newline.
+        data: The lines. The last line of a file may lack its newline.
         first_line: The number of the first line, counted from 1.
     """
 
@@ -36,7 +36,7 @@ class Lines:
 
 
 class JsonlBlock:
-    """A block of a JSON lines file; see `Block`. Empty lines are no rows."""
+    """A block of a JSON lines file; see `Block`. Empty lines are not rows."""
 
     def __init__(self, lines: Lines, schema: pa.Schema) -> None:
         self._lines = lines
@@ -45,13 +45,13 @@ class JsonlBlock:
         ends = np.flatnonzero(data == _NEWLINE) + 1
         if len(ends) == 0 or ends[-1] != len(data):
             ends = np.append(ends, len(data))
-        # A slice from one object to another may hold empty lines; pyarrow passes over them.
+        # A slice of rows may contain empty lines; pyarrow skips them.
         starts = np.concatenate([[0], ends[:-1]])
         self._rows = np.flatnonzero(data[starts] != _NEWLINE)
         self._starts = np.append(starts[self._rows], len(data))
 
     def __len__(self) -> int:
-        """How many lines that are not empty."""
+        """Returns the number of lines that are not empty."""
         return len(self._rows)
 
     def convert(self, start: int, stop: int) -> pa.RecordBatch:
@@ -66,11 +66,11 @@ class JsonlBlock:
         return conform_block(rows, self._schema)
 
     def line(self, row: int) -> bytes:
-        """One line as it is."""
+        """Returns one line, unparsed."""
         return self._slice(row, row + 1)
 
     def _reason(self, line: bytes) -> str:
-        """Why one line cannot be read."""
+        """Returns why one line cannot be read."""
         try:
             found = schema_of_json_lines(line)
             check_no_others(found.names, self._schema)
@@ -94,14 +94,14 @@ class JsonlBlock:
 
 
 def read_jsonl(stream: io.BufferedReader, schema: pa.Schema) -> Iterator[JsonlBlock]:
-    """Reads a JSON lines file as blocks of rows of a schema; a field that an object does not have is null."""
+    """Reads a JSON lines file as blocks of rows of a schema. A field that an object does not have is null."""
     return (JsonlBlock(lines, schema) for lines in read_lines(stream))
 
 
 def read_lines(stream: io.BufferedReader) -> Iterator[Lines]:
-    """Divides a file into blocks of whole lines, of about 4 MiB or of one line when that is longer."""
+    """Yields a file in blocks of complete lines, each about 4 MiB, or one line if that line is longer."""
     first_line = 1
-    # An empty read would end a pipe that is merely slow; `read` waits for a full block or the end.
+    # `read` waits for a full block or the end of the file. `read1` could return nothing from a pipe that is slow.
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline()
         yield Lines(data, first_line)

@@ -1,6 +1,7 @@
-"""What an exported file says of where its rows come from, in the metadata of its schema.
+"""The metadata of an exported file: the table and the instant that its rows come from.
 
-Each entry is JSON under a name that begins with `scankv.`; anything that reads Arrow or Parquet can read it.
+Each entry of the schema's metadata has a name that begins with `scankv.` and a JSON value. Every program that reads
+Arrow or Parquet can read it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ _PREFIX: Final = "scankv."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """A table as of one instant.
+    """The table of an exported file, as of the instant of the export.
 
     Attributes:
-        table: `database.table`.
-        schema_id: The version of the table's columns.
-        definition: The whole definition of the table, as `table_files` has it, whatever columns are in the file.
-        table_incarnation: Differs for every creation of a table, also of the same name.
-        log_offsets: For every bucket, the offset of the first change that the rows do not show.
-        view_time: The instant, in UTC, as ISO 8601.
-        where: The predicate that was true of the rows; None for all rows.
+        table: The table, as `database.table`.
+        schema_id: The schema version of the table.
+        definition: The complete definition of the table in the form of `table_files`, even if the file has only some of
+            its columns.
+        table_incarnation: The incarnation of the table.
+        log_offsets: For each bucket, the offset of the first change that is not contained in the rows.
+        view_time: The instant of the view, in UTC, as ISO 8601.
+        where: The predicate that selected the rows; None if all rows were exported.
     """
 
     table: str
@@ -42,15 +44,15 @@ class Origin:
     where: str | None = None
 
     def metadata(self) -> dict[str, str]:
-        """For the metadata of an Arrow schema."""
+        """Returns the entries for the metadata of an Arrow schema."""
         return {_PREFIX + field.name: json.dumps(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Self | None:
-        """What the schema of a file says; None where it is none that was exported.
+        """Reads the metadata of a file's schema; None if the file was not exported from a table.
 
         Raises:
-            UsageError: It was exported, and what it says cannot be read: no definition is dropped in silence.
+            UsageError: The file was exported, but its metadata cannot be read. A definition is never dropped silently.
         """
         entries = {name.decode(errors="replace"): text for name, text in (schema.metadata or {}).items()}
         if not any(_PREFIX + field.name in entries for field in fields(cls)):
@@ -58,48 +60,49 @@ class Origin:
         try:
             values: dict[str, Any] = {field.name: json.loads(entries[_PREFIX + field.name]) for field in fields(cls)}
             if not isinstance(values["definition"], dict):
-                raise ValueError("scankv.definition is no JSON object")
+                raise ValueError("scankv.definition must be a JSON object")
         except (KeyError, ValueError, RecursionError) as error:
             raise UsageError(
                 f"the metadata of the exported file cannot be read ({type(error).__name__}: {error}); give "
-                "--ignore-definition, with --key, to take its rows alone"
+                "--ignore-definition, with --key, to load only its rows"
             ) from error
         return cls(**values)
 
     def table_file(self, schema: pa.Schema) -> TableFile:
-        """The definition of a table for the rows of this file.
+        """Returns the definition of a table for the rows of this file.
 
         Args:
-            schema: The columns of the file. They get the types of the table, as Parquet has no seconds.
+            schema: The columns of the file. They get back the types of the table where Parquet cannot hold them, such
+                as timestamps in seconds.
 
         Raises:
-            UsageError: The metadata have no definition.
-            ScanKvError: Its columns cannot be read.
+            UsageError: The definition in the metadata is not valid.
+            ScanKvError: The columns of the definition cannot be parsed.
         """
-        said = self._defined()
-        return replace(said, schema=_exact(schema, said.schema))
+        table_file = self._table_definition()
+        return replace(table_file, schema=_restore_types(schema, table_file.schema))
 
     def columns(self) -> list[str]:
-        """The columns of the table, whatever columns are in the file."""
-        names: list[str] = self._defined().schema.names
+        """Returns all columns of the table, including those that are not in the file."""
+        names: list[str] = self._table_definition().schema.names
         return names
 
-    def _defined(self) -> TableFile:
+    def _table_definition(self) -> TableFile:
         return TableFile.of_values(self.definition, "the definition in the file's metadata")
 
 
-def _exact(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
+def _restore_types(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
     exact = []
     for field in schema:
         index = known.get_field_index(field.name)
-        # A program between may have made another column of it.
+        # Another program may have rewritten the file with a column of the same name and another type.
         same = index >= 0 and _normal(field) in (_normal(known.field(index)), _normal(_as_parquet(known.field(index))))
         exact.append(field.with_type(known.field(index).type) if same else field)
     return pa.schema(exact)
 
 
 def _as_parquet(field: pa.Field) -> pa.Field:
-    """What Parquet makes of a column, or the column where it cannot hold it."""
+    """Returns the column as Parquet returns it, or unchanged if Parquet cannot hold it."""
     try:
         return parquet_schema(pa.schema([field])).field(0)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Which columns a Parquet file can hold, and as what they come back."""
+"""Which column types a Parquet file can hold, and which types it returns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scankv.model.types.types import format_type
 
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as a Parquet file gives them back: seconds become milliseconds, all else stays what it is.
+    """Returns the columns as they are read from a Parquet file: seconds become milliseconds, other types stay the same.
 
     Raises:
-        UsageError: Parquet cannot hold a column; names it.
+        UsageError: Parquet cannot hold a column. The message names the column.
     """
     return pa.schema([_parquet_field(field) for field in schema])
 
@@ -26,7 +26,7 @@ def _parquet_field(field: pa.Field) -> pa.Field:
     try:
         parquet.ParquetWriter(file, alone).close()
     except (OSError, pa.ArrowException) as error:
-        # Decimals whose scale is negative, or greater than their digits.
+        # Parquet cannot hold decimals whose scale is negative or greater than their precision.
         raise UsageError(
             f'column "{field.name}": Parquet cannot hold {format_type(field.type)}: {error}; choose the format arrow, '
             "or other columns",

@@ -1,4 +1,4 @@
-"""Any file as blocks of rows of a table, and the schema that a table for it would have."""
+"""Reads files of any supported format as blocks of rows of a table, and infers the schema of a table for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.formats.arrow_reader import open_arrow, open_parquet, read_typed
 from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.csv_reader import read_csv
-from scankv.formats.files import Format, name_file_in_errors
+from scankv.formats.files import Format, convert_errors
 from scankv.formats.inference import infer_csv, infer_jsonl
 from scankv.formats.jsonl_reader import read_jsonl
 
@@ -24,19 +24,19 @@ _AS_USUAL: Final = CsvOptions()
 
 
 def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> Iterator[Block]:
-    """Reads a file, as it comes, as blocks of rows of a schema.
+    """Yields the rows of a file, as they arrive, in blocks for a schema.
 
     Args:
         source: The file; opened once.
         schema: The columns of the table.
-        bad: Takes the rows that are not even rows of the file.
-        csv: How it is written, if it is CSV.
+        bad: Handles rows that the format itself does not allow, such as CSV rows with a wrong number of fields.
+        csv: The dialect of the file, if it is CSV.
 
     Raises:
-        BadFile: The file is damaged, or not of its format.
-        SchemaMismatch: It has not exactly the columns of the schema.
+        BadFile: The file is damaged or not of its format.
+        SchemaMismatch: The columns of the file are not exactly those of the schema.
     """
-    with name_file_in_errors(source.name):
+    with convert_errors(source.name):
         stream = source.open()
         match source.format:
             case Format.CSV:
@@ -50,17 +50,17 @@ def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions 
 
 
 def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa.Schema:
-    """The schema of a file: what the file says, or what holds all of its rows.
+    """Returns the schema of a file: the schema it contains, or for CSV and JSON lines one that fits all of its rows.
 
     Args:
-        source: The file; opened once, and read to its end when it is CSV or JSON lines.
-        bad: Takes the rows that are not even rows of the file.
+        source: The file; opened once, and read to its end if it is CSV or JSON lines.
+        bad: As in `read_blocks`.
         csv: As in `read_blocks`.
 
     Raises:
         BadFile: The file is damaged, not of its format, or has no columns.
     """
-    with name_file_in_errors(source.name):
+    with convert_errors(source.name):
         stream = source.open()
         match source.format:
             case Format.CSV:
@@ -72,5 +72,5 @@ def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa
             case Format.ARROW:
                 schema = open_arrow(stream).schema
         if len(schema) == 0:
-            raise ValueError("there are no rows to take the columns from")
+            raise ValueError("the file has no rows to infer columns from")
         return schema

@@ -1,7 +1,7 @@
-"""How a scalar reads as text, in both directions and by whole arrays.
+"""Converts scalars to text and back, a complete array at a time.
 
-Binary is hexadecimal, times are ISO 8601 (an instant in UTC, ending in `Z`), the rest is what pyarrow prints. A null
-has no text.
+Binary values become hexadecimal digits, and times ISO 8601 (instants in UTC, ending in `Z`). Other values become the
+text that pyarrow prints. A null value corresponds to a null text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scankv.model import lazy_compute as pc
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:
-    """The text of every value, null where the value is null.
+    """Returns the text of every value; a null stays null.
 
     Args:
         column: An array of a scalar type that a table can hold.
@@ -33,12 +33,12 @@ def scalars_to_text(column: pa.Array) -> pa.StringArray:
 
 
 def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
-    """The values of texts, null where there is no text.
+    """Returns the values of texts; a null stays null.
 
-    White space around a value is passed over, except in strings.
+    White space around a value is ignored, except in strings.
 
     Raises:
-        ValueError: A text is not a value of the type, or one that the type cannot hold exactly.
+        ValueError: A text is not a value of the type, or the type cannot hold it exactly.
     """
     if pat.is_string(type_):
         return texts
@@ -46,13 +46,13 @@ def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if pat.is_binary(type_):
         return _from_hex(texts)
     if pat.is_time(type_):
-        # pyarrow parses times of day only as a part of timestamps.
+        # pyarrow parses times of day only as part of timestamps.
         return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
     return texts.cast(type_)
 
 
-def concatenated(texts: pa.StringArray) -> pa.Buffer:
-    """The bytes of all texts, one after another, without a copy."""
+def concatenate(texts: pa.StringArray) -> pa.Buffer:
+    """Returns the bytes of all texts, concatenated, without a copy."""
     return _values(texts)[1]
 
 
@@ -65,7 +65,7 @@ def _to_hex(column: pa.BinaryArray) -> pa.StringArray:
 def _from_hex(texts: pa.StringArray) -> pa.BinaryArray:
     offsets, data = _values(texts)
     if (offsets % 2).any():
-        raise ValueError("hexadecimal text has an even number of digits")
+        raise ValueError("hexadecimal text must have an even number of digits")
     values = pa.BinaryArray.from_buffers(
         pa.binary(), len(texts), [None, pa.py_buffer(offsets // 2), pa.py_buffer(binascii.unhexlify(data))]
     )
@@ -73,7 +73,7 @@ def _from_hex(texts: pa.StringArray) -> pa.BinaryArray:
 
 
 def _values(column: pa.Array) -> tuple[np.ndarray, pa.Buffer]:
-    """The offsets of a string or binary array, counted from its first value, and the bytes that they divide."""
+    """Returns the offsets of a string or binary array, starting at 0, and the bytes of its values."""
     _, offsets_buffer, data = column.buffers()
     if len(column) == 0 or data is None:
         return np.zeros(len(column) + 1, np.int32), pa.py_buffer(b"")

@@ -1,4 +1,4 @@
-"""Tables written down in a TOML file: name, columns, key, buckets, options, indexes, and how rows become one.
+"""Table definitions in TOML files: name, columns, key, buckets, indexes, options and merge functions.
 
 table = "ops.carrier_day"
 schema = "carrier string, day date, flights int64, delay_sum int64, worst int32"
@@ -46,12 +46,12 @@ _FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """What a file says.
+    """The definition of a table in a file.
 
     Attributes:
-        table: `database.table`.
+        table: The table, as `database.table`.
         schema: The columns.
-        arguments: The other arguments of `create_table`, but for the options.
+        arguments: The other arguments of `create_table`, except the options.
         options: The table options.
     """
 
@@ -62,25 +62,25 @@ class TableFile:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any], source: str) -> TableFile:
-        """Reads the values of a file.
+        """Reads a definition from the values of a file.
 
         Args:
-            values: By field, as TOML or JSON has them.
-            source: What errors call the file.
+            values: The values by field, as parsed from TOML or JSON.
+            source: The name of the file in errors.
 
         Raises:
-            UsageError: A field is missing, does not exist, or has another form.
-            ScanKvError: The columns cannot be read.
+            UsageError: A field is missing, unknown, or of the wrong type.
+            ScanKvError: The columns cannot be parsed.
         """
         for name in values:
             if name not in _FIELDS:
-                raise UsageError(f'{source}: there is no field "{name}"{did_you_mean(name, _FIELDS)}')
+                raise UsageError(f'{source}: unknown field "{name}"{did_you_mean(name, _FIELDS)}')
         for name in _REQUIRED:
             if name not in values:
                 raise UsageError(f'{source}: the field "{name}" is missing')
         for name in ("table", "schema", "version_column"):
             if not isinstance(values.get(name, ""), str):
-                raise UsageError(f'{source}: the field "{name}" is a text')
+                raise UsageError(f'{source}: the field "{name}" must be a string')
         arguments: dict[str, Any] = {
             argument: _names(source, values[name], f'the field "{name}"')
             for name, argument in _NAME_LISTS.items()
@@ -105,7 +105,12 @@ class TableFile:
 
 
 def read_table_file(path: Path) -> TableFile:
-    """Reads a file. Raises UsageError, naming it and what is wrong."""
+    """Reads the definition of a table from a TOML file.
+
+    Raises:
+        UsageError: The file cannot be read, or is not a valid definition. The message names the file.
+        ScanKvError: The columns cannot be parsed.
+    """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,12 +121,12 @@ def read_table_file(path: Path) -> TableFile:
 
 
 def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> dict[str, Any]:
-    """The whole definition of a table as the values of a file; what is as default is left out.
+    """Returns the complete definition of a table as the values of a file, without those that are the default.
 
     Args:
         table: The table.
-        columns: An earlier version of its columns, as a snapshot has it. Indexes and aggregates of columns that were
-            added since are left out.
+        columns: An earlier schema version, such as that of a snapshot. Indexes and aggregates of columns that were
+            added later are left out.
     """
     schema = table.schema if columns is None else columns
     known = set(schema.names)
@@ -135,7 +140,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
         "version_column": table.version_column,
         "sequence_column": list(table.sequence_column),
         "options": {name: _option(text) for name, text in table.options.items()},
-        "aggregates": {name: _written(each) for name, each in table.aggregates.items() if name in known},
+        "aggregates": {name: _aggregate_value(each) for name, each in table.aggregates.items() if name in known},
         "sequence_groups": [
             {"sequence": list(sequence), "columns": list(grouped)}
             for sequence, grouped in table.sequence_groups.items()
@@ -145,7 +150,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """The values of a table as a file that `create -f` reads."""
+    """Returns a definition as the text of a file that `create -f` reads."""
     lines = [f"{name} = {toml_value(value)}" for name, value in values.items() if name in _PLAIN]
     for name in _SECTIONS:
         if name in values:
@@ -160,11 +165,11 @@ def _key(name: str) -> str:
 
 
 def _option(text: str) -> str | bool | int:
-    """An option, which the server gives as text, as people write it."""
+    """Returns an option, which the server sends as text, as a bool, an integer or a string."""
     return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
 
 
-def _written(aggregate: Aggregator) -> str | dict[str, str | bool]:
+def _aggregate_value(aggregate: Aggregator) -> str | dict[str, str | bool]:
     truths: dict[str, str | bool] = {"true": True, "false": False}
     parameters = {name: truths.get(value, value) for name, value in aggregate.parameters}
     return {"function": aggregate.function, **parameters} if parameters else aggregate.function
@@ -174,29 +179,31 @@ def _options(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
     options = _section(source, values, "options")
     for name, value in options.items():
         if name in (*_FIELDS, "primary_key", "name"):
-            raise UsageError(f'{source}: "{name}" is no option: write it above [options]')
+            raise UsageError(f'{source}: "{name}" is not a table option: write it above [options]')
         if not isinstance(value, str | bool | int):
-            raise UsageError(f'{source}: the option "{name}" is a text, a whole number, true or false')
+            raise UsageError(f'{source}: the option "{name}" must be a string, a whole number, true or false')
     return options
 
 
 def _section(source: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, dict):
-        raise UsageError(f'{source}: "{name}" is a section, as [{name}]')
+        raise UsageError(f'{source}: "{name}" must be a section: write [{name}]')
     return section
 
 
 def _list(source: str, values: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(values[name], list):
         form = ": [[sequence_groups]]" if name == "sequence_groups" else ' of columns: ["a", ["b", "c"]]'
-        raise UsageError(f'{source}: the field "{name}" is a list{form}')
+        raise UsageError(f'{source}: the field "{name}" must be a list{form}')
     return list(values[name])
 
 
 def _sequence_group(source: str, group: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(group, dict) or set(group) != {"sequence", "columns"}:
-        raise UsageError(f"{source}: each of [[sequence_groups]] has the lists sequence and columns")
+        raise UsageError(
+            f"{source}: each of [[sequence_groups]] must have the lists sequence and columns, and no others"
+        )
     sequence, columns = (
         _columns(source, group[name], f'"{name}" of a sequence group') for name in ("sequence", "columns")
     )
@@ -204,7 +211,7 @@ def _sequence_group(source: str, group: object) -> tuple[tuple[str, ...], tuple[
 
 
 def _columns(source: str, value: object, what: str) -> tuple[str, ...]:
-    """A column by its name, which may have commas, or a list of such."""
+    """Reads a single column name, which may contain commas, or a list of column names."""
     return tuple(_names(source, [value] if isinstance(value, str) else value, what))
 
 
@@ -212,7 +219,7 @@ def _names(source: str, names: object, what: str) -> list[str]:
     if isinstance(names, str):
         return [part.strip() for part in names.split(",")]
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise UsageError(f"{source}: {what} is a list of columns")
+        raise UsageError(f"{source}: {what} must be a list of columns")
     return names
 
 
@@ -221,5 +228,5 @@ def _aggregator(source: str, column: str, value: object) -> Aggregator:
         return Aggregator.of_config(value)
     except ValueError:
         raise UsageError(
-            f'{source}: the aggregate of "{column}" is the name of a function, or {{ function = "...", ... }}'
+            f'{source}: the aggregate of "{column}" must be the name of a function, or {{ function = "...", ... }}'
         ) from None

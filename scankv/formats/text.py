@@ -1,6 +1,6 @@
-"""How a value reads as text: one form for CSV fields, arguments of the command line and cells of a table.
+"""Converts values to text and back, in one form for CSV fields, command-line arguments and cells of printed tables.
 
-Scalars read as in `scalar_text`; list, struct and map are JSON.
+Scalars have the form of `scalar_text`. Lists, structs and maps are JSON.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from scankv.model import lazy_compute as pc
 
 
 def to_text(column: pa.Array) -> pa.StringArray:
-    """The text of every value, null where the value is null."""
+    """Returns the text of every value; a null stays null."""
     if pat.is_nested(column.type):
         return pc.if_else(column.is_valid(), to_json(column), None)
     return scalars_to_text(column)
 
 
 def from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
-    """The values of texts, null where there is no text.
+    """Returns the values of texts; a null stays null.
 
-    White space around a value is passed over, except in strings.
+    White space around a value is ignored, except in strings.
 
     Raises:
-        ValueError: A text is not a value of the type, or one that the type cannot hold exactly.
+        ValueError: A text is not a value of the type, or the type cannot hold it exactly.
     """
     if pat.is_nested(type_):
         return from_json(texts, type_)

@@ -1,4 +1,4 @@
-"""Rows to CSV, JSON lines, Parquet or Arrow, batch by batch, and files that are there only when they are whole."""
+"""Writes rows as CSV, JSON lines, Parquet or Arrow, batch by batch, to files that appear only when complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Chunks of a scan are too small for row groups that others read fast.
+# A chunk of a scan is too small to be a row group of its own: small row groups are slow to read.
 _ROW_GROUP_ROWS: Final = 131_072
 _ROW_GROUP_BYTES: Final = 64 << 20
 
@@ -31,17 +31,17 @@ class RowWriter(Protocol):
         """Appends rows."""
 
     def close(self) -> None:
-        """Writes what ends the format. Without it the output is incomplete."""
+        """Writes the end of the format, without which the output is incomplete."""
 
 
 def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekable: bool = False) -> RowWriter:
-    """The writer of a format.
+    """Returns a writer of a format.
 
     Args:
-        format_: How rows are to be written.
-        stream: Where to.
+        format_: The file format.
+        stream: The stream to write to.
         schema: The schema of the batches.
-        seekable: Whether Arrow is written as an IPC file, which is read from its end, and not as an IPC stream.
+        seekable: Whether Arrow is written as an IPC file, which readers open from the end, rather than an IPC stream.
     """
     match format_:
         case Format.CSV:
@@ -55,11 +55,11 @@ def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekabl
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block ends without an error; a failure leaves what was there before.
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file that gets its name when the block ends without an error; after an error the old file remains.
 
-    What is no regular file (a pipe, a device) is written directly. A file that is replaced keeps its permissions, and
-    nobody else may read the new one before it has them.
+    A pipe or a device is written directly. A file that is replaced keeps its permissions. Until the new file has them,
+    only its owner can read it.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -78,10 +78,10 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
-    """A directory that takes its name when the block ends without an error; a failure leaves what was there before.
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Makes a directory that gets its name when the block ends without an error; after an error the old one remains.
 
-    What was there is removed at the end. Permissions are kept as those of files are.
+    The old directory is removed at the end. Permissions are kept as in `atomic_file`.
     """
     part, old = _beside(path), _beside(path).with_suffix(".old")
     part.mkdir(mode=0o700 if path.exists() else 0o777)
@@ -101,13 +101,13 @@ def _beside(path: Path) -> Path:
 
 
 def _keep_permissions(replaced: Path, by: Path) -> None:
-    """The new rows of a table are no less confidential than the old ones were."""
+    # The new rows of a table are as confidential as the old ones.
     if replaced.exists():
         by.chmod(stat.S_IMODE(replaced.stat().st_mode))
 
 
 def _sync(stream: IO[bytes]) -> None:
-    """So that not even a power failure leaves half a file under a name that promises a whole one."""
+    # Otherwise a power failure after the rename could leave an incomplete file under the final name.
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -139,12 +139,12 @@ class _ParquetWriter:
     """Collects chunks into row groups of up to 131,072 rows or 64 MiB."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
-        from pyarrow import parquet  # takes 20 ms, which commands that write none do without
+        from pyarrow import parquet  # imported on use: takes 20 ms, which commands that do not write Parquet save
 
         try:
             self._writer = parquet.ParquetWriter(stream, schema)
         except OSError as error:
-            # Without a number it is not of the system: Parquet has no decimals with a negative scale.
+            # An OSError without errno is not from the operating system: Parquet has no decimals with a negative scale.
             if error.errno is not None:
                 raise
             raise UsageError(f"Parquet cannot hold these columns: {error}; choose another format") from error

@@ -1,1 +1,1 @@
-"""The model of a table, without I/O: names, types, schemas, options, key order, buckets and predicates."""
+"""What server and client know about tables, without I/O: names, types, schemas, options, keys and predicates."""

@@ -1,7 +1,7 @@
 """The errors of ScanKV: one tree for server and client, in which each class has its wire status and reason.
 
     ScanKvError
-    ├── ServerRefused            the server said no
+    ├── ServerRefused            the server refused the request, or could not carry it out
     │   ├── TableNotFound
     │   ├── TableExists
     │   ├── TableRecreated
@@ -39,15 +39,15 @@
     │   ├── DiskFull
     │   ├── DataLoss
     │   └── InternalError
-    ├── ConnectionFailed         the connection
+    ├── ConnectionFailed         the call did not reach the server, or the connection broke
     │   ├── Unavailable
     │   ├── DeadlineExceeded
     │   ├── ServerDraining
     │   ├── ScanStalled
     │   ├── ScanTooLong
     │   └── ScanInterrupted
-    ├── UsageError               you misused us
-    └── ProtocolViolation        the protocol was broken
+    ├── UsageError               the caller used the client library wrongly
+    └── ProtocolViolation        the other side violated the protocol
 
 The server raises these classes. Its service layer turns them into gRPC statuses (`code`) with a typed detail (`reason`,
 `details`), and the client turns those back into the same classes with `error_for_reason`.
@@ -63,17 +63,17 @@ if TYPE_CHECKING:
 
 
 class ScanKvError(Exception):
-    """Root of every error that ScanKV raises on purpose.
+    """Base class of the errors of ScanKV.
 
     Attributes:
         code: Name of the gRPC status that carries this error, such as `NOT_FOUND`.
         reason: Machine-readable reason, such as `TABLE_NOT_FOUND`. Stable across versions.
-        message: What was wrong, where, and what to do.
-        details: The location: some of `table`, `column`, `row` (0-based index in the data given), `bucket`, `option`,
-            `address`. All values are strings.
+        message: What is wrong, where, and what to do.
+        details: Where the error is: some of `table`, `column`, `row` (0-based index in the data given), `bucket`,
+            `option`, `address`. All values are strings.
         retry_after: Seconds after which a retry makes sense, or None.
         resume_token: For an error that ended a scan, the token to continue after the last rows its reader received:
-            `scan.resume_from(error.resume_token)`. None if the reader had received none.
+            `scan.resume_from(error.resume_token)`. None if the reader had received no rows.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -115,7 +115,7 @@ class TableNotFound(ServerRefused):
 
 
 class TableExists(ServerRefused):
-    """A table with this name exists already.
+    """A table with this name already exists.
 
     What to do:
         Use the existing table, drop it first, or choose another name.
@@ -126,9 +126,9 @@ class TableExists(ServerRefused):
 
 
 class TableRecreated(ServerRefused):
-    """The log offsets belong to an earlier incarnation of the table, which was dropped since. Nothing was done.
+    """The log offsets belong to an earlier incarnation of the table, which was dropped. Nothing was done.
 
-    In the present table the offsets would name other changes, or none. Read the table from the start instead.
+    In the current incarnation the same offsets name other changes or no changes. Read the table from the start instead.
 
     What to do:
         Discard the stored offsets and start from the full table.
@@ -193,7 +193,7 @@ class UnknownField(ServerRefused):
     """The request has a field that this server does not know. Ignoring it could change what the request means.
 
     What to do:
-        Upgrade the server, or leave out what only the newer client knows.
+        Upgrade the server, or leave out the option that only the newer client knows.
     """
 
     code = "UNIMPLEMENTED"
@@ -269,7 +269,7 @@ class ScanNotFound(ServerRefused):
     """No live scan has this id: it has ended, or never existed.
 
     What to do:
-        Nothing: the scan is over. `scankv ps` lists those that are live.
+        Nothing: the scan is over. `scankv ps` lists the live scans.
     """
 
     code = "NOT_FOUND"
@@ -338,8 +338,8 @@ class ConsumerFenced(ServerRefused):
     The next stream of the consumer reads again what this one has not committed.
 
     What to do:
-        Stop this reader: another one has its place. If no other should run, look for a second instance with the
-        same consumer id.
+        Stop this reader: another reader has replaced it. If no other should run, look for a second instance with
+        the same consumer id.
     """
 
     code = "FAILED_PRECONDITION"
@@ -426,7 +426,7 @@ class LockLost(ServerRefused):
     """No column lock has this id: it was released, has expired, its table was dropped, or it never existed.
 
     What to do:
-        Acquire the lock again. What was written without it has to be checked first.
+        Check the rows written since the lock was lost, then acquire the lock again.
     """
 
     code = "FAILED_PRECONDITION"
@@ -648,16 +648,20 @@ def _subclasses(cls: type[ScanKvError]) -> Iterable[type[ScanKvError]]:
 
 
 def error_for_reason(reason: str) -> type[ScanKvError] | None:
-    """The class with this `reason`, or None for a reason of a newer version."""
+    """Returns the class with this `reason`, or None for a reason of a newer version."""
     return {cls.reason: cls for cls in _subclasses(ScanKvError) if "reason" in vars(cls)}.get(reason)
 
 
-# A longer name is no misspelling, and comparing it with all names would take seconds.
+# A longer name is not a misspelling, and comparing it with all names would take seconds.
 _LONGEST_MISSPELLING = 200
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "score"?` with the nearest known names; with few known names, all of them; else an empty text."""
+    """Returns a hint for an unknown name, to be appended to a message.
+
+    The hint is `; did you mean "score"?` with the most similar known names. Without similar names, it lists the known
+    names if they are few, and is empty otherwise.
+    """
     if len(name) > _LONGEST_MISSPELLING:
         return ""
     names = list(known)

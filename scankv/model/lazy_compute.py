@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # pyarrow has no types
-    """The function or class with this name. Cached, so that each is looked up once."""
+    """Returns the function or class with this name, and caches it as an attribute of this module."""
     import pyarrow.compute
 
     found = globals()[name] = getattr(pyarrow.compute, name)

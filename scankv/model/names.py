@@ -26,7 +26,7 @@ class TableName:
     table: str
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for a part with other characters, or of another length."""
+        """Raises InvalidRequest if a part has other characters or a wrong length."""
         for role, part in (("database", self.database), ("table", self.table)):
             if not _PART.fullmatch(part):
                 raise InvalidRequest(
@@ -50,12 +50,12 @@ class TableName:
         return cls(*parts)
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Returns the form that `parse` reads."""
         return f"{self.database}.{self.table}"
 
 
 def check_consumer_id(consumer_id: object) -> None:
-    """Raises InvalidRequest unless the id can name a consumer, and therefore a file."""
+    """Raises InvalidRequest unless the id is valid for a consumer. It names a file, so it cannot be `.` or `..`."""
     if not isinstance(consumer_id, str) or consumer_id in (".", "..") or not _CONSUMER_ID.fullmatch(consumer_id):
         raise InvalidRequest(
             f"{_short(repr(consumer_id))} is not the id of a consumer: it must be 1 to {MAX_NAME_LENGTH} of "
@@ -64,7 +64,7 @@ def check_consumer_id(consumer_id: object) -> None:
 
 
 def check_writer_id(writer_id: object) -> None:
-    """Raises InvalidRequest unless the id can name a writer, or the owner of a lock."""
+    """Raises InvalidRequest unless the id is valid for a writer or the owner of a lock."""
     if not isinstance(writer_id, str) or writer_id in (".", "..") or not _WRITER_ID.fullmatch(writer_id):
         raise InvalidRequest(
             f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
@@ -73,7 +73,7 @@ def check_writer_id(writer_id: object) -> None:
 
 
 def is_column_name(name: object) -> bool:
-    """Whether the text can name a column, that is, is valid UTF-8. Arguments of a command line may not be."""
+    """Returns whether the name is text and valid UTF-8. Command-line arguments can contain invalid UTF-8."""
     if not isinstance(name, str):
         return False
     try:
@@ -84,6 +84,6 @@ def is_column_name(name: object) -> bool:
 
 
 def _short(text: str) -> str:
-    """The text, shortened for a message."""
+    """Returns the text, shortened for a message."""
     longest = 2 * MAX_NAME_LENGTH + 1
     return text if len(text) <= longest else text[:longest] + "..."

@@ -1,4 +1,4 @@
-"""The one name under which users see what they import: `scankv`, whichever package holds the code."""
+"""Makes public names appear under the single module name `scankv`, whichever package contains their code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def set_public_module(module: str, namespace: Mapping[str, object], names: Iterable[str]) -> None:
-    """Makes public classes and functions say that they come from `module`, in tracebacks, `help()` and pickles.
+    """Sets `__module__` of public classes and functions, which tracebacks, `help()` and pickles use.
 
     Args:
-        module: The public module, which must offer every name.
-        namespace: Holds the objects by name.
-        names: The public names. Values, such as modules and type aliases, stay as they are.
+        module: The public module, from which every name can be imported.
+        namespace: The objects by name.
+        names: The public names. Names of other objects, such as modules and type aliases, are ignored.
     """
     for name in names:
         member = namespace[name]

@@ -1,4 +1,4 @@
-"""Values as TOML writes them; reading is `tomllib`'s."""
+"""Formats values as TOML, which the standard library's `tomllib` can only read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def toml_value(value: Any) -> str:  # noqa: ANN401  # it says below which ones
-    """A text, truth value, number, list or mapping in one line of TOML.
+    """Formats a string, bool, number, list or mapping in one line of TOML.
 
     Raises:
-        TypeError: It is of another type.
+        TypeError: The value is of another type.
     """
     match value:
         case str():
-            # JSON's escapes are TOML's, but for this one character, which JSON leaves as it is.
+            # TOML has the same escapes as JSON, but also requires one for this character.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case bool():
             return str(value).lower()

@@ -294,7 +294,7 @@ class AggregateRequest(_message.Message):
     """See "Versions" above. Absent: answer in any case."""
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
-        """2 is kept for buckets.
+        """2 is reserved for buckets.
         The rows that count: those for which this is true. Absent: all.
         """
 
@@ -426,7 +426,7 @@ class TopNRequest(_message.Message):
     """
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
-        """2 is kept for buckets.
+        """2 is reserved for buckets.
         The rows that count: those for which this is true. Absent: all.
         """
 

@@ -85,7 +85,7 @@ class LookupServiceServicer:
         It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
         the longest duration of a scan applies. Give it a matching deadline.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (unknown column, or a function that its type
-        does not have), INVALID_REQUEST (nothing asked for, a sum that does not fit its type, over 1,000,000 groups);
+        does not have), INVALID_REQUEST (no aggregates, a sum that does not fit its type, over 1,000,000 groups);
         RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (an answer over 32 MiB), TOO_MANY_SCANS; FAILED_PRECONDITION SNAPSHOT_LOST;
         DATA_LOSS DATA_LOSS; DEADLINE_EXCEEDED SCAN_TOO_LONG; ABORTED SCAN_CANCELLED; UNAVAILABLE SERVER_DRAINING.
         """

@@ -11,11 +11,11 @@ Rules that hold for every message of this package:
   fields of responses.
 - Errors are gRPC statuses with google.rpc.Status details: an ErrorInfo (domain "scankv", a reason listed at each
   call, metadata that names the table, column, row or bucket) and, where waiting helps, a RetryInfo. Together they
-  take less than 4 KiB, and contain no key, token or secret.
+  have less than 4 KiB, and contain no key, token or secret.
 - A log offset is an opaque int64 that increases along the changelog of one bucket. Its upper bits are the epoch of
   the bucket, so compare offsets of one bucket only, and do not calculate with them. A bucket in its first epoch
   counts 0, 1, 2, ...
-- Field numbers called "kept" are for later calls and sources. Numbers are only added, never changed.
+- Field numbers called "reserved" are for later calls and sources. Numbers are only added, never changed.
 """
 
 from collections import abc as _abc
@@ -108,7 +108,7 @@ class ScanKvRequest(_message.Message):
     the buckets while it reads them, in bounded memory.
     """
     read_path: Global___ReadPath.ValueType
-    """20 to 31 are kept for top-N.
+    """20 to 31 are reserved for top-N.
 
     What the rows are read from. The rows, their order and the resume tokens are the same for all values.
     """
@@ -149,7 +149,7 @@ class ScanKvRequest(_message.Message):
 
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
-        """11 to 15 are kept for cuts and retention holds.
+        """11 to 15 are reserved for cuts and retention holds.
 
         The rows to return: those for which the predicate is true. The server evaluates it, and reads only the key ranges
         that it allows. Absent: all rows.
@@ -245,7 +245,7 @@ class Changelog(_message.Message):
     docs/operations/clocks.md.
     """
     last: _builtins.int
-    """The last so many changes of all buckets together: the newest of each bucket, about the same number from each."""
+    """This number of the latest changes of all buckets together, about the same number from each bucket."""
     stop_timestamp_micros: _builtins.int
     """Before the first change committed at or after this time."""
     clamp: _builtins.bool
@@ -267,8 +267,8 @@ class Changelog(_message.Message):
     """
     net_changes: _builtins.bool
     """Compacted catch-up: a bucket with a large lag returns one net change for each key, up to the end of the log. That
-    holds at the start, and whenever the bucket falls behind so far again. A net change has the offset and time of the
-    last change of its key. Keys that are unchanged in the end have none.
+    applies at the start, and whenever the bucket falls that far behind again. A net change has the offset and time of
+    the last change of its key. Keys whose row is the same in the end have none.
     """
     unmatched_delete: _builtins.bool
     """For tables without rows before changes: sends a row that does not match `where` as `-D` with only the key columns,
@@ -787,7 +787,7 @@ class ScanChunk(_message.Message):
     resume_token: _builtins.bytes
     """The token to continue after this chunk. Opaque, at most 64 KiB."""
     rows_scanned: _builtins.int
-    """5 is kept for the schema id.
+    """5 is reserved for the schema id.
     Rows read from storage by this call so far.
     """
     crc32c: _builtins.int

@@ -83,7 +83,7 @@ class ScanServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainScan(self, request, context):
-        """Says how the server would answer a scan, without reading anything. Resume tokens are ignored.
+        """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
 
         Errors: as for ScanKv, except those of a stream in progress.
         """

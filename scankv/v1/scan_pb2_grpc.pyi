@@ -11,11 +11,11 @@ Rules that hold for every message of this package:
   fields of responses.
 - Errors are gRPC statuses with google.rpc.Status details: an ErrorInfo (domain "scankv", a reason listed at each
   call, metadata that names the table, column, row or bucket) and, where waiting helps, a RetryInfo. Together they
-  take less than 4 KiB, and contain no key, token or secret.
+  have less than 4 KiB, and contain no key, token or secret.
 - A log offset is an opaque int64 that increases along the changelog of one bucket. Its upper bits are the epoch of
   the bucket, so compare offsets of one bucket only, and do not calculate with them. A bucket in its first epoch
   counts 0, 1, 2, ...
-- Field numbers called "kept" are for later calls and sources. Numbers are only added, never changed.
+- Field numbers called "reserved" are for later calls and sources. Numbers are only added, never changed.
 """
 
 from collections import abc as _abc
@@ -76,7 +76,7 @@ class ScanServiceStub:
     CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
     """
     ExplainScan: _grpc.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]
-    """Says how the server would answer a scan, without reading anything. Resume tokens are ignored.
+    """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
 
     Errors: as for ScanKv, except those of a stream in progress.
     """
@@ -114,7 +114,7 @@ class ScanServiceAsyncStub(ScanServiceStub):
     CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
     """
     ExplainScan: _aio.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
-    """Says how the server would answer a scan, without reading anything. Resume tokens are ignored.
+    """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
 
     Errors: as for ScanKv, except those of a stream in progress.
     """
@@ -161,7 +161,7 @@ class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scan_pb2.ScanKvRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scan_pb2.ExplainScanResponse, _abc.Awaitable[_scan_pb2.ExplainScanResponse]]:
-        """Says how the server would answer a scan, without reading anything. Resume tokens are ignored.
+        """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
 
         Errors: as for ScanKv, except those of a stream in progress.
         """

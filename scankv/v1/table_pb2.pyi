@@ -125,8 +125,8 @@ class Merging(_message.Message):
     SEQUENCE_GROUPS_FIELD_NUMBER: _builtins.int
     AGGREGATES_FIELD_NUMBER: _builtins.int
     version_column: _builtins.str
-    """For versioned, which requires it: the row with the greater version stays. Null is least; of equal versions the
-    later row stays.
+    """For versioned, which requires it: the row with the greater version wins. Null is least; of equal versions the
+    later row wins.
     """
     @_builtins.property
     def sequence_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

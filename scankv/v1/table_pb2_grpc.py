@@ -67,8 +67,8 @@ class TableServiceServicer:
     def CreateTable(self, request, context):
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
         Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not
-        exist, its value, or one that the merge engine needs or has no use for).
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
+        option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

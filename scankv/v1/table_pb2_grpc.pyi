@@ -34,8 +34,8 @@ class TableServiceStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
     Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not
-    exist, its value, or one that the merge engine needs or has no use for).
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
+    option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
     """
     DropTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -62,8 +62,8 @@ class TableServiceAsyncStub(TableServiceStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
     Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not
-    exist, its value, or one that the merge engine needs or has no use for).
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
+    option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
     """
     DropTable: _aio.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]  # type: ignore[assignment]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -93,8 +93,8 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_table_pb2.CreateTableResponse, _abc.Awaitable[_table_pb2.CreateTableResponse]]:
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
         Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not
-        exist, its value, or one that the merge engine needs or has no use for).
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
+        option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
         """
 
     @_abc_1.abstractmethod

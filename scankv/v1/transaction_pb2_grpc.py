@@ -101,8 +101,8 @@ class TransactionServiceServicer:
     def LookupStaged(self, request, context):
         """Reads rows by key as they would be if everything that one part has staged were committed now, with any merge
         engine. The commit does not depend on these rows.
-        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many
-        requests as said; a merge has no result).
+        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part does not have
+        this number of requests; a merge has no result).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,10 +123,10 @@ class TransactionServiceServicer:
         """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
         the server has discarded the staged writes: it remembers ids for 7 days (a setting), and of all ids that are equal
         up to their last `:` the one committed last for as long as its tables exist.
-        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was
+        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never existed), TABLE_NOT_FOUND (a table was
         dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
-        INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an
-        overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
+        INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
+        an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
         DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

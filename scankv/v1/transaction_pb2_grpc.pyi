@@ -57,8 +57,8 @@ class TransactionServiceStub:
     LookupStaged: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]
     """Reads rows by key as they would be if everything that one part has staged were committed now, with any merge
     engine. The commit does not depend on these rows.
-    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many
-    requests as said; a merge has no result).
+    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part does not have
+    this number of requests; a merge has no result).
     """
     StageDeleteAll: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]
     """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
@@ -71,10 +71,10 @@ class TransactionServiceStub:
     """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
     the server has discarded the staged writes: it remembers ids for 7 days (a setting), and of all ids that are equal
     up to their last `:` the one committed last for as long as its tables exist.
-    Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was
+    Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never existed), TABLE_NOT_FOUND (a table was
     dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
-    INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an
-    overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
+    INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
+    an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
     DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
     """
     AbortTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]
@@ -112,8 +112,8 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     LookupStaged: _aio.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]  # type: ignore[assignment]
     """Reads rows by key as they would be if everything that one part has staged were committed now, with any merge
     engine. The commit does not depend on these rows.
-    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many
-    requests as said; a merge has no result).
+    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part does not have
+    this number of requests; a merge has no result).
     """
     StageDeleteAll: _aio.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]  # type: ignore[assignment]
     """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
@@ -126,10 +126,10 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
     the server has discarded the staged writes: it remembers ids for 7 days (a setting), and of all ids that are equal
     up to their last `:` the one committed last for as long as its tables exist.
-    Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was
+    Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never existed), TABLE_NOT_FOUND (a table was
     dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
-    INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an
-    overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
+    INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
+    an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
     DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
     """
     AbortTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]  # type: ignore[assignment]
@@ -182,8 +182,8 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_transaction_pb2.LookupStagedResponse, _abc.Awaitable[_transaction_pb2.LookupStagedResponse]]:
         """Reads rows by key as they would be if everything that one part has staged were committed now, with any merge
         engine. The commit does not depend on these rows.
-        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many
-        requests as said; a merge has no result).
+        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part does not have
+        this number of requests; a merge has no result).
         """
 
     @_abc_1.abstractmethod
@@ -208,10 +208,10 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
         the server has discarded the staged writes: it remembers ids for 7 days (a setting), and of all ids that are equal
         up to their last `:` the one committed last for as long as its tables exist.
-        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never was), TABLE_NOT_FOUND (a table was
+        Errors: NOT_FOUND TRANSACTION_LOST (it was aborted, has expired, or never existed), TABLE_NOT_FOUND (a table was
         dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
-        INVALID_ARGUMENT INVALID_REQUEST (a part does not have as many requests as said; a merge has no result, as an
-        overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
+        INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
+        an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
         DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
         """
 

@@ -41,7 +41,7 @@ Global___WriteMode: _TypeAlias = WriteMode  # noqa: Y015
 
 @_typing.final
 class WriterIdentity(_message.Message):
-    """Identifies a write as a certain request of a certain writer. A repeated request has the same id, epoch, sequence and
+    """Identifies a write as one request of one writer. A repeated request has the same id, epoch, sequence and
     rows.
 
     With the rows of a request, each bucket records the request, and it keeps the 16 greatest sequences of a writer. A
@@ -116,7 +116,7 @@ class UpsertRequest(_message.Message):
     schema_id: _builtins.int
     """The version of the table schema that the rows have. Columns added later become null. 0: the current version."""
     mode: Global___WriteMode.ValueType
-    """6 to 8 and 13 to 15 are kept for later."""
+    """6 to 8 and 13 to 15 are reserved."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
@@ -183,7 +183,7 @@ class DeleteRequest(_message.Message):
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
     mode: Global___WriteMode.ValueType
     """With WRITE_MODE_OVERWRITE a table also deletes what its delete_behavior keeps.
-    3, 6 to 8 and 13 to 15 are kept as in UpsertRequest.
+    3, 6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

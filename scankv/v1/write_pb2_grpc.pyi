@@ -71,7 +71,7 @@ class WriteServiceStub:
     state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
     is written.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows
-    before changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone
+    before changes; the id; a bucket; offsets without a table incarnation; a column that cannot be undone
     exactly: metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others
     write the same keys all the time); FAILED_PRECONDITION TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS
     DATA_LOSS.
@@ -120,7 +120,7 @@ class WriteServiceAsyncStub(WriteServiceStub):
     state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
     is written.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows
-    before changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone
+    before changes; the id; a bucket; offsets without a table incarnation; a column that cannot be undone
     exactly: metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others
     write the same keys all the time); FAILED_PRECONDITION TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS
     DATA_LOSS.
@@ -190,7 +190,7 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
         is written.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows
-        before changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone
+        before changes; the id; a bucket; offsets without a table incarnation; a column that cannot be undone
         exactly: metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others
         write the same keys all the time); FAILED_PRECONDITION TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS
         DATA_LOSS.

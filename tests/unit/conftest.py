@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried_steps() -> Iterator[None]:
-    """Has reads end where the test says, and not after some milliseconds, which pass sooner on a busy machine.
+    """Ends reads where the test says, and not after some milliseconds, which pass sooner on a busy machine.
 
     Tests of steps that end in time set their own.
     """

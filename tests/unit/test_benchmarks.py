@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say, on a table small enough for a test."""
+"""The benchmarks measure what they claim to, on a table small enough for a test."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_takes_long_is_measured_where_it_is_named(tmp_path: Path) -> None:
 
 
 def _report(directory: Path, *arguments: str) -> dict[str, Any]:
-    """What a run with a small table reports as JSON; as Markdown it lies beside it."""
+    """Returns the JSON report of a run with a small table; the Markdown report is written next to it."""
     report, markdown = directory / "report.json", directory / "report.md"
     command = [sys.executable, "-m", "benchmarks", "--rows", "20000", "--runs", "1", *arguments]
     command += ["--json", str(report), "--markdown", str(markdown)]
@@ -101,7 +101,7 @@ def _report(directory: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _checked_figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a report by name, each of which is a spread of something."""
+    """Returns the figures of a report by name, each of which is a spread."""
     figures = {figure["name"]: figure for result in found["results"].values() for figure in result["figures"]}
     for figure in figures.values():
         spread = figure["spread"]

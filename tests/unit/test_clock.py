@@ -1,4 +1,4 @@
-"""What a server makes of its machine's clocks: time that nobody can set, and commit times that do not jump."""
+"""The server's clocks: time that cannot be set, and commit times that do not jump."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clock_of(machine: FakeClocks, stored: StoredTimes | None = None) -> ServerCl
 
 
 def error(clock: ServerClock, machine: FakeClocks) -> float:
-    """How many seconds commit time is ahead of the machine's wall clock."""
+    """Returns how many seconds commit time is ahead of the machine's wall clock."""
     return (clock.commit_micros() - machine.wall_micros) / 1e6
 
 
@@ -119,7 +119,7 @@ def test_commit_time_follows_a_jump_forward_that_lasts() -> None:
         in_doubt = clock.commit_micros() + 1
         machine.pass_time(HOUR)
     assert error(clock, machine) == 0
-    # What was committed before it was followed has earlier times than the clock of now would have given.
+    # Commits before the jump was followed have earlier times than the current clock would give.
     assert is_refused(clock, machine.wall_micros - int(2 * HOUR * 1e6))
     machine.pass_time(1)
     assert not is_refused(clock, machine.wall_micros - 500_000)

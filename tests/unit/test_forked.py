@@ -1,4 +1,4 @@
-"""What is forked from the zygote is to a test as if it was started."""
+"""A process forked from the zygote behaves like one that was started."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_interrupt_is_a_keyboard_interrupt() -> None:
 
 
 def test_the_zygote_has_one_thread_and_its_children_the_modules_but_not_pandas() -> None:
-    """Another thread would not be there in the children, and might hold a lock."""
+    """Another thread would not exist in the children, and might hold a lock."""
     done = run_forked(*TIMEIT, "import sys; print(sorted({*sys.modules} & {'grpc', 'rocksdict', 'pandas'}))")
     assert done.stdout.decode().splitlines()[0] == "['grpc', 'rocksdict']"
     process = forked._zygote._process

@@ -1,4 +1,4 @@
-"""`import scankv` and short commands take little time, and import nothing that is large and not needed.
+"""`import scankv` and short commands take little time, and import nothing large that they do not need.
 
 Times are of the processor, and compared with what pyarrow and grpc alone take right before, so that neither a slow
 machine nor a busy one matters. On a machine where these two take 0.2 s, 0.75 of it is 150 ms.
@@ -22,14 +22,14 @@ FOR_FEW_COMMANDS = {"pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "ri
 ALONE = "import pyarrow, grpc"
 IMPORT = "from scankv import connect, col"
 TABLES = "import sys; sys.argv[1:] = ['tables']; from scankv.cli import main; main()"
-# The first one may have to write the bytecode, and in others a core is shared for a part of the time.
+# The first run may have to write the bytecode, and in others a core may be shared for part of the time.
 MOST_ROUNDS = 20
-# Beside those of pyarrow and grpc. They are 190 and 430; pandas alone would be 500.
+# In addition to those of pyarrow and grpc. They are 190 and 430; pandas alone would be 500.
 MOST_MODULES = {IMPORT: 250, TABLES: 500}
 
 
 def python(code: str, url: str = "") -> str:
-    """What a new interpreter prints; it keeps its bytecode, as an installed package has it."""
+    """Returns the output of a new interpreter, which keeps its bytecode, as an installed package does."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "SCANKV_URL": url}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=120
@@ -44,7 +44,7 @@ def processor_seconds(code: str, url: str) -> float:
 
 
 def imported_by(code: str, url: str = "") -> set[str]:
-    """The modules that there are when the interpreter ends."""
+    """Returns the modules that are loaded when the interpreter ends."""
     told = "import atexit, sys; atexit.register(lambda: print('\\n', *sys.modules))"
     return set(python(f"{told}\n{code}", url).splitlines()[-1].split())
 
@@ -53,8 +53,8 @@ def imported_by(code: str, url: str = "") -> set[str]:
 def test_importing_and_listing_tables_take_little_more_than_arrow_and_grpc(shared_server: ServerProcess) -> None:
     rounds = []
     for _ in range(MOST_ROUNDS):
-        # Of one round, so that what the machine does besides falls on all three. The least of each over all rounds
-        # would not do: the shortest run has the best chances of a quiet moment.
+        # From one round, so that other load on the machine affects all three. The least of each over all rounds would
+        # favor the shortest run.
         alone, imported, listed = (processor_seconds(code, shared_server.url) for code in (ALONE, IMPORT, TABLES))
         rounds.append((alone, imported, listed))
         if imported - alone <= 0.75 * alone and listed - imported <= 1.5 * alone:
@@ -77,7 +77,7 @@ def test_nothing_large_is_imported_before_it_is_used() -> None:
 
 
 def test_no_module_has_arrow_import_pandas() -> None:
-    """Arrow's first conversion imports pandas, so no module may convert anything as it is imported.
+    """Arrow's first conversion imports pandas, so no module may convert anything when it is imported.
 
     The server has modules that do, and keeps pandas out of its process.
     """

@@ -1,4 +1,4 @@
-"""Which package imports which, and the one place where each I/O library enters."""
+"""Which package may import which, and the only place for each I/O library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-# A package, and the packages it may import besides itself. A module belongs to the longest name that it begins with.
+# A package, and the packages that it may import besides itself. A module belongs to the longest matching name.
 PACKAGES = {
     "scankv.v1": set(),
     "scankv.model": {"scankv.v1"},
@@ -83,7 +83,7 @@ GRPC_PLACES = (
     "aio_client/_transport/transport.py",
 )
 
-# A module, with everything below it, and the files and folders that may import it.
+# A module with its submodules, and the files and folders that may import it.
 PLACES = {
     "rocksdict": ("streaming_server/storage",),
     "grpc": GRPC_PLACES,
@@ -101,7 +101,7 @@ PLACES = {
     "examples": (),
 }
 
-# What scankv.model, which is without I/O, must not import.
+# Modules that scankv.model, which does no I/O, must not import.
 INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
 
 # Heavy and optional: imported on use, so that `import scankv` needs none of them.
@@ -110,7 +110,7 @@ ON_USE = {"duckdb", "pandas", "polars"}
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """One imported module, and how the file gets it."""
+    """One imported module, and how the file imports it."""
 
     module: str
     line: int
@@ -118,7 +118,7 @@ class Import:
 
 
 def imports_of(source: str, package: str) -> list[Import]:
-    """Everything that a file imports; `package` is the dotted package that its relative imports start from."""
+    """Returns everything that a file imports; its relative imports start from the dotted `package`."""
     return list(_walk(ast.parse(source), package, on_use=False))
 
 
@@ -143,7 +143,7 @@ def _walk(node: ast.AST, package: str, *, on_use: bool) -> Iterator[Import]:
 
 
 def violations(root: Path) -> list[str]:
-    """Every import below `root` that breaks a rule, as `file:line: what`."""
+    """Returns every import below `root` that breaks a rule, as `file:line: what`."""
     found = []
     for top in sorted({package.partition(".")[0] for package in PACKAGES}):
         for path in sorted((root / top).rglob("*.py")):
@@ -157,14 +157,14 @@ def violations(root: Path) -> list[str]:
 
 
 def _package_of(module: str) -> str | None:
-    """The package of `PACKAGES` that a module belongs to; None for a module of others."""
+    """Returns the package of `PACKAGES` that contains a module; None for other modules."""
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in PACKAGES), None)
 
 
 def _broken_rule(folder: str, path: Path, imported: Import) -> str | None:
-    """The rule that this import breaks, or None."""
+    """Returns the rule that this import breaks, or None."""
     package, target = _package_of(folder), _package_of(imported.module)
     assert package is not None
     if target is not None and target != package and target not in PACKAGES[package]:
@@ -190,7 +190,7 @@ def _broken_rule(folder: str, path: Path, imported: Import) -> str | None:
 
 
 def _layer(name: str, module: str) -> str | None:
-    """The layer of the package `name` that a module lies in; None where it has none."""
+    """Returns the layer of the package `name` that contains a module; None if it has no layer."""
     if not module.startswith(f"{name}."):
         return None
     layer = module.removeprefix(f"{name}.").split(".")[0]

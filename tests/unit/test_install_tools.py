@@ -1,4 +1,4 @@
-"""`.ci/install-tools`, which `make test` begins with: installs what is missing, or names the one command to type."""
+"""`.ci/install-tools`, the first step of `make test`, installs missing tools or prints the command that does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDED = "The tests need Java 17 or newer, strace and Chromium with chromedriver
 
 
 class Machine:
-    """A directory of programs, which are all that the script finds."""
+    """A directory with the only programs that the script can find."""
 
     def __init__(self, directory: Path, user: int) -> None:
         self.programs = directory
@@ -25,20 +25,20 @@ class Machine:
         self.add("apt-get", f"echo apt-get $* >> {directory}/asked")
 
     def add(self, name: str, script: str = "") -> None:
-        """Adds a program that does what a line of shell says."""
+        """Adds a program that runs a line of shell."""
         path = self.programs / name
         path.unlink(missing_ok=True)
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
 
     def add_tools(self, java: str = "17.0.15") -> None:
-        """Adds all that the tests need."""
+        """Adds all tools that the tests need."""
         self.add("java", JAVA.format(version=java))
         for name in ("strace", "chromium", "chromedriver"):
             self.add(name)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs the script with these programs alone."""
+        """Runs the script with only these programs."""
         return subprocess.run(
             [SCRIPT],
             env={"PATH": str(self.programs), **environment},
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def asked(self) -> list[str]:
-        """What the package manager was asked to do."""
+        """Returns the commands given to the package manager."""
         path = self.programs / "asked"
         return path.read_text().splitlines() if path.exists() else []
 

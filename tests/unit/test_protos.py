@@ -1,4 +1,4 @@
-"""The committed modules of scankv/v1 are what the .proto files generate."""
+"""The committed modules of scankv/v1 match the .proto files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("generated")
-    # The generator's plugin is a program beside this interpreter.
+    # The generator's plugin is a program next to this interpreter.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run([ROOT / ".ci/generate-protos", out], env=os.environ | {"PATH": path}, check=True, timeout=60)
     return out

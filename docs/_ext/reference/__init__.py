@@ -1,7 +1,7 @@
 """The reference, generated from the code when the site is built.
 
-A page of the reference has a comment such as `<!-- generated: settings -->` where generated Markdown belongs. What
-stands behind the name in the comment are arguments: `<!-- generated: python scankv connect Client -->`.
+A page of the reference has a comment such as `<!-- generated: settings -->` in the place of generated Markdown. The
+words after the name are the arguments of the generator: `<!-- generated: python scankv connect Client -->`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ GENERATORS: dict[str, Callable[..., str]] = {
 
 
 def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the markers of a page."""
+    """Replaces the markers of a page by generated Markdown."""
     if page.startswith("reference/"):
         source[0] = MARKER.sub(lambda found: GENERATORS[found[1]](*found[2].split()), source[0])
 
 
 def list_reference_pages(app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
-    """The pages to read again in every build: Sphinx does not see that the code behind them has changed."""
+    """Returns the pages that every build must generate again, because Sphinx does not track the code behind them."""
     return [page for page in env.found_docs if page.startswith("reference/")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the generators."""
+    """Connects the generators to Sphinx."""
     app.connect("source-read", fill_in)
     app.connect("env-get-outdated", list_reference_pages)
     # Before napoleon, which has 500.

@@ -15,15 +15,15 @@ CODE = re.compile(r"(^```console\n.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL
 
 
 def describe_commands() -> str:
-    """Every command with its arguments and options, a heading each."""
+    """Returns a section for each command, with its arguments and options."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="scankv", title=" ")
-    # The lists of commands repeat the headings, and cut what they say.
+    # Typer's lists of commands only repeat the headings, with truncated descriptions.
     text = CUT.sub("", text).partition("\n")[2]
     return "".join(map(_escape, CODE.split(text)))
 
 
 def _escape(part: str) -> str:
-    """Escape text, and only text: Typer does so in code, too, and not in every docstring."""
+    """Escapes text outside code. Typer escapes code as well, and does not escape every docstring."""
     plain = html.unescape(part)
     return plain if part.startswith("`") else plain.replace("<", "&lt;")

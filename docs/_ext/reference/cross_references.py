@@ -1,4 +1,4 @@
-"""References to names in docstrings and signatures, looked up where a reader would expect them."""
+"""Resolves references to names in docstrings and signatures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 
 class ExactReferences(SphinxPostTransform):
-    """Looks a name up in the module that mentions it and in `scankv`.
+    """Looks up a name only in the module that mentions it and in `scankv`.
 
-    Sphinx would take any object that ends in the name: an attribute `bytes` for the type, and two classes `Table` for
-    each other.
+    By default, Sphinx accepts any object whose full name ends in the name: it would confuse the attribute `bytes` with
+    the type, and the two classes `Table` with each other.
     """
 
     default_priority = 5  # the resolver has 10
 
     def run(self, **_: object) -> None:
-        """Narrow each reference of a page."""
+        """Replaces each reference of a page by the full name that it means."""
         objects = self.env.domains.python_domain.objects
         for node in self.document.findall(addnodes.pending_xref):
             if node.get("refdomain") != "py" or not node.hasattr("refspecific"):

@@ -1,4 +1,4 @@
-"""Docstrings, which are written in Markdown's manner, as the reStructuredText that autodoc expects."""
+"""Converts docstrings, which use Markdown's syntax, to the reStructuredText that autodoc expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ITEM = re.compile(r" *[-*] ")
 
 
 def convert_to_rst(app: Sphinx, what: str, name: str, documented: object, options: object, lines: list[str]) -> None:
-    """Mark code blocks, separate lists, and keep as a reference only the code spans that are names."""
+    """Marks code blocks, separates lists from text, and turns code spans that are names into references."""
     converted: list[str] = []
     in_section = False
     for line in lines:
@@ -37,7 +37,7 @@ def _is_code(line: str, in_section: bool) -> bool:
 
 
 def _is_in_code_or_list(lines: list[str]) -> bool:
-    """Whether an indented line after these continues a code block or an item of a list."""
+    """Returns whether an indented line after these continues a code block or an item of a list."""
     last = next((line for line in reversed(lines) if line), "")
     return last.startswith(" ") or last == "::" or bool(ITEM.match(last))
 

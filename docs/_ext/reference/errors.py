@@ -1,4 +1,4 @@
-"""The errors, in the order of the tree in `scankv.model.errors`."""
+"""Describes the errors, in the order of the tree in `scankv.model.errors`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADVICE = re.compile(r"^What to do:\n((?: {4}.*\n?)+)", re.MULTILINE)
 
 
 def describe_errors() -> str:
-    """A heading for each class: its reason and status, what it means, and what to do."""
+    """Returns a section for each class, with its reason and status, what it means, and what to do."""
     return "\n".join(_describe(cls) for cls in _iterate(errors.ScanKvError))
 
 
@@ -46,7 +46,7 @@ def _link(parents: list[str]) -> str:
 
 
 def _format(meaning: str) -> str:
-    """The docstring as Markdown, its attributes as a list."""
+    """Returns the docstring as Markdown, with its attributes as a list."""
     text, _, attributes = meaning.partition("Attributes:\n")
     items = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     listed = "".join(f"- `{name}`: {' '.join(what.split())}\n" for name, what in items)

@@ -1,4 +1,4 @@
-"""The Python API: directives of autodoc for the names that a page lists."""
+"""Documents the Python API with autodoc directives for the names that a page lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 
 def describe_names(module: str, *names: str) -> str:
-    """The named members of a public module, complete with their own members."""
+    """Returns a section for each of the named members of a public module, with all of their own members."""
     found = import_module(module)
     blocks = [f"```{{eval-rst}}\n.. currentmodule:: {module}\n```\n"]
     for name in names:

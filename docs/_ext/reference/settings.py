@@ -1,4 +1,4 @@
-"""The server's settings, from the dataclass that holds them and the ranges that it checks."""
+"""Describes the server's settings, from their dataclass and the ranges that it checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming_server.config import RANGES, ServerConfig
 
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_bytes_in_flight": "bytes"}
 KINDS = {int: "integer", float: "number", bool: "`true` or `false`", tuple[str, ...]: "names, separated by commas"}
-# What a setting is about, by the beginning of its name or the whole of it; the first that fits counts.
+# The settings of each group, by their names or prefixes of these. A setting belongs to the first group that fits.
 GROUPS = {
     "The server": "data host port log_level insecure drain_seconds storage_threads",
     "Memory and files": "block_cache write_buffer result_cache max_open_buckets bucket_idle",
@@ -28,7 +28,7 @@ SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def describe_settings() -> str:
-    """A heading for each setting, with its meaning, default, range and environment variable, in groups."""
+    """Returns a section for each setting, with its meaning, default, range and environment variable, by group."""
     meanings = _read_meanings()
     left = {field.name: field for field in fields(ServerConfig)}
     parts = []

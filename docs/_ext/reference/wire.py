@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROTOS = Path(__file__).parents[3] / "protos"
-# Numbers of fields in descriptor.proto, of which the paths of comments are made.
+# Field numbers in descriptor.proto, which make up the paths of comments.
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, NESTED, NESTED_ENUMS, ONEOFS = 2, 3, 4, 8
 VALUES, METHODS, SYNTAX = 2, 2, 12
@@ -33,7 +33,7 @@ CommentPath = tuple[int, ...]
 
 @cache
 def read_files() -> dict[str, FileDescriptorProto]:
-    """All files of the protocol by name, compiled with their comments."""
+    """Returns all files of the protocol by name, compiled with their comments."""
     names = sorted(path.relative_to(PROTOS).as_posix() for path in PROTOS.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"
@@ -45,7 +45,7 @@ def read_files() -> dict[str, FileDescriptorProto]:
 
 
 def describe_file(name: str) -> str:
-    """A file of the protocol by its short name, such as `scan`."""
+    """Describes a file of the protocol, given by its short name, such as `scan`."""
     return "\n".join(_FilePage(read_files()[f"scankv/v1/{name}.proto"]).describe())
 
 
@@ -124,7 +124,7 @@ class _FilePage:
 
 
 def _format(comment: str) -> str:
-    """A comment as Markdown: without the space that every line begins with; lists stand apart."""
+    """Returns a comment as Markdown, without the leading space of each line and with lists separated from text."""
     lines: list[str] = []
     for line in comment.splitlines():
         text = line.removeprefix(" ")

@@ -1,4 +1,4 @@
-"""The columns that describe changes: run-length encoded on the wire, Arrow columns for the reader."""
+"""The columns that describe changes, which are run-length encoded on the wire and Arrow columns for the reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGE_FIELDS: Final[tuple[pa.Field[Any], ...]] = tuple(
         pa.field,
         CHANGE_COLUMNS,
         (pa.string(), pa.int64(), pa.int32(), pa.timestamp("us", "UTC")),
-        # The rows of a start from the whole table have neither offset nor time.
+        # A stream that starts with all rows of the table sends these without offset and time.
         (False, True, False, True),
     )
 )
@@ -33,7 +33,7 @@ CHANGE_FIELDS: Final[tuple[pa.Field[Any], ...]] = tuple(
 
 @cache
 def _all_symbols() -> pa.StringArray:
-    """`CHANGE_SYMBOLS` as Arrow has them. Not made on import: Arrow's first conversion imports pandas."""
+    """Returns `CHANGE_SYMBOLS` as an Arrow array. Not made on import: Arrow's first conversion imports pandas."""
     return pa.array(CHANGE_SYMBOLS)
 
 
@@ -42,9 +42,9 @@ class ChangeColumns:
     """The change columns of rows of one bucket. Immutable.
 
     Attributes:
-        kinds: What happened, by its place in `CHANGE_SYMBOLS`.
-        offsets: Their offsets. None: these are rows of the table, which have neither offset nor time.
-        micros: When they were committed, in microseconds since 1970; None where there are no offsets.
+        kinds: The row kinds, as positions in `CHANGE_SYMBOLS`.
+        offsets: The log offsets. None: these are rows of the table, which have neither offset nor time.
+        micros: The commit times, in microseconds since 1970 UTC. None if `offsets` is None.
     """
 
     kinds: Kinds
@@ -53,17 +53,17 @@ class ChangeColumns:
 
     @classmethod
     def of_table(cls, rows: int) -> ChangeColumns:
-        """The columns of rows of the table: all are inserts."""
+        """Returns the columns of rows of the table, which are all inserts."""
         return cls(np.zeros(rows, np.uint8), None, None)
 
     def first(self, rows: int) -> ChangeColumns:
-        """The columns of the first rows."""
+        """Returns the columns of the first rows."""
         if self.offsets is None or self.micros is None:
             return ChangeColumns(self.kinds[:rows], None, None)
         return ChangeColumns(self.kinds[:rows], self.offsets[:rows], self.micros[:rows])
 
     def arrays(self, bucket: int) -> list[pa.Array]:
-        """The columns of `CHANGE_FIELDS`."""
+        """Returns the Arrow columns of `CHANGE_FIELDS`."""
         rows = len(self.kinds)
         if self.offsets is None or self.micros is None:
             offsets, times = _unknown(rows)
@@ -72,7 +72,7 @@ class ChangeColumns:
         return [_symbols(self.kinds), offsets, _bucket_numbers(bucket, rows), times]
 
     def to_bytes(self) -> bytes:
-        """A serialized `ChangeColumns` of `scan.proto`: usually a few bytes."""
+        """Returns a serialized `ChangeColumns` of `scan.proto`, usually a few bytes."""
         one = len(self.kinds) > 0 and bool((self.kinds == self.kinds[0]).all())
         message = scan_pb2.ChangeColumns(kinds=(self.kinds[:1] if one else self.kinds).tobytes())
         if self.offsets is not None and self.micros is not None:
@@ -82,13 +82,13 @@ class ChangeColumns:
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: int) -> ChangeColumns:
-        """Reads the result of `to_bytes` for this number of rows. Raises ValueError for anything else."""
+        """Reads the result of `to_bytes` for this number of rows. Raises ValueError if the bytes do not fit it."""
         message = scan_pb2.ChangeColumns.FromString(data)
         kinds = np.frombuffer(message.kinds, np.uint8)
         if len(kinds) == 1:
             kinds = np.repeat(kinds, rows)
         if len(kinds) != rows or (rows and kinds.max() >= len(CHANGE_SYMBOLS)):
-            raise ValueError("there is not one known kind for each row")
+            raise ValueError("the changes do not have one known row kind per row")
         if not message.offsets and not message.commit_micros:
             return cls(kinds, None, None)
         offsets = _from_runs(message.offsets, message.offset_runs, rows, step=1)
@@ -96,9 +96,10 @@ class ChangeColumns:
 
 
 def _to_runs(values: Numbers, *, step: int) -> tuple[bytes, bytes]:
-    """The first value of each run, in which each is by a step greater than the one before, and the runs' lengths.
+    """Encodes values as runs, within which each value exceeds the previous one by `step`.
 
-    No lengths where one run has all, or each value is to be one.
+    Returns the first value of each run and the lengths of the runs. The lengths are empty if a single run has all
+    values, or if every value is its own run because that takes fewer bytes.
     """
     starts = np.concatenate(([0], np.flatnonzero(np.diff(values) != step) + 1))
     if len(starts) == 1:
@@ -115,21 +116,21 @@ def _from_runs(values: bytes, runs: bytes, rows: int, *, step: int) -> Numbers:
     if not len(lengths):
         lengths = np.array([rows]) if len(starts) == 1 else np.ones(len(starts), np.int64)
     if len(lengths) != len(starts) or lengths.sum() != rows:
-        raise ValueError("the runs are not of all rows")
+        raise ValueError("the runs do not cover all rows")
     if step == 0:
         return np.repeat(starts, lengths)
-    # As if all runs were one: what each is ahead of that.
+    # Each value is its row number plus the amount by which its run is ahead of the row number at its start.
     return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(rows)
 
 
 def _symbols(kinds: Kinds) -> pa.Array:
-    """The symbols of row kinds, which usually are all the same."""
+    """Returns the symbols of row kinds. Usually all kinds are the same, which is faster."""
     if len(kinds) and (kinds == kinds[0]).all():
         return _symbol(int(kinds[0]), len(kinds))
     return _all_symbols().take(pa.array(kinds))
 
 
-# What is the same for every row is made once for chunks of one size, which most are.
+# Columns with the same value in every row are cached by the number of rows: most chunks have the same size.
 
 
 @lru_cache(maxsize=8)
@@ -144,6 +145,6 @@ def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
 
 @lru_cache(maxsize=2)
 def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
-    """Offsets and times of rows without any."""
+    """Returns null offsets and null times for rows of the table."""
     nothing = pa.nulls(rows, pa.int64())
     return nothing, nothing.view(CHANGE_FIELDS[3].type)

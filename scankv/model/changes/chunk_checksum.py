@@ -1,4 +1,4 @@
-"""The checksum of a chunk, which covers those before it. Stated in `scan.proto`, at `ScanChunk.crc32c`."""
+"""The checksum of a chunk, which also covers all chunks before it. `ScanChunk.crc32c` in `scan.proto` defines it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import google_crc32c
 
 
 def chunk_crc32c(before: int, record_batch: int, changes: bytes = b"") -> int:
-    """The checksum of a chunk.
+    """Returns the checksum of a chunk.
 
-    The rows come in by a checksum of their own. Those of a columnar base have theirs already.
+    It is computed from the checksum of the rows rather than from their bytes, because a columnar base stores that
+    checksum with its rows.
 
     Args:
-        before: The checksum of the chunk before; 0 for the first.
+        before: The checksum of the previous chunk; 0 for the first chunk.
         record_batch: The CRC32C of the rows' bytes.
-        changes: The bytes that say what happened to the rows.
+        changes: The bytes of the chunk's change columns.
     """
     checksum = google_crc32c.extend(record_batch, changes) if changes else record_batch
     return int(google_crc32c.extend(checksum, before.to_bytes(4, "little")))

@@ -1,8 +1,8 @@
 """Log offsets of the buckets of a table, with the table incarnation that they belong to.
 
-Rule: offsets mean something for one incarnation of a table only. A table that is dropped and created again under the
-same name counts its changes from 0 again, so the same numbers name other changes. Whatever gives offsets says of which
-incarnation they are; whatever takes offsets calls `check_incarnation` before it does anything with them.
+Offsets are valid for one incarnation of a table only. A table that is dropped and created again under the same name
+numbers its changes from 0 again, so the same offsets name other changes. Code that returns offsets therefore includes
+the incarnation, and code that accepts offsets calls `check_incarnation` before it uses them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class LogOffsets(dict[int, int]):
 
     @classmethod
     def of(cls, offsets: Mapping[int, int], table_incarnation: str) -> Self:
-        """Offsets of a known incarnation."""
+        """Returns offsets of a known incarnation."""
         known = cls(offsets)
         known.table_incarnation = table_incarnation
         return known
 
     def copy(self) -> Self:
-        """A copy of the same incarnation."""
+        """Returns a copy with the same incarnation."""
         return type(self)(self)
 
     def of_buckets(self, buckets: Iterable[int]) -> Self:
-        """The offsets of some buckets. Raises KeyError for a bucket without an offset."""
+        """Returns the offsets of some buckets. Raises KeyError for a bucket without an offset."""
         return self.of({bucket: self[bucket] for bucket in buckets}, self.table_incarnation)
 
     def __or__(self, other: Mapping[int, int]) -> Self:  # type: ignore[override]
@@ -67,7 +67,7 @@ class LogOffsets(dict[int, int]):
             self[bucket] = max(offset, self.get(bucket, offset))
 
     def to_json(self) -> str:
-        """The offsets and the table incarnation as JSON text, to store with the state of a job."""
+        """Returns the offsets and the table incarnation as JSON text, to be stored with the state of a job."""
         values = {"table_incarnation": self.table_incarnation, "log_offsets": {str(b): self[b] for b in sorted(self)}}
         return json.dumps(values)
 
@@ -76,7 +76,7 @@ class LogOffsets(dict[int, int]):
         """Reads the result of `to_json`, as text or parsed. Other entries are ignored.
 
         Raises:
-            UsageError: It is something else.
+            UsageError: The value has another form.
         """
         try:
             values = json.loads(text) if isinstance(text, str | bytes) else text
@@ -90,7 +90,7 @@ class LogOffsets(dict[int, int]):
 
     @staticmethod
     def incarnation_of(offsets: object) -> str:
-        """The table incarnation of some offsets. Empty if it is unknown."""
+        """Returns the table incarnation of some offsets. Empty if it is unknown."""
         return offsets.table_incarnation if isinstance(offsets, LogOffsets) else ""
 
 
@@ -106,19 +106,19 @@ def _is_position(item: tuple[object, object]) -> bool:
 
 
 def check_incarnation(of_offsets: str, table: str, incarnation: str) -> None:
-    """Refuses log offsets of another incarnation of a table.
+    """Checks that log offsets belong to the current incarnation of a table.
 
     Args:
-        of_offsets: The incarnation that the offsets are of; empty: unknown, which is not refused here.
-        table: The table's name.
-        incarnation: The incarnation of the table that they are to be used with.
+        of_offsets: The incarnation of the offsets. Empty: unknown, which is accepted.
+        table: The name of the table.
+        incarnation: The current incarnation of the table.
 
     Raises:
-        TableRecreated: They are of another one.
+        TableRecreated: The offsets belong to another incarnation.
     """
     if of_offsets not in ("", incarnation):
         raise TableRecreated(
-            f"table {table} was dropped and created again since these log offsets; nothing was done: begin again from "
-            "the table as it is now",
+            f"table {table} was dropped and created again since these log offsets; nothing was done: start again from "
+            "the current table",
             table=table,
         )

@@ -28,7 +28,7 @@ class ScanSource(enum.StrEnum):
 
 
 class CatchUp(enum.StrEnum):
-    """What a stream of changes reads a backlog as."""
+    """How a stream of changes reads a backlog."""
 
     ALL = "all"
     """Every change."""
@@ -95,9 +95,9 @@ class StartFrom(_Position):
     """Where a stream of changes starts.
 
     Attributes:
-        FULL: All rows as of the opening, then every change from exactly there on.
+        FULL: All rows as of the start of the stream, then every later change.
         EARLIEST: The oldest change that is kept.
-        LATEST: What comes after the opening.
+        LATEST: The changes after the start of the stream.
     """
 
     __slots__ = ()
@@ -108,25 +108,28 @@ class StartFrom(_Position):
 
     @classmethod
     def timestamp(cls, time: dt.datetime) -> StartFrom:
-        """The first change committed at or after a time; the oldest change if that is later. Waits for future changes.
+        """Starts with the first change committed at or after a time.
+
+        If changes since that time are no longer kept, the stream starts with the oldest change that is. A time in the
+        future is allowed.
 
         Args:
-            time: With a time zone.
+            time: A time with a time zone.
         """
         return cls(PositionKind.TIMESTAMP, micros=_micros(time))
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StartFrom:
-        """These offsets: for every bucket that is read, the offset of the first change, as in `log_offsets`.
+        """Starts at log offsets: for every bucket that is read, the offset of the first change, as in `log_offsets`.
 
-        `LogOffsets` know of which table they are, and are refused with TableRecreated if it was dropped and created
-        again. A plain dictionary is taken for offsets of the table as it is.
+        `LogOffsets` contain the incarnation of their table. The server refuses them with TableRecreated if the table
+        was dropped and created again. It takes a plain dictionary as offsets of the current table.
         """
         return cls._of_offsets(offsets)
 
     @classmethod
     def last(cls, n: int) -> StartFrom:
-        """The last `n` changes at the opening, 1 to 100,000, and all later ones."""
+        """Starts with the last `n` changes before the start of the stream, 1 to 100,000; all later changes follow."""
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
             raise UsageError(f"n must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {n!r}")
         return cls(PositionKind.LAST, count=n)
@@ -136,7 +139,7 @@ class StopAt(_Position):
     """Where a stream of changes ends. A stream without a stop never ends.
 
     Attributes:
-        LATEST: What there is at the opening.
+        LATEST: After the last change before the start of the stream.
     """
 
     __slots__ = ()
@@ -145,12 +148,12 @@ class StopAt(_Position):
 
     @classmethod
     def timestamp(cls, time: dt.datetime) -> StopAt:
-        """Before the first change committed at or after a time with a time zone. Waits until that time has come."""
+        """Ends before the first change committed at or after a time with a time zone. Waits until that time."""
         return cls(PositionKind.TIMESTAMP, micros=_micros(time))
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StopAt:
-        """Before these offsets, one for every bucket that is read. Their incarnation is checked as for `StartFrom`."""
+        """Ends before these offsets, one for every bucket that is read. `LogOffsets` are checked as by `StartFrom`."""
         return cls._of_offsets(offsets)
 
 
@@ -159,15 +162,15 @@ class LogSpec:
     """The part of the changelog that a scan reads. Immutable, hashable, picklable.
 
     Attributes:
-        start: Where it starts.
-        stop: Where it ends. None: never.
-        clamp: Whether a start that is not there stands for the nearest change that is.
-        row_kind: Whether the rows come with what happened to them, which they must.
-        consumer_id: The consumer whose position is read on at. None: none.
-        consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
-        catch_up: What a backlog of changes is read as.
-        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
-        unmatched: How rows are treated that do not match and may have matched before.
+        start: Where the stream starts.
+        stop: Where the stream ends. None: never.
+        clamp: Whether the stream starts at the nearest change if the change at `start` is no longer kept.
+        row_kind: Whether the rows have their row kinds. Must be True when the scan starts.
+        consumer_id: The consumer at whose position the stream starts. None: no consumer.
+        consumer_must_exist: Whether an unknown consumer is refused rather than created.
+        catch_up: How a backlog of changes is read.
+        lag_threshold: A bucket whose lag is greater, in changes, is read as net changes. None: the server's setting.
+        unmatched: How the stream treats rows that do not match its predicate and may have matched before.
     """
 
     start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)
@@ -181,7 +184,7 @@ class LogSpec:
     unmatched: Unmatched = Unmatched.REFUSE
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what no scan can have."""
+        """Raises UsageError if a value is not allowed."""
         if not isinstance(self.start, StartFrom):
             raise UsageError(f"start must be StartFrom.FULL, EARLIEST, LATEST, last(n), ..., not {self.start!r}")
         if self.stop is not None and not isinstance(self.stop, StopAt):

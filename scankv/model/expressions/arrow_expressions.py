@@ -1,4 +1,4 @@
-"""Converts predicates from `pyarrow.compute.Expression`, as far as their meaning is the same."""
+"""Converts a `pyarrow.compute.Expression` to a predicate, if the predicate has exactly the same meaning."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ _COMPARISONS: Final = {
     "greater_equal": Operator.GREATER_EQUAL,
 }
 _MATCHES: Final = {"starts_with": Match.STARTS_WITH, "match_substring": Match.CONTAINS}
-_TOLD_OPTIONS: Final = ("ignore_case", "nan_is_null", "null_matching_behavior")
+_SHOWN_OPTIONS: Final = ("ignore_case", "nan_is_null", "null_matching_behavior")
 _NULLS_MATCH, _NULLS_SKIPPED = 0, 1  # arrow::compute::SetLookupOptions::NullMatchingBehavior
 
 
 def from_pyarrow(expression: pc.Expression) -> Predicate:
-    """Converts an Arrow expression into a predicate with exactly the same meaning, also for nulls.
+    """Converts an Arrow expression to a predicate with exactly the same meaning, including nulls.
 
-    Comparisons of columns with values or columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`, `starts_with` and
-    `match_substring`. Arrow's `isin` is false for a null where SQL's is unknown; the result has what makes it the same.
+    Supported are comparisons of columns with values or other columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`,
+    `starts_with` and `match_substring`. Arrow's `isin` is false for a null, for which SQL's `IN` is unknown; the
+    predicate returned contains a null check for that.
 
     Raises:
-        UsageError: It has something else, such as a cast, arithmetic, or `isin` with a NaN, or is no Arrow expression.
+        UsageError: The expression contains anything else, such as a cast, arithmetic, or `isin` with a NaN, or is not
+            an Arrow expression.
     """
     if not isinstance(expression, pc.Expression):
         raise UsageError(f"expected a pyarrow.compute.Expression, not {type(expression).__name__}")
@@ -60,7 +62,7 @@ def from_pyarrow(expression: pc.Expression) -> Predicate:
             stack.append(_Call(value))
         elif kind == "end":
             call = stack.pop()
-            stack[-1].arguments.append(_built(call))
+            stack[-1].arguments.append(_build_predicate(call))
         elif kind == "options":
             stack[-1].options = value
         else:
@@ -77,15 +79,16 @@ class _Call:
 
 
 def _serialize(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
-    """The parts of an expression, a call before its arguments, in the form in which pyarrow pickles it.
+    """Yields the parts of an expression, a call before its arguments, from the format in which pyarrow pickles it.
 
-    That is an Arrow IPC file with one row: the tree is in the schema's metadata, which numbers the columns that
-    literals and options are in (arrow/compute/expression.cc, `Serialize`). Unlike `str(expression)` it is unambiguous.
+    That format is an Arrow IPC file with one row. The schema's metadata contains the tree, which refers to literals and
+    options by their column numbers (arrow/compute/expression.cc, `Serialize`). Unlike `str(expression)`, it is
+    unambiguous.
     """
     try:
         batch = pa.ipc.open_file(expression.__reduce__()[1][0]).get_batch(0)
     except (pa.ArrowException, TypeError, ValueError, IndexError) as error:
-        raise UsageError(f"this Arrow expression cannot be taken: {error}") from error
+        raise UsageError(f"this Arrow expression cannot be read: {error}") from error
     parts = iter(_metadata(batch.schema))
     for kind, text in parts:
         match kind:
@@ -104,10 +107,10 @@ def _serialize(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
 
 
 def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
-    """All of a schema's metadata in order; pyarrow's own dict has only the last of several values of one key.
+    """Returns all metadata of a schema in order. pyarrow's dict keeps only the last of several values of a key.
 
     Reads the flatbuffer tables `Message` (field 2: the schema), `Schema` (field 2: the metadata) and `KeyValue`, as
-    laid out in Arrow's `format/Schema.fbs`.
+    defined in Arrow's `format/Schema.fbs`.
     """
     data = memoryview(schema.serialize())
 
@@ -125,7 +128,7 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
     def text(position: int) -> str:
         return bytes(data[position + 4 : position + 4 + u32(position)]).decode()
 
-    message = follow(8)  # behind the continuation mark and the length
+    message = follow(8)  # after the continuation marker and the length
     pairs = field_of(field_of(message, 2), 2)
     tables = [follow(pairs + 4 + 4 * number) for number in range(u32(pairs))]
     return [(text(field_of(table, 0)), text(field_of(table, 1))) for table in tables]
@@ -138,12 +141,12 @@ def _predicate(argument: Argument) -> Predicate:
         case Literal(scalar=scalar) if argument.is_null or pa.types.is_boolean(scalar.type):
             return Constant(scalar.as_py())
         case Literal():
-            raise UsageError(f"a predicate is true or false, not {argument!r}")
+            raise UsageError(f"a predicate must be true or false, not {argument!r}")
         case _:
             return argument
 
 
-def _built(call: _Call) -> Predicate:
+def _build_predicate(call: _Call) -> Predicate:
     match call.function, call.arguments:
         case "and_kleene", parts:
             return all_of(map(_predicate, parts))
@@ -168,7 +171,11 @@ def _built(call: _Call) -> Predicate:
 
 
 def _is_in(path: FieldPath, call: _Call) -> Predicate:
-    """Arrow's `is_in` is never unknown, and may find nulls; it tells 0.0 from -0.0 and takes NaN for equal to NaN."""
+    """Converts Arrow's `is_in`.
+
+    Unlike SQL's `IN`, Arrow's `is_in` is never unknown and can match nulls. It distinguishes 0.0 from -0.0, and NaN
+    equals NaN.
+    """
     nulls = _option(call, "null_matching_behavior")
     values = call.options["value_set"].values
     known = values_of(values.drop_null())
@@ -184,8 +191,8 @@ def _option(call: _Call, name: str) -> Any:  # noqa: ANN401  # of any type
 
 
 def _refusal(call: _Call) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in call.options.items() if name in _TOLD_OPTIONS)
+    options = ", ".join(f"{name}={value}" for name, value in call.options.items() if name in _SHOWN_OPTIONS)
     return (
-        f"Arrow's {call.function}({options}) has no exact counterpart here; there are comparisons of columns with "
-        "values, &, |, ~, isin without NaN and zero floats, is_null, is_valid, starts_with and match_substring"
+        f"Arrow's {call.function}({options}) is not supported: use comparisons of columns with values, &, |, ~, isin "
+        "without NaN and zero floats, is_null, is_valid, starts_with and match_substring"
     )

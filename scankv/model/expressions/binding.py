@@ -1,4 +1,4 @@
-"""Binds predicates to a table: its columns must exist, and values must be exact in their types."""
+"""Binds predicates to a table: checks that their columns exist, and casts values to the types of the columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _EXACT_INTEGER_BITS: Final = {16: 16, 32: 16, 64: 32}
-"""By the bits of a float column: the widest integer column that compares with it without rounding."""
+"""For the bits of a float column: the bits of the widest integer column that compares with it without rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class BoundPredicate:
     """A predicate that fits a schema. Immutable, hashable, picklable.
 
     Attributes:
-        predicate: The predicate, its values of the types of their columns.
-        columns: The columns it reads, in the order of the schema: a row needs no other ones decoded.
+        predicate: The predicate, with values of the types of their columns.
+        columns: The columns that the predicate reads, in the order of the schema. No other column needs to be decoded.
     """
 
     predicate: Predicate
@@ -45,31 +45,31 @@ class BoundPredicate:
 
 
 def bind(predicate: Predicate, schema: pa.Schema) -> BoundPredicate:
-    """Checks a predicate against the columns of a table, and gives its values their types.
+    """Checks a predicate against the columns of a table, and casts its values to the types of the columns.
 
-    Values are cast where nothing is lost, as `casts.cast_exactly` does. Two things more: a column of float16 or float32
-    is compared as float64, so that any float64 will do; and a decimal becomes the float64 that is written the same, as
-    0.1 in text is meant.
+    Values are cast without loss, by `casts.cast_exactly`, with two additions: a column of float16 or float32 is
+    compared as float64, so any float64 value is allowed; and for a float column, a decimal becomes the float64 with the
+    same text, because that is what 0.1 in a text means.
 
     Args:
-        predicate: Any predicate, also one that is bound already.
-        schema: Columns of storable types with different names, as `Schema.arrow` has them.
+        predicate: Any predicate, bound or not.
+        schema: Columns of storable types with unique names, as in `Schema.arrow`.
 
     Raises:
-        SchemaMismatch: A column or field does not exist, cannot be compared with such a value, or cannot have exactly
-            this one. Never names the value: the message travels.
+        SchemaMismatch: A column or field does not exist, cannot be compared with a value of this type, or cannot have
+            exactly this value. The message does not contain the value, because the server sends it to the client.
     """
-    bound = _bound(predicate, schema)
+    bound = _bind_node(predicate, schema)
     return BoundPredicate(bound, columns_of(bound, schema))
 
 
 def columns_of(predicate: Predicate, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that a predicate reads, in the order of the schema."""
+    """Returns the columns that a predicate reads, in the order of the schema."""
     read = {path.names[0] for node in predicate.walk() for path in node.paths}
     return tuple(name for name in schema.names if name in read)
 
 
-def _bound(predicate: Predicate, schema: pa.Schema) -> Predicate:
+def _bind_node(predicate: Predicate, schema: pa.Schema) -> Predicate:
     match predicate:
         case Comparison(left=left, right=FieldPath() as right):
             _check_comparable(left, _scalar_type(left, schema), right, _scalar_type(right, schema))
@@ -87,15 +87,15 @@ def _bound(predicate: Predicate, schema: pa.Schema) -> Predicate:
             _check_text(predicate, _scalar_type(path, schema))
             return predicate
         case Not(operand=operand):
-            return Not(_bound(operand, schema))
+            return Not(_bind_node(operand, schema))
         case _Connective(parts=parts):
-            return replace(predicate, parts=tuple(_bound(part, schema) for part in parts))
+            return replace(predicate, parts=tuple(_bind_node(part, schema) for part in parts))
         case _:
             return predicate
 
 
 def _type_of(path: FieldPath, schema: pa.Schema) -> pa.DataType:
-    """The type of a column or of a field inside of structs, or SchemaMismatch."""
+    """Returns the type of a column, or of a field within structs. Raises SchemaMismatch if it does not exist."""
     name = path.names[0]
     if name not in schema.names:
         message = f'"{name}" is not a column{did_you_mean(name, schema.names)}'
@@ -115,13 +115,16 @@ def _type_of(path: FieldPath, schema: pa.Schema) -> pa.DataType:
 def _scalar_type(path: FieldPath, schema: pa.Schema) -> pa.DataType:
     type_ = _type_of(path, schema)
     if pat.is_nested(type_):
-        what = "compare its fields, or use is_null()" if pat.is_struct(type_) else "only is_null() can be asked of it"
+        what = "compare its fields, or use is_null()" if pat.is_struct(type_) else "use is_null()"
         raise SchemaMismatch(f"{path} is {format_type(type_)}, which cannot be compared: {what}", column=path.names[0])
     return type_
 
 
 def _check_comparable(left: FieldPath, left_type: pa.DataType, right: FieldPath, right_type: pa.DataType) -> None:
-    """Allows pairs of types that Arrow compares without rounding: equal ones, and numbers that both fit one type."""
+    """Raises SchemaMismatch unless Arrow compares the types without rounding.
+
+    Arrow does so for equal types, and for numbers if one type can represent the values of both.
+    """
     if left_type == right_type:
         return
     types = (left_type, right_type)
@@ -141,7 +144,7 @@ def _check_text(predicate: TextMatch, type_: pa.DataType) -> None:
     given, method = predicate.text.scalar.type, predicate.match.value
     if given != type_ or not (pat.is_string(type_) or pat.is_binary(type_)):
         takes = {pa.string(): "text", pa.binary(): "bytes"}.get(type_)
-        reason = f"{method} takes {takes} there" if takes else f"{method} needs a string or binary column"
+        reason = f"{method} must be given {takes}" if takes else f"{method} needs a string or binary column"
         message = f"{predicate.path} is {format_type(type_)}: {reason}"
         raise SchemaMismatch(message, column=predicate.path.names[0])
 
@@ -156,12 +159,12 @@ def _exact(values: pa.Array, type_: pa.DataType, path: FieldPath) -> pa.Array:
         message = f"{where}: it cannot be compared with a value of type {values.type}{hint}"
         raise SchemaMismatch(message, column=path.names[0]) from error
     except (ValueError, pa.ArrowException) as error:
-        message = f"{where}: no value of it is exactly the {values.type} that it is compared with"
-        raise SchemaMismatch(f"{message}; write one that it can have", column=path.names[0]) from error
+        message = f"{where}: it cannot have exactly the {values.type} value that it is compared with"
+        raise SchemaMismatch(f"{message}; use a value of the column's type", column=path.names[0]) from error
 
 
 def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Values as the column's type where they are exact in it and Arrow compares it, else as float64."""
+    """Returns values in the column's type if they are exact in it and Arrow can compare it, otherwise as float64."""
     if pat.is_decimal(values.type):
         floats = pa.array(
             [None if value is None else _written_same(value) for value in values.to_pylist()], pa.float64()
@@ -177,10 +180,10 @@ def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _written_same(value: Decimal) -> float:
-    """The float whose shortest text is this decimal, as 0.1 for the decimal 0.1."""
+    """Returns the float whose shortest text is this decimal, such as 0.1 for the decimal 0.1."""
     number = float(value)
     if Decimal(repr(number)) != value:
-        raise ValueError("no 64-bit float is written like this")
+        raise ValueError("no 64-bit float has this text")
     return number
 
 

@@ -1,4 +1,4 @@
-"""The bounds that the parts of a predicate set to encoded columns of a key or an index."""
+"""Computes the bounds that the parts of a predicate set on encoded columns of a key or an index."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
 
 
 class KnownValues(NamedTuple):
-    """The values that one part of a predicate allows in a column: it is true for exactly the rows with one of them.
+    """The values of a column for which one part of a predicate is true; it is true for no other rows.
 
-    The encodings ascend. Values that no row can have, such as a text longer than any key, have none.
+    The encodings ascend. Values that no row can have, such as a text longer than any key, are left out.
     """
 
     part: Predicate
@@ -46,15 +46,16 @@ class KnownValues(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Where in a column's order a comparison with it is true; elsewhere it is false, and of nulls unknown.
+    """The ranges of a column's encodings in which a comparison is true; elsewhere it is false, and for null unknown.
 
     Attributes:
-        pairs: Start and end of ranges of its encodings; None as an end is the end of all.
-        values: Which of the starts are encodings of single values, each of which has a range of its own.
-        negated: Whether it is true outside of the ranges instead.
-        has_null: Whether it is never false: where it is not true, it is unknown, as of a list with a null.
-        of_nulls: Whether it is about null, and never unknown.
-        exact: Whether it is true of all values in the ranges; otherwise it may be, and elsewhere is not.
+        pairs: The start and end of each range. An end of None means the end of the column.
+        values: The starts that are encodings of single values. Each of these values has its own range.
+        negated: Whether the comparison is true outside the ranges instead.
+        has_null: Whether the comparison is unknown instead of false, as `is_in` is for a list with a null.
+        of_nulls: Whether the comparison tests for null, and so is never unknown.
+        exact: Whether the comparison is true for all values in the ranges. Otherwise it may be true in the ranges, and
+            is not true elsewhere.
     """
 
     pairs: Sequence[tuple[bytes, bytes | None]]
@@ -70,7 +71,7 @@ class ColumnBounds:
 
     Attributes:
         codec: Encodes the columns.
-        left: The parts that were not taken, in their order. Ranges say the same as those that were.
+        left: The parts that ranges do not express yet, in their order. `take` removes parts.
     """
 
     def __init__(self, codec: KeyCodec, parts: Sequence[Predicate]) -> None:
@@ -79,13 +80,13 @@ class ColumnBounds:
         self._codecs: dict[int, KeyCodec] = {}
 
     def truth(self, position: int, atom: Predicate, longest: int) -> Truth | None:
-        """Where one comparison with a column is true. None if that is not known, or if it compares another column.
+        """Returns where one comparison with a column is true; None if that is unknown or it compares another column.
 
         Args:
-            position: The column.
+            position: The position of the column.
             atom: A node without operands.
-            longest: The most values of a list that are distinguished. In a longer list, neighbouring values
-                count as one range, in which it may be true; over 10,000 values are one range.
+            longest: The most values of a list that are distinguished. In a longer list, neighboring values form
+                ranges in which the comparison may be true. More than 10,000 values form a single range.
         """
         path = self._path(position)
         match atom:
@@ -105,14 +106,14 @@ class ColumnBounds:
                 bounds = self._bounds(position, atom)
                 if bounds is None:
                     return None
-                # Nothing is encoded before the first value, so that no interval begins there.
+                # No encoding precedes the first value, so the first range begins at the start of the column.
                 start = b"" if bounds.start in (None, NOT_NULL_MARK[: self.codec.nullable[position]]) else bounds.start
                 return Truth(() if bounds.is_empty else ((start or b"", bounds.end),))
         return None
 
     def _truth_of_list(self, position: int, values: ValueList, longest: int) -> Truth:
         if not len(values):
-            return Truth((), of_nulls=True)  # false, also of null
+            return Truth((), of_nulls=True)  # false for every row, including null
         encoded = self._encodings(position, values.candidates)
         if len(encoded) > _MOST_SORTED:
             ends = pc.min_max(encoded).as_py()
@@ -124,16 +125,16 @@ class ColumnBounds:
         return Truth(_ranges_of(each), each, has_null=values.has_null)
 
     def nulls(self, position: int) -> KeyRange:
-        """The encodings of null in a column; none where it takes none."""
+        """Returns the range of null in a column, which is empty if the column is not nullable."""
         return KeyRange.under(NULL_MARK) if self.codec.nullable[position] else NO_KEYS
 
     def take(self, *parts: Predicate) -> None:
-        """Leaves parts out of `left`."""
+        """Removes parts from `left`."""
         for part in parts:
             self.left.remove(part)
 
     def equal(self, position: int) -> KnownValues | None:
-        """The first part that restricts a column to one value, or to null."""
+        """Returns the first part that restricts a column to one value, or to null."""
         path = self._path(position)
         for part in self.left:
             match part:
@@ -143,8 +144,8 @@ class ColumnBounds:
                 return KnownValues(part, (NULL_MARK,))
         return None
 
-    def listed(self, position: int, most: int) -> KnownValues | None:
-        """The first part that restricts a column to at most `most` values."""
+    def list_of_values(self, position: int, most: int) -> KnownValues | None:
+        """Returns the first part that restricts a column to a list of at most `most` values."""
         for part in self._lists(position):
             if len(part.values) <= most:
                 encoded = self._encodings(position, part.values.candidates).to_pylist()
@@ -156,7 +157,7 @@ class ColumnBounds:
         return (part for part in self.left if isinstance(part, IsIn) and part.path == path)
 
     def _bounds(self, position: int, part: Predicate) -> KeyRange | None:
-        """The encodings for which a comparison with the column is true, None for no such part."""
+        """Returns the range in which a comparison with the column is true; None if the part does not have one."""
         path = self._path(position)
         match part:
             case Comparison(left=left, operator=operator, right=Literal() as value) if left == path:
@@ -185,14 +186,14 @@ class ColumnBounds:
         return within & KeyRange(None, same.start if operator is Operator.LESS else same.end)
 
     def _comparable(self, position: int) -> KeyRange:
-        """All encodings but those of null and NaN, which are above all others in key order."""
+        """Returns the range of all encodings except null and NaN, which come last in key order."""
         type_ = self.codec.types[position]
         mark = NOT_NULL_MARK * self.codec.nullable[position]
         values = KeyRange.under(mark)
         return values & KeyRange(None, mark + encode_nan(type_)) if pa.types.is_floating(type_) else values
 
     def _nearest(self, position: int, operator: Operator, value: Literal) -> tuple[Operator, bytes | None] | None:
-        """A comparison with the value nearest to this one that the column can have, which is true of the same rows."""
+        """Returns an equivalent comparison with the nearest value that the column can have; None if there is none."""
         array = value.as_array()
         exact = self._key_values(position, array)
         if exact is not None:
@@ -210,7 +211,7 @@ class ColumnBounds:
         return operator, self._encode(position, near)
 
     def _encoding(self, position: int, value: Literal) -> list[bytes]:
-        """The same as `_encodings` of one value, most often in a fraction of the time."""
+        """Returns the same as `_encodings` for one value, usually in a fraction of the time."""
         type_ = self.codec.types[position]
         if value.scalar.type != type_ or pa.types.is_floating(type_):
             return list(self._encodings(position, value.as_array()).to_pylist())
@@ -218,7 +219,7 @@ class ColumnBounds:
         return [encoded] if len(encoded) <= MAX_KEY_BYTES else []
 
     def _encodings(self, position: int, values: pa.Array) -> pa.BinaryArray:
-        """The encodings of the values to which a row can be equal in the column."""
+        """Returns the encodings of those values that the column can have."""
         type_ = self.codec.types[position]
         values = values.drop_null()
         if pa.types.is_floating(type_):
@@ -233,7 +234,7 @@ class ColumnBounds:
         return self._codec_of(position).encode([values])
 
     def _key_values(self, position: int, values: pa.Array) -> pa.Array | None:
-        """Values as the column has them, None where it cannot have them so that they compare: null, NaN, no float32."""
+        """Returns values in the column's type; None if one is null or NaN, or cannot be cast without loss."""
         if values.null_count or (pa.types.is_floating(values.type) and any(v != v for v in values.to_pylist())):
             return None
         try:
@@ -261,12 +262,12 @@ class ColumnBounds:
 
 
 def _ranges_of(values: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-    """The ranges of single encodings; each ends where the next value can begin."""
+    """Returns the range of each encoding, which ends where the next possible value begins."""
     return [(value, KeyRange.under(value).end) for value in values]
 
 
 def _near_together(values: Sequence[bytes], most: int) -> list[tuple[bytes, bytes | None]]:
-    """At most so many ranges that have all of some encodings, which ascend: cut where these are farthest apart."""
+    """Returns at most `most` ranges that cover ascending encodings, separated at the widest gaps between these."""
     same = shared_length(values[0], values[-1])
     heads = np.frombuffer(b"".join([value[same : same + 8].ljust(8, b"\0") for value in values]), ">u8")
     gaps = np.diff(heads.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""The intervals of one encoded column in which the parts of a predicate are true, false, or not known."""
+"""Divides one encoded column into intervals in which the parts of a predicate are true, false, or undecided."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from scankv.model.expressions.column_bounds import ColumnBounds
 
     Answers = npt.NDArray[np.bool_]
-    """Four rows, one column for each interval: the predicate must be true, may be true, must be false, may be false."""
+    """One column per interval and four rows: the predicate must be true, may be true, must be false, may be false."""
 
 _MOST_CELLS: Final = 1_000_000
-"""Most nodes times intervals to evaluate. Beyond it, lists count as one range."""
+"""The most nodes times intervals to evaluate. Beyond it, fewer values of lists are distinguished."""
 _MOST_LISTED: Final = 1024
-"""Most values of a list that are distinguished."""
+"""The most values of a list that are distinguished."""
 _NEGATED: Final = [2, 3, 0, 1]
 
 
 class ColumnTruth:
-    """One column of a key or an index, cut into intervals on which no comparison with the column changes its answer.
+    """One column of a key or an index, divided into intervals in each of which every comparison has one answer.
 
-    Nothing is decoded: intervals are of encodings, and the answer to a comparison is worked out once for each interval.
+    The intervals consist of encodings, so nothing is decoded. Each comparison is evaluated once per interval.
 
     Attributes:
-        starts: Where each interval begins; the first with empty bytes.
-        values: The encodings of single values among the starts. Such an interval has exactly this value.
+        starts: The start of each interval. The first interval starts with empty bytes.
+        values: The starts of intervals that contain a single value, and so are its encoding.
     """
 
     def __init__(self, bounds: ColumnBounds, position: int, parts: Sequence[Predicate]) -> None:
-        """Cuts the column.
+        """Divides the column.
 
         Args:
-            bounds: Knows the columns.
-            position: Which of them it is.
-            parts: What is asked, as a conjunction.
+            bounds: Computes the bounds of comparisons.
+            position: The position of the column.
+            parts: The parts of the conjunction.
         """
         nodes = [node for part in parts for node in part.walk()]
         atoms = {id(node): node for node in nodes if not node.operands}
@@ -63,7 +63,7 @@ class ColumnTruth:
         self.starts: list[bytes] = [b"", *sorted(cuts)]
         self.values: set[bytes] = {value for one in told.values() for value in one.values}
         self._places = {start: place for place, start in enumerate(self.starts)}
-        # Nothing is encoded behind null.
+        # No encoding follows null.
         self._impossible = None if null.is_empty or null.end is None else self._places[null.end]
         self._given: dict[int, Answers] = {}
         nulls = np.zeros(len(self.starts), np.bool_)
@@ -88,11 +88,11 @@ class ColumnTruth:
         self._parts = {id(part): self._answers(part) for part in parts}
 
     def end_of(self, place: int) -> bytes | None:
-        """Where an interval ends; None for the last one."""
+        """Returns the end of an interval; None for the last one."""
         return self.starts[place + 1] if place + 1 < len(self.starts) else None
 
-    def alive(self, parts: Sequence[Predicate]) -> npt.NDArray[np.int64]:
-        """The intervals, ascending, in which all of these parts may be true."""
+    def possible_intervals(self, parts: Sequence[Predicate]) -> npt.NDArray[np.int64]:
+        """Returns the intervals, ascending, in which all of these parts may be true."""
         may = np.ones(len(self.starts), np.bool_)
         for part in parts:
             may &= self._parts[id(part)][1]
@@ -101,7 +101,7 @@ class ColumnTruth:
         return np.flatnonzero(may)
 
     def groups(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """For each of some intervals a number: the same where all comparisons with the column have the same answers."""
+        """Returns a group number for each interval; within a group, every comparison has one answer."""
         if not self._leaves:
             return [0] * len(places)
         bits = np.packbits(np.concatenate([leaf[:, places] for leaf in self._leaves]), axis=0)
@@ -110,11 +110,14 @@ class ColumnTruth:
         return [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
 
     def left(self, part: Predicate, place: int) -> Predicate | None:
-        """What is left to be asked of a part within an interval, in which it may be true. None: nothing."""
+        """Returns the residual of a part within an interval in which it may be true; None if the part is true there."""
         return self._left(part, place, wanted=True)
 
     def _left(self, node: Predicate, place: int, *, wanted: bool) -> Predicate | None:
-        """What is true exactly where the node is as wanted, on an interval on which it may be that. None: it is so."""
+        """Returns the residual that is true exactly where the node is true (or false, if `wanted` is False).
+
+        The node may have that value in the interval. None: it has that value everywhere in the interval.
+        """
         must, may = (0, 1) if wanted else (2, 3)
         if self._all[id(node)][must, place]:
             return None
@@ -122,7 +125,7 @@ class ColumnTruth:
             case Not(operand=operand):
                 return self._left(operand, place, wanted=not wanted)
             case And(parts=parts) | Or(parts=parts):
-                # To be wanted true, all parts of And are; to be wanted false, one is. Or is the other way around.
+                # And is true if all parts are, and false if one part is. Or is the other way around.
                 needs_all = isinstance(node, And) == wanted
                 open_ = self._children[id(node)][:, :, place]
                 asked = np.flatnonzero(~open_[:, must] if needs_all else open_[:, may])
@@ -130,7 +133,7 @@ class ColumnTruth:
                 left = [one for one in found if one is not None]
                 if sum(one.nodes for one in left) < node.nodes - 1:
                     return all_of(left) if needs_all else any_of(left)
-                # It is no shorter: as it was written, it stays within the limits of a predicate.
+                # The residual is not shorter. The original node is certainly within the limits of a predicate.
                 return node if wanted else Not(node)
             case _:
                 return node if wanted else Not(node)

@@ -1,4 +1,4 @@
-"""Predicates in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
+"""Predicates written in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from scankv.model.expressions.nodes import (
 
 
 def col(name: str) -> Column:
-    """Names a column of the table that the predicate will be used with; `col("a")["b"]` names a field of a struct.
+    """Names a column for use in a predicate; `col("a")["b"]` names a field of a struct.
 
-    Whether it exists, and can be compared with what it is compared with, is checked when the predicate meets a schema.
+    Whether the column exists and has a comparable type is checked when the predicate is used with a table.
     """
     return Column(FieldPath((name,)))
 
@@ -34,11 +34,11 @@ def col(name: str) -> Column:
 class Column:
     """A column, or a field within a struct column, for comparisons. Immutable, hashable, picklable.
 
-    `==` and the other comparisons make predicates; a boolean column is one by itself: `col("active") & ~col("gone")`.
-    To tell whether two columns are the same one, compare their `path`.
+    `==` and the other comparisons return predicates. A boolean column is itself a predicate:
+    `col("active") & ~col("gone")`. To find out whether two columns are the same, compare their `path`.
 
     Attributes:
-        path: The names, from the outside in.
+        path: The name of the column, then the names of the fields from the outside in.
     """
 
     __slots__ = ("path",)
@@ -56,14 +56,14 @@ class Column:
 
     def __getitem__(self, name: str) -> Column:
         if not isinstance(name, str):
-            raise UsageError(f"a field of a struct is named by text, not by {type(name).__name__}")
+            raise UsageError(f"the name of a struct's field must be text, not {type(name).__name__}")
         return Column(FieldPath((*self.path.names, name)))
 
     def __iter__(self) -> NoReturn:
         raise UsageError("a column cannot be iterated")
 
     def field(self, name: str) -> Column:
-        """A field of this struct column: the same as `column[name]`."""
+        """Returns a field of this struct column, the same as `column[name]`."""
         return self[name]
 
     def __eq__(self, other: object) -> Predicate:  # type: ignore[override]  # it builds a predicate
@@ -85,31 +85,31 @@ class Column:
         return self._compare(Operator.GREATER_EQUAL, other)
 
     def is_in(self, values: object) -> Predicate:
-        """Whether the column is one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
+        """Tests whether the column is one of up to 100,000 values: a list, set, or array of NumPy, pandas or Arrow.
 
-        As in SQL, a None among the values makes the answer unknown where no other value is equal: `~is_in` then keeps
-        no row at all.
+        As in SQL, if the values include None, the answer is unknown for rows that equal no other value, so `~is_in`
+        keeps no rows.
         """
         return IsIn(self.path, values_of(values))
 
     def is_null(self) -> Predicate:
-        """Whether the column is null. NaN is not null."""
+        """Tests whether the column is null. NaN is not null."""
         return IsNull(self.path)
 
     def is_not_null(self) -> Predicate:
-        """Whether the column is not null."""
+        """Tests whether the column is not null."""
         return Not(IsNull(self.path))
 
     def between(self, low: object, high: object) -> Predicate:
-        """Whether the column is at least `low` and at most `high`, both inclusive."""
+        """Tests whether the column is at least `low` and at most `high`, both inclusive."""
         return all_of([self >= low, self <= high])
 
     def starts_with(self, text: str | bytes) -> Predicate:
-        """Whether this string or binary column starts with a text or bytes, of up to 64 KiB; case matters."""
+        """Tests whether this string or binary column starts with a text or bytes of up to 64 KiB. Case-sensitive."""
         return self._match(Match.STARTS_WITH, text)
 
     def contains(self, text: str | bytes) -> Predicate:
-        """Whether this string or binary column contains a text or bytes, of up to 64 KiB; case matters."""
+        """Tests whether this string or binary column contains a text or bytes of up to 64 KiB. Case-sensitive."""
         return self._match(Match.CONTAINS, text)
 
     def __and__(self, other: object) -> Predicate:
@@ -143,12 +143,10 @@ class Column:
         if isinstance(other, Column):
             return Comparison(self.path, operator, other.path)
         if isinstance(other, Predicate):
-            raise UsageError("a column is compared with a value, not with a predicate; join predicates with & and |")
+            raise UsageError("a column cannot be compared with a predicate: join predicates with & and |")
         value = literal_of(other)
         if value.is_null:
-            raise UsageError(
-                f"{self!r} {operator.value} None is unknown for every row; write is_null() or is_not_null()"
-            )
+            raise UsageError(f"{self!r} {operator.value} None is unknown for every row: use is_null() or is_not_null()")
         return Comparison(self.path, operator, value)
 
     def _match(self, match: Match, text: object) -> Predicate:

@@ -49,21 +49,21 @@ _NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
 def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """Evaluates a predicate for every row of a batch.
 
-    Takes a few bits a row and node while it runs, and no copy of a column but of float16.
+    Needs memory of a few bits per row and node, and copies only float16 columns.
 
     Args:
-        bound: A predicate bound to the schema of the batch, or to one that has its columns and more.
+        bound: A predicate bound to the schema of the batch, or to a schema with more columns.
         batch: n rows with at least `bound.columns`.
 
     Returns:
-        n values; null where the answer is unknown. `batch.filter` keeps the rows where it is true.
+        n values; null if the predicate is unknown. `batch.filter` keeps the rows whose value is true.
     """
     paths = {path for node in bound.predicate.walk() for path in node.paths}
     return _evaluate(bound.predicate, {path: _field(path, batch) for path in paths}, batch.num_rows)
 
 
 def nanoseconds_a_row(bound: BoundPredicate) -> int:
-    """The approximate time of `evaluate` per row, for a thousand rows with short texts; few rows take longer each."""
+    """Estimates the time of `evaluate` per row, for a thousand rows with short texts. Fewer rows take longer."""
     return sum(_NANOSECONDS.get(type(node), 5) for node in bound.predicate.walk())
 
 
@@ -76,7 +76,7 @@ def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """The array in a type that Arrow can compare: float16, and decimals with a negative scale, are cast."""
+    """Returns the array in a type that Arrow can compare: float16 and decimals with a negative scale are converted."""
     type_ = array.type
     if pa.types.is_float16(type_):
         return array.cast(pa.float64())
@@ -114,13 +114,13 @@ def _evaluate(predicate: Predicate, fields: Fields, rows: int) -> pa.BooleanArra
         case Constant(value=value):
             return pa.repeat(pa.scalar(value, pa.bool_()), rows)
         case _:
-            raise TypeError(f"{type(predicate).__name__} is no predicate that can be evaluated")
+            raise TypeError(f"{type(predicate).__name__} cannot be evaluated")
 
 
 def _is_in(array: pa.Array, predicate: IsIn) -> pa.BooleanArray:
     values = predicate.values
     candidates = _comparable(values.candidates)
-    if candidates.type != array.type:  # floats that are no float32
+    if candidates.type != array.type:  # values that float32 cannot represent
         array = array.cast(candidates.type)
     found = pc.is_in(array, value_set=candidates)
     if values.has_null:

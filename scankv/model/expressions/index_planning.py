@@ -1,7 +1,8 @@
-"""Plans reads of an index: the entries of the rows that match a predicate, also in the order of a column.
+"""Plans which index entries to read for a predicate, and whether they are in the order of a column.
 
-Rule: *`plan_keys` is the only planner*. It plans an index as it would a primary key of the same columns. What is here
-turns the ranges of encoded columns into ranges of entries, and judges how many entries they are likely to have.
+`plan_keys` is the only planner. It treats the columns of an index like a primary key of the same columns. This module
+turns the resulting ranges of encoded columns into ranges of index entries, and ranks indexes by how many entries the
+ranges are likely to have.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_codec import KeyCodec
 
 _MOST_RANKED: Final = 64
-"""Most ranges that are considered to rank a plan."""
+"""The most ranges that are considered to rank a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Where in an index to look for the rows of a predicate. Immutable, picklable.
+    """The ranges of an index that contain the rows of a predicate. Immutable, picklable.
 
-    The predicate is true of exactly the rows whose encoded columns are in one of the ranges, and of which the residual
+    The predicate is true for exactly the rows whose encoded columns are in one of the ranges and for which the residual
     is true.
 
     Attributes:
-        ranges: Ranges of the encoded columns. A single value of all columns is a range, too, since entries have a
-            primary key behind it.
-        residual: What to ask of the rows found. None: nothing.
-        rank: The greater, the fewer rows are to be expected: the columns that are equal to a value in every range, then
-            what bounds the next one (3: both ends or a prefix, 2: one end, 1: it is not null), then fewer ranges.
+        ranges: Ranges of the encoded columns. A single value of all columns is a range as well, because the entries
+            have the primary key after it.
+        residual: The residual predicate for the rows found. None: the rows need no filter.
+        rank: Plans with a greater rank are expected to read fewer rows. Compares first the number of columns that equal
+            a value in every range, then the bounds of the next column (3: both ends or a prefix, 2: one end, 1: not
+            null), then fewer ranges.
     """
 
     ranges: KeyRanges
@@ -56,7 +58,8 @@ def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
         codec: The codec of the index's columns, with their names.
 
     Returns:
-        None when it does not bound them, or leaves out single values alone: most entries would be read then.
+        The plan. None if the predicate does not bound the columns or only excludes single values: then most entries
+        would be read.
     """
     if codec.names[0] not in bound.columns:
         return None
@@ -75,16 +78,16 @@ def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
 
 @dataclass(frozen=True, slots=True)
 class OrderPlan:
-    """Where in an index the rows of a predicate are in the order of a column. Immutable, picklable.
+    """The ranges of an index that contain the rows of a predicate in the order of a column. Immutable, picklable.
 
-    The predicate is true of exactly the rows whose encoded columns are in one of the two ranges, and of which the
-    residual is true. Within a range they are ascending by the column, and equal ones by their keys.
+    The predicate is true for exactly the rows whose encoded columns are in one of the two ranges and for which the
+    residual is true. Within a range, rows ascend by the column, and rows with equal values by their keys.
 
     Attributes:
-        values: The range of those that are not null in the column.
-        nulls: The range of those that are null in it.
-        residual: What to ask of the rows found. None: nothing.
-        equal: How many columns are equal to a value in all of them.
+        values: The range of the rows that are not null in the column.
+        nulls: The range of the rows that are null in the column.
+        residual: The residual predicate for the rows found. None: the rows need no filter.
+        equal: How many columns of the index equal a value in all of these rows.
     """
 
     values: KeyRange
@@ -94,7 +97,7 @@ class OrderPlan:
 
 
 def plan_order(bound: BoundPredicate | None, by: str, codec: KeyCodec) -> OrderPlan | None:
-    """The part of an index in which rows come in the order of a column.
+    """Plans a read of an index that returns rows in the order of a column.
 
     Args:
         bound: A predicate bound to the table's schema; None for all rows.
@@ -102,7 +105,8 @@ def plan_order(bound: BoundPredicate | None, by: str, codec: KeyCodec) -> OrderP
         codec: The codec of the index's columns, with their names.
 
     Returns:
-        None unless it is the last column of the index, and all before it are equal to a value.
+        The plan. None unless `by` is the last column of the index and the predicate sets all columns before it to a
+        single value.
     """
     position = len(codec.names) - 1
     if codec.names[position] != by:
@@ -115,14 +119,14 @@ def plan_order(bound: BoundPredicate | None, by: str, codec: KeyCodec) -> OrderP
     everything = KeyRange.under(b"".join(shared[:position]))
     null = KeyRange.under((everything.start or b"") + NULL_MARK) if codec.nullable[position] else NO_KEYS
     values = ranges if null.is_empty else ranges.within(KeyRange(everything.start, null.start))
-    # Several ranges are read as one; what lies between them is asked for once more.
+    # Several ranges are read as one, so the complete predicate must filter the entries between them.
     residual = bound if planned is None or len(values) > 1 else planned.residual
     nulls = ranges.within(null).span
     return OrderPlan(values.span, nulls, residual, position)
 
 
 def _entry_ranges(columns: KeyRanges) -> KeyRanges:
-    """Ranges of encoded columns with all that may come behind a single value of them."""
+    """Extends single values of encoded columns to ranges of all entries with these values."""
     ends = [
         KeyRange.under(start).end if end == start + b"\0" else end
         for start, end in zip(columns.starts, columns.ends, strict=True)
@@ -131,7 +135,7 @@ def _entry_ranges(columns: KeyRanges) -> KeyRanges:
 
 
 def _bridge_gaps(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
-    """Ranges, those that only a single value keeps apart as one."""
+    """Joins ranges that are separated only by a single value."""
     found = [ranges[0]]
     for one in ranges[1:]:
         gap = KeyRange(found[-1].end, one.start)
@@ -144,7 +148,7 @@ def _bridge_gaps(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
 
 
 def _bounds_of(key_range: KeyRange, codec: KeyCodec) -> tuple[int, int]:
-    """The columns that are equal in a range, and what bounds the next one, as `IndexPlan.rank` has it."""
+    """Returns how many columns are equal in a range, and how the next one is bounded, as in `IndexPlan.rank`."""
     shared = shared_columns(key_range, codec)
     equal = len(shared)
     if equal == len(codec.names):

@@ -1,4 +1,4 @@
-"""Plans which keys can have the rows that match a predicate, and the residual predicate for them."""
+"""Plans which keys to read for a predicate, and the residual predicate for their rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024
 class KeyPlan:
     """The keys to read for a predicate, and its residual. Immutable, picklable.
 
-    The predicate is true of exactly the rows whose keys are in one of the ranges, and of which the residual is true.
+    The predicate is true for exactly the rows whose keys are in one of the ranges and for which the residual is true.
 
     Attributes:
-        ranges: The ranges and single keys; all keys when the predicate says nothing of keys, none when it is never
+        ranges: The ranges and single keys. All keys if the predicate does not restrict them, and no keys if it is never
             true.
-        residual: What to ask of the rows found. None: nothing.
+        residual: The residual predicate for the rows found. None: the rows need no filter.
     """
 
     ranges: KeyRanges
@@ -40,12 +40,13 @@ class KeyPlan:
 
 
 def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
-    """Converts a predicate into ranges of keys, single keys and a residual predicate.
+    """Converts a predicate to ranges of keys, single keys and a residual predicate.
 
-    Everything that compares key columns with values counts, however it is joined by AND, OR and NOT: values, lists,
-    `<`, `<=`, `>`, `>=`, `!=` and `starts_with` of the first column, and below each single value of it the same of the
-    next one. The ranges are at most 512, with single keys at most 10,000; beyond that, neighbours are read as one range
-    and the predicate is asked of the rows. A list of over 10,000 values is one range from the first to the last.
+    The planner uses all comparisons of key columns with values, in any combination of AND, OR and NOT: equality, lists,
+    `<`, `<=`, `>`, `>=`, `!=` and `starts_with` of the first column, and for each single value of that column, the same
+    for the next one. A plan has at most 512 ranges, and at most 10,000 ranges and single keys together. Beyond that,
+    neighbors are read as one range, and the predicate filters the rows. A list of more than 10,000 values becomes one
+    range from the first value to the last.
 
     Args:
         bound: A predicate bound to the table's schema.
@@ -60,16 +61,16 @@ def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
 
 
 def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | None:
-    """The keys that long lists of values of all key columns name, up to 10,000; None where it is not so.
+    """Plans long lists of values for all key columns, up to 10,000 keys; returns None for other predicates.
 
-    A short cut for what is common: `plan_ranges` finds the same, and takes some microseconds for each key.
+    A shortcut for a common case. `plan_ranges` finds the same keys but takes some microseconds per key.
     """
     if not any(isinstance(part, IsIn) and len(part.values) > _SHORT_LIST for part in parts):
         return None
     bounds = ColumnBounds(codec, parts)
     known: list[KnownValues] = []
     for position in range(len(codec.names)):
-        one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
+        one = bounds.equal(position) or bounds.list_of_values(position, MAX_POINTS)
         if one is None:
             return None
         known.append(one)
@@ -78,14 +79,14 @@ def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | Non
     if len(known) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
         return None
     bounds.take(*(one.part for one in known))
-    # No encoding is the beginning of another one, so that these ascend, too.
+    # No encoded value is a prefix of another, so the concatenations ascend as well.
     found = map(b"".join, product(*(one.encoded for one in known)))
     points = KeyRanges.of_keys([key for key in found if len(key) <= MAX_KEY_BYTES])  # no row has a longer one
     return RangePlan(points, tuple(bounds.left))
 
 
 def residual_of(parts: Sequence[Predicate], columns: Sequence[str]) -> BoundPredicate | None:
-    """The residual predicate of some parts, None if nothing remains; `columns` are those of the predicate."""
+    """Returns the residual predicate of some parts; None without parts. `columns` are those of the whole predicate."""
     if not parts:
         return None
     predicate = all_of(parts)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_LIST_VALUES: Final = 100_000
-"""Most values in all lists of one expression."""
+"""The most values in all lists of one expression."""
 
 MAX_DECIMAL_DIGITS: Final = 38
-"""Most digits of a decimal."""
+"""The most digits of a decimal."""
 
 _SHOWN_VALUES: Final = 5
 _UNITS: Final = ("s", "ms", "us", "ns")
@@ -44,16 +44,16 @@ class Literal:
 
     @property
     def is_null(self) -> bool:
-        """Whether it is SQL's NULL, with which every comparison is unknown."""
+        """Whether the literal is SQL's NULL, with which every comparison is unknown."""
         return not self.scalar.is_valid
 
     @property
     def is_nan(self) -> bool:
-        """Whether it is a NaN, with which no comparison but `!=` is true."""
+        """Whether the literal is a NaN, with which only the comparison `!=` is true."""
         return bool(pa.types.is_floating(self.scalar.type) and not self.is_null and math.isnan(self.scalar.as_py()))
 
     def as_array(self) -> pa.Array:
-        """The value as an array of one."""
+        """Returns the value as an array of one."""
         return pa.array([self.scalar], self.scalar.type)
 
     def _key(self) -> tuple[str, object]:
@@ -87,19 +87,19 @@ class ValueList:
 
     Attributes:
         array: The values in the order given, of a storable type without nesting; at most one null.
-        candidates: Those of them to look for with Arrow's `is_in`, so that it finds what `=` does: without null and
-            NaN, and with both zeros where there is one.
+        candidates: The values to pass to Arrow's `is_in`, so that it matches the same rows as `=`: without null and
+            NaN, and with both zeros if the list has a zero.
     """
 
     array: pa.Array
     candidates: pa.Array = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for too many values."""
+        """Raises UsageError if there are too many values."""
         if len(self.array) > MAX_LIST_VALUES:
             raise UsageError(f"is_in got {len(self.array):,} values; the limit is {MAX_LIST_VALUES:,}")
         array = self.array
-        if pa.types.is_float16(array.type):  # Arrow has no comparisons of these
+        if pa.types.is_float16(array.type):  # Arrow cannot compare float16
             array = array.cast(pa.float64())
         array = pc.unique(array)
         object.__setattr__(self, "array", array)
@@ -107,7 +107,7 @@ class ValueList:
 
     @property
     def has_null(self) -> bool:
-        """Whether a value that is not found may still be in the list: SQL's unknown."""
+        """Whether the list has a null, so that a value that is not found is unknown rather than false, as in SQL."""
         return bool(self.array.null_count)
 
     def _key(self) -> tuple[str, bytes]:
@@ -135,7 +135,7 @@ class ValueList:
 def _candidates(values: pa.Array) -> pa.Array:
     if not pa.types.is_floating(values.type):
         return values
-    # Arrow's is_in takes NaN for equal to NaN, and 0.0 and -0.0 for different.
+    # For Arrow's is_in, NaN equals NaN, and 0.0 differs from -0.0.
     values = values.filter(pc.invert(pc.is_nan(values)))
     if not pc.any(pc.equal(values, pa.scalar(0.0, values.type))).as_py():
         return values
@@ -143,19 +143,19 @@ def _candidates(values: pa.Array) -> pa.Array:
 
 
 def literal_of(value: object) -> Literal:
-    """A Python, NumPy, pandas or Arrow value as a literal, without loss.
+    """Converts a Python, NumPy, pandas or Arrow value to a literal without loss.
 
-    Integers become int64 (uint64 or decimal128 when they are too large), floats float64, datetimes `timestamp[us]`,
-    those with a time zone in UTC.
+    Integers become int64 (uint64 or decimal128 if they are too large), floats float64, and datetimes `timestamp[us]`,
+    in UTC if they have a time zone.
 
     Raises:
-        UsageError: It is no single value that a column could hold.
+        UsageError: The value is not a single value that a column can have.
     """
     if isinstance(value, pa.Scalar):
         scalar = _storable(pa.array([value], value.type))[0]
         value = scalar if pa.types.is_temporal(scalar.type) else scalar.as_py()
     if isinstance(value, Decimal):
-        value = _whole(value)
+        value = _as_integer(value)
     array = pa.array([value], value.type) if isinstance(value, pa.Scalar) else _array_of([value])
     if pa.types.is_floating(array.type):  # of NumPy
         array = array.cast(pa.float64())
@@ -164,22 +164,22 @@ def literal_of(value: object) -> Literal:
     return Literal(array[0])
 
 
-def _whole(value: Decimal) -> Decimal | int:
-    """A decimal without a fraction as an integer, which compares with more types."""
+def _as_integer(value: Decimal) -> Decimal | int:
+    """Returns a decimal without a fraction as an integer, which can be compared with more types."""
     _, digits, exponent = value.as_tuple()
-    # A NaN has a letter for its exponent.
+    # The exponent of a NaN or an infinity is a letter.
     if not isinstance(exponent, int) or max(len(digits) + max(exponent, 0), -exponent) > MAX_DECIMAL_DIGITS:
         raise UsageError(f"a decimal in a predicate must be a number of at most {MAX_DECIMAL_DIGITS} digits")
     return int(value) if exponent >= 0 else value
 
 
 def values_of(values: object) -> ValueList:
-    """A list, set, NumPy array, pandas Series or Arrow array as the values of an `is_in`, without loss.
+    """Converts a list, set, NumPy array, pandas Series or Arrow array to the values of an `is_in`, without loss.
 
-    None is SQL's NULL; so is NaN in pandas.
+    None is SQL's NULL, and so is NaN in pandas.
 
     Raises:
-        UsageError: It is no such thing, its values are of several kinds, or they are too many.
+        UsageError: The argument is of another type, its values are of several kinds, or there are too many.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -189,12 +189,12 @@ def values_of(values: object) -> ValueList:
         try:
             return ValueList(_storable(pa.array(values)))
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UsageError(f"is_in cannot take this {type(values).__name__}: {error}") from error
+            raise UsageError(f"is_in cannot use this {type(values).__name__}: {error}") from error
     if isinstance(values, list | tuple | set | frozenset | range):
         if len(values) > MAX_LIST_VALUES:
             raise UsageError(f"is_in got {len(values):,} values; the limit is {MAX_LIST_VALUES:,}")
         return ValueList(_array_of(list(values)))
-    raise UsageError(f"the values of is_in must be a list, not a {type(values).__name__}; write is_in([...])")
+    raise UsageError(f"the values of is_in must be a list, not a {type(values).__name__}: write is_in([...])")
 
 
 def _storable(array: pa.Array) -> pa.Array:
@@ -204,14 +204,17 @@ def _storable(array: pa.Array) -> pa.Array:
         type_ = storable_type(array.type)
         array = cast_exactly(array, type_)
     except (SchemaMismatch, TypeError, ValueError, pa.ArrowException) as error:
-        raise UsageError(f"{array.type} cannot be compared with: {error}") from error
+        raise UsageError(f"a value of type {array.type} cannot be compared with a column: {error}") from error
     if pa.types.is_nested(type_):
-        raise UsageError(f"{type_} cannot be compared with; compare its fields")
+        raise UsageError(f"a value of type {type_} cannot be compared with a column: compare its fields")
     return array
 
 
 def _array_of(values: list[Any]) -> pa.Array:
-    """Python values of one kind. Refuses values that `pa.array` would silently convert to another kind."""
+    """Converts Python values of one kind to an array.
+
+    Raises UsageError for values of several kinds, some of which `pa.array` would silently convert.
+    """
     if any(isinstance(value, pa.Scalar) and pa.types.is_temporal(value.type) for value in values):
         return _times([literal_of(value).scalar for value in values])
     plain = [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
@@ -229,12 +232,12 @@ def _array_of(values: list[Any]) -> pa.Array:
         if len(kinds) <= 1:
             return _storable(pa.array(plain))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{_types_of(plain)} cannot be compared with: {error}") from error
+        raise UsageError(f"a value of type {_types_of(plain)} cannot be compared with a column: {error}") from error
     raise UsageError(f"the values of a list must be of one kind, not {_types_of(plain)}")
 
 
 def _times(scalars: list[pa.Scalar]) -> pa.Array:
-    """Arrow values in the finest unit among them: as Python values, they would lose nanoseconds and years over 9999."""
+    """Converts Arrow times to their finest unit. Python values would lose nanoseconds and years over 9999."""
     types = {scalar.type for scalar in scalars if scalar.is_valid}
     if len({(str(type_).partition("[")[0].rstrip("3264"), getattr(type_, "tz", None)) for type_ in types}) > 1:
         raise UsageError(f"the values of a list must be of one kind, not {', '.join(sorted(map(str, types)))}")
@@ -242,7 +245,7 @@ def _times(scalars: list[pa.Scalar]) -> pa.Array:
     try:
         return pa.concat_arrays([cast_exactly(pa.array([scalar], scalar.type), finest) for scalar in scalars])
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise UsageError(f"these values cannot be compared with together: {error}") from error
+        raise UsageError(f"these values cannot be in one list: {error}") from error
 
 
 def _types_of(values: Iterable[object]) -> str:
@@ -250,7 +253,7 @@ def _types_of(values: Iterable[object]) -> str:
 
 
 def _kind(value: object) -> str | None:
-    """The kind that a value is compared as, None for a null. Other types are kinds under their own name."""
+    """Returns the kind as which a value is compared; None for a null. Any other type is its own kind."""
     if value is None:
         return None
     type_name = type(value).__name__
@@ -265,7 +268,7 @@ def _kind(value: object) -> str | None:
 
 
 def _integers(values: list[int | None]) -> pa.Array:
-    values = [None if value is None else int(value) for value in values]  # of an IntEnum, too
+    values = [None if value is None else int(value) for value in values]  # converts members of an IntEnum
     whole = [value for value in values if value is not None]
     if all(value in _INT64 for value in whole):
         return pa.array(values, pa.int64())
@@ -277,11 +280,11 @@ def _integers(values: list[int | None]) -> pa.Array:
 def _exact_floats(values: list[Any]) -> pa.Array:
     for value in values:
         if isinstance(value, int) and int(float(value)) != value:
-            raise ValueError("an integer among floats has no equal float")
+            raise ValueError("an integer in a list with floats cannot be represented as a float")
     return pa.array([None if value is None else float(value) for value in values], pa.float64())
 
 
 def _timestamps(values: list[Any], zone: str | None) -> pa.Array:
-    # Arrow takes a pandas Timestamp for a datetime and drops its nanoseconds.
+    # Arrow treats a pandas Timestamp as a datetime and drops its nanoseconds.
     unit = "ns" if any(getattr(value, "nanosecond", 0) for value in values) else "us"
     return pa.array(values, pa.timestamp(unit, zone))

@@ -1,17 +1,17 @@
 """The tree of a predicate, as plain values that can be compared, stored and sent.
 
     Predicate
-    ├── Comparison      column == != < <= > >= value, or another column
-    ├── IsIn            column is one of a list
-    ├── IsNull
+    ├── Comparison      column == != < <= > >= value or column
+    ├── IsIn            column is one of a list of values
+    ├── IsNull          column is null
     ├── TextMatch       column starts with, or contains, a text or bytes
-    ├── And, Or         of two and more
+    ├── And, Or         of at least two predicates
     ├── Not
     └── Constant        true, false or unknown for every row
 
-Logic is SQL's, with three values: a comparison with a null is unknown, `False & unknown` is false, `True | unknown` is
-true, `~unknown` is unknown, and a row is kept where the whole is true. Floats compare as IEEE 754 says: -0.0 equals
-0.0, and with NaN no comparison but `!=` is true.
+Predicates use SQL's three-valued logic: a comparison with a null is unknown, `False & unknown` is false,
+`True | unknown` is true, and `~unknown` is unknown. A scan keeps the rows for which the predicate is true. Floats
+compare as in IEEE 754: -0.0 equals 0.0, and only `!=` is true for NaN.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_NODES: Final = 1000
-"""Most nodes of one expression."""
+"""The most nodes of one expression."""
 
 MAX_DEPTH: Final = 90
-"""Most nested nodes. Protocol Buffers read at most 100 nested messages, and the request needs some."""
+"""The most levels of nested nodes. Protocol Buffers read at most 100 nested messages, and the request needs some."""
 
 MAX_SEARCHED_BYTES: Final = 64 * 1024
-"""Most bytes of all texts that one expression searches for: each is prepared again for every chunk of rows."""
+"""The most bytes of all texts that one expression searches for. Each text is prepared again for every chunk of rows."""
 
 NO_TRUTH: Final = (
-    "a predicate has no truth value before it meets rows: combine predicates with & and | and ~ (not with and, or, "
-    "not), each comparison in parentheses, and write between(a, b) for a < x < b"
+    "a predicate has no truth value in Python: combine predicates with & and | and ~ (not with and, or, not), put each "
+    "comparison in parentheses, and write between(a, b) instead of a <= x <= b"
 )
 
 
@@ -84,17 +84,19 @@ class FieldPath:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for names that are no text, or no UTF-8."""
+        """Raises UsageError if a name is not text or not valid UTF-8."""
         if not self.names or not all(name and is_column_name(name) for name in self.names):
-            raise UsageError(f"a column is named by text, such as col('score'), not by {self.names!r}")
+            raise UsageError(
+                f"the name of a column must be non-empty, valid text, as in col('score'), not {self.names!r}"
+            )
         if len(self.names) > MAX_DEPTH:
-            raise UsageError(f"a field must have at most {MAX_DEPTH} names, not {len(self.names):,}")
+            raise UsageError(f"the path of a field must have at most {MAX_DEPTH} names, not {len(self.names):,}")
 
     def __repr__(self) -> str:
         return f"col({_quote(self.names[0])})" + "".join(f"[{_quote(name)}]" for name in self.names[1:])
 
     def __str__(self) -> str:
-        """As a message names it: `column "a"`, `field "a.b"`."""
+        """Returns the name for messages: `column "a"`, `field "a.b"`."""
         return f'{"field" if len(self.names) > 1 else "column"} "{".".join(self.names)}"'
 
 
@@ -105,10 +107,10 @@ class Predicate:
     Combine predicates with `&`, `|` and `~`.
 
     Attributes:
-        nodes: How many nodes it has.
-        depth: How many nodes are inside one another, at most.
-        list_values: How many values all of its lists have together.
-        searched_bytes: How many bytes have all texts together that it looks for.
+        nodes: The number of nodes.
+        depth: The number of levels of nested nodes.
+        list_values: The number of values in all lists together.
+        searched_bytes: The number of bytes of all searched texts together.
     """
 
     nodes: int = field(init=False, compare=False, default=1)
@@ -117,7 +119,7 @@ class Predicate:
     searched_bytes: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        """Raises UsageError beyond the limits of nodes, depth or values, so that no larger tree can exist."""
+        """Raises UsageError if the predicate exceeds a limit, so that no larger tree can exist."""
         nodes = 1 + sum(operand.nodes for operand in self.operands)
         depth = 1 + max((operand.depth for operand in self.operands), default=0)
         list_values = self._own_values() + sum(operand.list_values for operand in self.operands)
@@ -126,7 +128,7 @@ class Predicate:
             ("nodes", nodes, MAX_NODES),
             ("levels of depth", depth, MAX_DEPTH),
             ("values in its lists", list_values, MAX_LIST_VALUES),
-            ("bytes to look for in text", searched_bytes, MAX_SEARCHED_BYTES),
+            ("bytes of searched text", searched_bytes, MAX_SEARCHED_BYTES),
         ):
             if found > limit:
                 hint = "; is_in takes many values as one node" if what == "nodes" else ""
@@ -147,7 +149,7 @@ class Predicate:
         return ()
 
     def walk(self) -> Iterator[Predicate]:
-        """This node, then all nodes below it."""
+        """Yields this node, then all nodes below it."""
         yield self
         for operand in self.operands:
             yield from operand.walk()
@@ -182,7 +184,7 @@ class Predicate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Predicate):
-    """A column compared with a value or with another column; unknown where one of them is null."""
+    """Compares a column with a value or another column. Unknown if one of them is null."""
 
     left: FieldPath
     operator: Operator
@@ -201,8 +203,8 @@ class Comparison(Predicate):
 class IsIn(Predicate):
     """Whether a column is one of some values.
 
-    True where one of them is equal; else unknown where the column is null or one of the values is; else false. No row
-    is in an empty list, not even a null.
+    True if a value is equal. Otherwise unknown if the column or one of the values is null, and false if neither is.
+    With an empty list, it is false for every row.
     """
 
     path: FieldPath
@@ -237,7 +239,7 @@ class IsNull(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextMatch(Predicate):
-    """Whether a string or binary column starts with, or contains, a text or bytes; unknown where it is null."""
+    """Whether a string or binary column starts with, or contains, a text or bytes. Unknown if the column is null."""
 
     path: FieldPath
     match: Match
@@ -260,7 +262,7 @@ class _Connective(Predicate):
     parts: tuple[Predicate, ...]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for less than two parts, and as `Predicate` does."""
+        """Raises UsageError if there are fewer than two parts, or if the predicate exceeds a limit."""
         if len(self.parts) < 2:
             raise UsageError(f"{type(self).__name__} must join at least two predicates, not {len(self.parts)}")
         Predicate.__post_init__(self)
@@ -273,7 +275,7 @@ class _Connective(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class And(_Connective):
-    """False where one part is false, else unknown where one is unknown, else true."""
+    """False if a part is false, otherwise unknown if a part is unknown, otherwise true."""
 
     def __repr__(self) -> str:
         return " & ".join(map(_in_parentheses, self.parts))
@@ -281,7 +283,7 @@ class And(_Connective):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Or(_Connective):
-    """True where one part is true, else unknown where one is unknown, else false."""
+    """True if a part is true, otherwise unknown if a part is unknown, otherwise false."""
 
     def __repr__(self) -> str:
         return " | ".join(map(_in_parentheses, self.parts))
@@ -289,7 +291,7 @@ class Or(_Connective):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Not(Predicate):
-    """True where the other is false, false where it is true."""
+    """True if the operand is false, false if it is true, and unknown if it is unknown."""
 
     operand: Predicate
 
@@ -315,17 +317,17 @@ class Constant(Predicate):
 
 
 def all_of(predicates: Iterable[Predicate]) -> Predicate:
-    """Joins predicates by AND into one flat node; true if there is none."""
+    """Joins predicates by AND into one flat node. Without predicates, the result is true."""
     return _join(And, predicates, Constant(True))
 
 
 def any_of(predicates: Iterable[Predicate]) -> Predicate:
-    """Joins predicates by OR into one flat node; false if there is none."""
+    """Joins predicates by OR into one flat node. Without predicates, the result is false."""
     return _join(Or, predicates, Constant(False))
 
 
 def conjuncts(predicate: Predicate) -> list[Predicate]:
-    """Splits a predicate into conjuncts: it is true exactly if all of them are."""
+    """Splits a predicate into conjuncts: the predicate is true exactly if all of its conjuncts are."""
     match predicate:
         case And(parts=parts):
             return [conjunct for part in parts for conjunct in conjuncts(part)]
@@ -338,10 +340,10 @@ def conjuncts(predicate: Predicate) -> list[Predicate]:
 
 
 def other_predicate(other: object, operator: str) -> Predicate:
-    """The other side of `&` or `|`: a predicate, or a boolean column.
+    """Returns the right side of `&` or `|`, which is a predicate or a boolean column, as a predicate.
 
     Raises:
-        UsageError: It is something else, as in `a > 1 & b < 2`, where Python reads `1 & b` first.
+        UsageError: It is anything else, as in `a > 1 & b < 2`, where Python evaluates `1 & b` first.
     """
     as_predicate = getattr(other, "_as_predicate", None)
     if as_predicate is None:

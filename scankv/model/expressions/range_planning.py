@@ -1,9 +1,9 @@
 """Converts a predicate into the ranges of encoded keys, or index entries, that can have matching rows.
 
-A key sorts by its first column, then by its second, and so on. So the planner takes the columns one after another. It
-cuts the first column into the intervals on which the predicate's comparisons with that column do not change; drops the
-intervals on which the predicate cannot be true; and where an interval is a single value, looks at the next column below
-that value, with what is left of the predicate. All operators, AND, OR, NOT and lists are handled by this one rule.
+Keys sort by the first column, then by the second, and so on, and the planner processes the columns in this order. It
+divides the first column into intervals in each of which all comparisons with that column have one answer, and drops
+the intervals in which the predicate cannot be true. For an interval that is a single value, it plans the next column
+with the residual of the predicate. This one rule covers all operators, AND, OR, NOT and lists.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from scankv.model.expressions.nodes import Predicate
 
 MAX_POINTS: Final = 10_000
-"""Most single keys and ranges together."""
+"""The most ranges and single keys together."""
 MAX_RANGES: Final = 512
-"""Most ranges that are not single keys. If a plan has more, neighbouring ranges are read as one."""
+"""The most ranges that are not single keys. If a plan has more, neighboring ranges are read as one."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _WORTH_SKIPPING: Final = 16
-"""Up to this number of ranges, a single key between two of them is skipped; with more, it is read and filtered."""
+"""With up to this number of ranges, single keys between them are skipped. With more, they are read and filtered."""
 
 Asked: TypeAlias = "tuple[Predicate | None, ...]"
 """The residual of each part of a conjunction; None: nothing remains."""
 
 
 class RangePiece(NamedTuple):
-    """A range of encodings below a prefix; `end` None is the end of that prefix. A point is a single value."""
+    """A range of encodings under a prefix. An `end` of None is the end of that prefix. A point is a single value."""
 
     start: bytes
     end: bytes | None
@@ -46,11 +46,11 @@ class RangePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """Where the rows of a conjunction are. Immutable.
+    """The ranges that contain the rows of a conjunction. Immutable.
 
     Attributes:
-        ranges: The ranges; every row that the conjunction is true of is in one.
-        left: The parts, or what is left of them, that are to be asked of the rows in the ranges.
+        ranges: The ranges. Every row for which the conjunction is true is in one of them.
+        left: The parts, or their residuals, that must filter the rows in the ranges.
     """
 
     ranges: KeyRanges
@@ -60,13 +60,13 @@ class RangePlan:
 def plan_ranges(parts: Sequence[Predicate], bounds: ColumnBounds, most_ranges: int = MAX_RANGES) -> RangePlan:
     """Plans the ranges of a conjunction.
 
-    The number of ranges is bounded: where there would be more, those nearest to each other become one, and what was
-    left out between them is asked of the rows. So a plan may read more than it needs, but never misses a row.
+    The number of ranges is bounded. If there are more, the ranges with the smallest gaps between them are joined, and
+    the predicate filters the rows in the gaps. A plan can therefore read more rows than needed, but never misses one.
 
     Args:
         parts: The parts of the conjunction, bound to the table's schema.
-        bounds: Knows the columns of the key or index.
-        most_ranges: The most ranges that are no single keys; single keys and ranges together are at most 10,000.
+        bounds: Computes bounds on the columns of the key or index.
+        most_ranges: The most ranges that are not single keys. Ranges and single keys together are at most 10,000.
     """
     planner = _Planner(bounds, MAX_POINTS, _MOST_BYTES)
     try:
@@ -89,7 +89,7 @@ class _TooLong(Exception):
 
 
 def _join(pieces: Sequence[RangePiece]) -> Iterator[RangePiece]:
-    """The pieces, those that touch as one; single keys beside each other stay so, since each is in one bucket."""
+    """Joins adjacent pieces. Adjacent single keys stay separate, because each of them is in only one bucket."""
     last: RangePiece | None = None
     for piece in pieces:
         if last is not None and last.end == piece.start and not (last.is_point and piece.is_point):
@@ -103,7 +103,7 @@ def _join(pieces: Sequence[RangePiece]) -> Iterator[RangePiece]:
 
 
 def _is_too_long(piece: RangePiece) -> bool:
-    """Whether the piece has only keys that are longer than any."""
+    """Returns whether all keys of the piece are longer than a key can be."""
     return len(piece.start) > MAX_KEY_BYTES and piece.end == KeyRange.under(piece.start).end
 
 
@@ -112,9 +112,9 @@ class _Planner:
     """One run of the planner. Collects the residuals of all pieces that it makes.
 
     Attributes:
-        bounds: Knows the columns.
+        bounds: Computes bounds on the columns.
         most: The most pieces.
-        room_bytes: What pieces below values of earlier columns may still take. None: that is not bounded.
+        room_bytes: How many bytes the pieces under values of earlier columns may still take. None: unlimited.
     """
 
     bounds: ColumnBounds
@@ -123,11 +123,11 @@ class _Planner:
     _asked: dict[tuple[int, ...], Asked] = field(default_factory=dict)
 
     def pieces(self, parts: Sequence[Predicate]) -> list[RangePiece]:
-        """The pieces of a conjunction, ascending. Raises _TooLong."""
+        """Returns the pieces of a conjunction, ascending. Raises _TooLong."""
         return [piece for piece in _join(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
 
     def left(self, parts: Sequence[Predicate]) -> tuple[Predicate, ...]:
-        """The residual of each part for all pieces: the common one if all are the same, else the complete part."""
+        """Returns the residual of each part: the one that all pieces have in common, else the complete part."""
         found = []
         for part, forms in zip(parts, zip(*self._asked.values(), strict=True), strict=True):
             first, *others = {id(form): form for form in forms}.values()
@@ -138,7 +138,7 @@ class _Planner:
         return tuple(found)
 
     def plan(self, asked: Asked, position: int, most: int) -> list[RangePiece]:
-        """The pieces below a prefix of so many columns, ascending, at most so many. Raises _TooLong."""
+        """Plans the columns from `position` on; returns at most `most` ascending pieces. Raises _TooLong."""
         truth = ColumnTruth(self.bounds, position, [part for part in asked if part is not None])
         level = _Level(self, truth, asked, position)
         runs = level.runs()
@@ -148,7 +148,7 @@ class _Planner:
         return [piece for run in runs for piece in level.pieces(run, below)]
 
     def under(self, start: bytes, end: bytes | None, pieces: Sequence[RangePiece]) -> list[RangePiece]:
-        """The pieces below a prefix, which are given without it. Raises _TooLong."""
+        """Returns the pieces with a prefix added. Raises _TooLong."""
         found = [
             RangePiece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
             for piece in pieces
@@ -159,13 +159,13 @@ class _Planner:
                 raise _TooLong
         return found
 
-    def note(self, asked: Asked) -> None:
+    def record_residual(self, asked: Asked) -> None:
         """Records the residual of a piece."""
         self._asked[tuple(map(id, asked))] = asked
 
 
 class _RangeRun(NamedTuple):
-    """Intervals that follow each other, from one up to and with another; of one group, None where of several."""
+    """Consecutive intervals, from `first` to `last` inclusive. `group` is None if they are of several groups."""
 
     first: int
     last: int
@@ -173,7 +173,7 @@ class _RangeRun(NamedTuple):
 
 
 class _Level:
-    """One column below one prefix: which of its intervals are read, and how."""
+    """One column under one prefix: decides which of its intervals are read, and how."""
 
     def __init__(self, planner: _Planner, truth: ColumnTruth, asked: Asked, position: int) -> None:
         self._planner = planner
@@ -187,8 +187,8 @@ class _Level:
         self._deeper: dict[int, bool] = {}
 
     def runs(self) -> list[_RangeRun]:
-        """The intervals on which everything may be true: values that are looked at further alone, others together."""
-        alive = self._truth.alive([part for part in self._asked if part is not None])
+        """Returns the intervals in which all parts may be true, joined unless the next column is planned."""
+        alive = self._truth.possible_intervals([part for part in self._asked if part is not None])
         runs: list[_RangeRun] = []
         places = alive.tolist()
         for place, group in zip(places, self._truth.groups(alive), strict=True):
@@ -210,7 +210,7 @@ class _Level:
         return runs
 
     def _bridge_gaps(self, runs: Sequence[_RangeRun]) -> list[_RangeRun]:
-        """The runs, with single keys between two ranges read as well: a seek takes longer than to read one row."""
+        """Joins ranges that are separated by a single key, because a seek takes longer than reading one row."""
         found: list[_RangeRun] = []
         for run in runs:
             last = found[-1] if found else None
@@ -230,7 +230,7 @@ class _Level:
         return tuple(None if part is None else self._truth.left(part, place) for part in self._asked)
 
     def _asks_next(self, asked: Asked) -> bool:
-        """Whether the predicate restricts the next column."""
+        """Returns whether the predicate restricts the next column."""
         name = self._codec.names[self._position + 1]
         return any(
             path.names == (name,) for part in asked if part is not None for node in part.walk() for path in node.paths
@@ -240,10 +240,10 @@ class _Level:
         return self._truth.starts[place] in self._truth.values
 
     def pieces(self, run: _RangeRun, most: int) -> list[RangePiece]:
-        """The pieces of a run, at most so many."""
+        """Returns the pieces of a run, at most `most`."""
         start, end = self._truth.starts[run.first], self._truth.end_of(run.last)
         if run.group is None:
-            self._planner.note(self._asked)
+            self._planner.record_residual(self._asked)
             return [RangePiece(start, end, False)]
         is_value = run.first == run.last and (
             self._is_value(run.first) or is_one_value(start, end, self._codec, self._position)
@@ -252,12 +252,12 @@ class _Level:
             if run.group not in self._below:
                 self._below[run.group] = self._planner.plan(self._left[run.group], self._position + 1, most)
             return self._planner.under(start, end, self._below[run.group])
-        self._planner.note(self._left[run.group])
+        self._planner.record_residual(self._left[run.group])
         return [RangePiece(start, end, is_value and self._is_last)]
 
 
 def _coarsen(runs: Sequence[_RangeRun], truth: ColumnTruth, most: int) -> list[_RangeRun]:
-    """At most so many runs: those with the smallest gaps between them become one."""
+    """Returns at most `most` runs by joining those with the smallest gaps between them."""
     gaps = [_gap(truth.starts[one.last + 1], truth.starts[other.first]) for one, other in pairwise(runs)]
     kept = sorted(sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: max(most, 1) - 1])
     found = []
@@ -270,7 +270,7 @@ def _coarsen(runs: Sequence[_RangeRun], truth: ColumnTruth, most: int) -> list[_
 
 
 def _gap(low: bytes, high: bytes) -> tuple[int, int]:
-    """How far apart two encodings are, to be compared: the earlier they differ, the farther, and then by how much."""
+    """Returns the distance of two encodings, for comparison: the earlier they differ, the greater, then by how much."""
     same = shared_length(low, high)
     low_rest, high_rest = (int.from_bytes(key[same : same + 8].ljust(8, b"\0")) for key in (low, high))
     return -same, high_rest - low_rest

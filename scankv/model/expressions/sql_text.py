@@ -1,4 +1,4 @@
-"""Predicates written as the text of a WHERE clause: `score > 100 and player in ('ann', 'bob')`."""
+"""Parses predicates in the syntax of a WHERE clause: `score > 100 and player in ('ann', 'bob')`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SUPPORTED: Final = (
     "FALSE, NULL"
 )
 MAX_TEXT_LENGTH: Final = 4 * 1024 * 1024
-"""Most characters of the text of a predicate."""
+"""The most characters of the text of a predicate."""
 
 _RESERVED: Final = frozenset({"AND", "OR", "NOT", "IN", "BETWEEN", "IS", "LIKE", "NULL", "TRUE", "FALSE"})
-_BEHIND: Final = frozenset({"AND", "OR", ")"})
+_AFTER_COMPARISON: Final = frozenset({"AND", "OR", ")"})
 _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _OPERATORS: Final = {
     "=": Operator.EQUAL,
@@ -65,21 +65,21 @@ _NANOSECONDS: Final = re.compile(r"\.\d{7,9}")
 
 
 def parse_where(text: str, schema: pa.Schema | None = None) -> Predicate:
-    """Reads a predicate as SQL writes it after WHERE.
+    """Parses a predicate in the syntax that SQL has after WHERE.
 
-    Words of SQL are read in any case, names of columns exactly as they are written; a name that is no plain word stands
-    in double quotes. A number with a point is a decimal, one with an exponent a float. A timestamp has a time zone when
-    it is written with one: `TIMESTAMP '2026-01-31 12:00:00'`, `TIMESTAMP '2026-01-31 12:00:00+00:00'`.
+    SQL keywords are not case-sensitive, but column names are. A name that is not a plain word must be in double quotes.
+    A number with a decimal point is a decimal, and a number with an exponent is a float. A timestamp has a time zone if
+    its text has one: `TIMESTAMP '2026-01-31 12:00:00'`, `TIMESTAMP '2026-01-31 12:00:00+00:00'`.
 
     Args:
         text: The predicate.
-        schema: The columns of the table. When given, columns and types are checked too, so that the errors about them
-            have positions as well; the result is not bound.
+        schema: The columns of the table. If given, columns and types are also checked, so that errors about them have
+            positions in the text. The result is not bound.
 
     Raises:
-        UsageError: The text cannot be read. The message gives line and column, shows the place, and says what can be
-            written.
-        SchemaMismatch: As `bind`, and where.
+        UsageError: The text cannot be parsed. The message has line and column, shows the text there, and lists the
+            supported syntax.
+        SchemaMismatch: As for `bind`, with the position in the text.
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise UsageError(f"the text of the predicate has {len(text):,} characters; the limit is {MAX_TEXT_LENGTH:,}")
@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _at(text: str, position: int, message: str, supported: str = "") -> str:
-    """The message with line and column, and the line with a caret below the location."""
+    """Returns the message with line and column, and with the line of the text and a caret under the position."""
     line_start = text.rfind("\n", 0, position) + 1
     line_end = text.find("\n", position)
     line = text[line_start : line_end if line_end >= 0 else len(text)]
@@ -170,21 +170,21 @@ class _PredicateParser:
         operand = self._operand()
         predicate = self._mirror(operand) if isinstance(operand, Literal) else self._about(operand)
         if (
-            self._peek() is not None and self._word() not in _BEHIND
+            self._peek() is not None and self._word() not in _AFTER_COMPARISON
         ):  # what cannot be read goes before what does not fit
             self._fail("expected AND, OR or the end")
         return self._check_depth(start, predicate)
 
     def _mirror(self, value: Literal) -> Predicate:
-        """A comparison that begins with the value: `100 < score`."""
+        """Parses a comparison that begins with the value: `100 < score`."""
         operator = self._operator()
         column = self._operand()
         if isinstance(column, Literal):
-            self._fail("a value is compared with a column, not with another value", self._offset(-1))
+            self._fail("a value must be compared with a column, not with another value", self._offset(-1))
         return Comparison(column, operator.mirrored, value)
 
     def _about(self, column: FieldPath) -> Predicate:
-        """The comparison after a column that was read before; none for a boolean column."""
+        """Parses the comparison after a column. A boolean column needs no comparison."""
         if self._word() in _OPERATORS:
             return Comparison(column, self._operator(), self._operand())
         if self._skip("IS"):
@@ -223,14 +223,14 @@ class _PredicateParser:
         inner = pattern.strip("%")
         wrong = re.search(r"[%_\\]", inner)
         if wrong:
-            message = f"LIKE with {wrong.group()} inside is not supported; % can stand at the end, or at both ends"
+            message = f"LIKE with {wrong.group()} inside is not supported; % can be at the end, or at both ends"
             self._fail(message, self._offset(-1))
         kind = pattern.replace(inner, "x", 1) if inner else "x%" if pattern else "x"
         if kind == "x":
             return Comparison(column, Operator.EQUAL, literal_of(pattern))
         matches = {"x%": Match.STARTS_WITH, "%x%": Match.CONTAINS}
         if kind not in matches:
-            self._fail("LIKE '%x' is not supported; % can stand at the end, or at both ends", self._offset(-1))
+            self._fail("LIKE '%x' is not supported; % can be at the end, or at both ends", self._offset(-1))
         return self._within_limits(start, partial(TextMatch, column, matches[kind], literal_of(inner)))
 
     def _operand(self) -> Operand:
@@ -270,7 +270,7 @@ class _PredicateParser:
             return literal_of(number)
         except (UsageError, ArithmeticError, ValueError) as error:
             self._fail(
-                "this number cannot be read, is greater than all floats, or has more than 38 digits", start, cause=error
+                "this number is not valid, is too large for a float, or has more than 38 digits", start, cause=error
             )
 
     def _text(self) -> Literal:
@@ -278,7 +278,7 @@ class _PredicateParser:
         try:
             return literal_of(text)
         except UsageError as error:
-            self._fail("this text is no UTF-8", start, cause=error)
+            self._fail("this text is not valid UTF-8", start, cause=error)
 
     def _parse_typed_text(self) -> Literal:
         kind = self._next_word()
@@ -287,7 +287,7 @@ class _PredicateParser:
             return Literal(pa.scalar(text).cast(_type_of_text(kind, text)))
         except (pa.ArrowException, ValueError) as error:
             example = "2026-01-31" if kind == "DATE" else "2026-01-31 12:00:00"
-            self._fail(f"this is no {kind.lower()}; write {kind} '{example}'", self._offset(-1), cause=error)
+            self._fail(f"this is not a {kind.lower()}; write {kind} '{example}'", self._offset(-1), cause=error)
 
     def _operator(self) -> Operator:
         if self._word() not in _OPERATORS:
@@ -315,7 +315,7 @@ class _PredicateParser:
         return self._word() in {"DATE", "TIMESTAMP"} and self._is_string(1)
 
     def _word(self, ahead: int = 0) -> str:
-        """The next word or symbol in capitals. Empty at the end, and for quoted text."""
+        """Returns the next word or symbol in capitals; an empty text at the end and for quoted text."""
         token = self._peek(ahead)
         return "" if token is None or self._is_string(ahead) or self._is_quoted(ahead) else token.text.upper()
 
@@ -341,7 +341,7 @@ class _PredicateParser:
         return len(self.text) if token is None else token.start
 
     def _check_depth(self, start: int, predicate: Predicate) -> Predicate:
-        """The predicate, after its columns and types were checked."""
+        """Checks columns and types of the predicate, and returns it."""
         if self.schema is not None:
             try:
                 bind(predicate, self.schema)
@@ -381,12 +381,12 @@ def _number(text: str) -> int | float | Decimal:
 def _type_of_text(kind: str, text: str) -> pa.DataType:
     if kind == "DATE":
         return pa.date32()
-    time = text.strip()[10:]  # behind the date, whose dashes are no sign
+    time = text.strip()[10:]  # after the date, whose dashes are not the sign of a time zone
     return pa.timestamp("ns" if _NANOSECONDS.search(time) else "us", "UTC" if _ZONE.search(time) else None)
 
 
 def _in_list(column: FieldPath, values: list[Literal]) -> Predicate:
-    """One list where the values have a common kind; else, as for a date and a timestamp, one of each type."""
+    """Returns one `IsIn` if the values are of one kind; otherwise one per type, as for dates and timestamps."""
     by_type: dict[pa.DataType, list[pa.Scalar]] = {}
     for value in values:
         by_type.setdefault(value.scalar.type, []).append(value.scalar)

@@ -20,15 +20,15 @@ Where: TypeAlias = "Predicate | Column | str | pyarrow.compute.Expression"
 
 
 def predicate_of(where: object, schema: pa.Schema | None = None) -> Predicate:
-    """Takes a predicate, a boolean column, SQL text or a `pyarrow.compute.Expression`.
+    """Converts a predicate, a boolean column, SQL text or a `pyarrow.compute.Expression` to a predicate.
 
     Args:
-        where: What the rows must be.
-        schema: The columns of the table, so that errors about text have positions, see `parse_where`.
+        where: The predicate in one of these forms.
+        schema: The columns of the table, so that errors about a text have positions; see `parse_where`.
 
     Raises:
-        UsageError: It is none of these, or text or an Arrow expression that cannot be taken.
-        SchemaMismatch: As `parse_where`.
+        UsageError: The argument is of another type, or is text or an Arrow expression that is not supported.
+        SchemaMismatch: As for `parse_where`.
     """
     if isinstance(where, Predicate | Column):
         return other_predicate(where, "where")

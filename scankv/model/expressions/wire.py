@@ -45,7 +45,7 @@ _LONGEST_TYPE: Final = 200
 
 
 def to_proto(predicate: Predicate) -> pb.Predicate:
-    """The message for a predicate."""
+    """Returns the message for a predicate."""
     match predicate:
         case Comparison(left=left, operator=operator, right=FieldPath() as right):
             comparison = pb.Comparison(left=_path(left), operator=_OPERATORS[operator], column=_path(right))
@@ -75,17 +75,17 @@ def from_proto(message: pb.Predicate) -> Predicate:
     """Reads a predicate from a message. `bind` checks its columns and types.
 
     Raises:
-        InvalidRequest: A part is missing, unknown or out of its limits. Names no value.
+        InvalidRequest: A part is missing, unknown or exceeds a limit. The message contains no value of the predicate.
     """
     _check_size(message)
     try:
         return _from_proto(message)
-    except UsageError as error:  # a limit, which the client library would have found first
+    except UsageError as error:  # a limit, which our own client checks before it sends a request
         raise InvalidRequest(error.message) from error
 
 
 def _check_size(message: pb.Predicate) -> None:
-    """Refuses a large tree before it is converted."""
+    """Raises InvalidRequest for a tree that is too large, before it is converted."""
     nodes, values, stack = 1, 0, [message]
     while stack:
         node = stack.pop()
@@ -142,7 +142,7 @@ def _value_array(array: pa.Array) -> pb.ValueArray:
 def _from_proto(message: pb.Predicate) -> Predicate:
     kind = message.WhichOneof("predicate")
     if kind != "connective" and message.operands:
-        raise InvalidRequest("the predicate has operands that nothing joins")
+        raise InvalidRequest("the predicate has operands but no connective")
     match kind:
         case "comparison":
             return _comparison_of(message.comparison)
@@ -172,13 +172,13 @@ def _connective_of(message: pb.Predicate) -> Predicate:
         case pb.CONNECTIVE_NOT:
             raise InvalidRequest(f"NOT must have one operand, not {len(parts)}")
         case _:
-            raise InvalidRequest(f"the predicate has the connective {message.connective}, which is unknown")
+            raise InvalidRequest(f"the predicate has the unknown connective {message.connective}")
 
 
 def _comparison_of(message: pb.Comparison) -> Comparison:
     operator = _OPERATOR_OF.get(message.operator)
     if operator is None:
-        raise InvalidRequest(f"the predicate has the comparison operator {message.operator}, which is unknown")
+        raise InvalidRequest(f"the predicate has the unknown comparison operator {message.operator}")
     left = _path_of(message.left)
     match message.WhichOneof("right"):
         case "value":
@@ -186,14 +186,14 @@ def _comparison_of(message: pb.Comparison) -> Comparison:
         case "column":
             return Comparison(left, operator, _path_of(message.column))
         case _:
-            raise InvalidRequest(f"{left} is compared with nothing")
+            raise InvalidRequest(f"the comparison of {left} has no value and no column on its right side")
 
 
 def _text_match_of(message: pb.TextMatch) -> TextMatch:
     path, match = _path_of(message.column), _MATCH_OF.get(message.kind)
     pattern = message.WhichOneof("pattern")
     if match is None or pattern is None:
-        raise InvalidRequest(f"{path} is matched with nothing, or in an unknown way ({message.kind})")
+        raise InvalidRequest(f"the text match of {path} has no pattern, or is of the unknown kind {message.kind}")
     return TextMatch(path, match, literal_of(message.text if pattern == "text" else message.binary))
 
 
@@ -235,10 +235,10 @@ def _type_of(text: str) -> pa.DataType:
         raise InvalidRequest(f"a type in the predicate has more than {_LONGEST_TYPE:,} characters")
     fields = parse_schema(f"value {text}")
     if len(fields) != 1:
-        raise InvalidRequest("a type of the predicate is not one type")
+        raise InvalidRequest("a type in the predicate must be a single type")
     type_ = fields.field(0)
     if pa.types.is_nested(type_.type) or not type_.nullable:
-        raise InvalidRequest("values of the predicate are of a type without fields or items")
+        raise InvalidRequest("values in the predicate must be of a scalar, nullable type")
     return type_.type
 
 
@@ -250,11 +250,11 @@ def _values_of(message: pb.ValueArray) -> ValueList:
     expected = 3 if pa.types.is_string(type_) or pa.types.is_binary(type_) else 2
     if len(buffers) != expected:
         raise InvalidRequest(f"a list of {type_} must have {expected} buffers, not {len(buffers)}")
-    # Arrow takes no missing buffers of values, and Array.validate would not find them.
+    # Arrow does not accept missing value buffers, and Array.validate does not detect them.
     buffers[1:] = [pa.py_buffer(b"") if buffer is None else buffer for buffer in buffers[1:]]
     try:
         array = pa.Array.from_buffers(type_, length, buffers)
         array.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidRequest(f"a list of the predicate is no valid Arrow array of {type_}") from error
+        raise InvalidRequest(f"a list in the predicate is not a valid Arrow array of {type_}") from error
     return ValueList(array)

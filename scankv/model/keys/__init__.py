@@ -1,1 +1,1 @@
-"""Keys as bytes in the order of their columns, ranges of keys, and the bucket of a key."""
+"""Encodes keys so that byte order is column order, computes with ranges of keys, and finds the bucket of a key."""

@@ -1,4 +1,4 @@
-"""Which bucket a row belongs to: xxh3_64 of its encoded bucket key, modulo the number of buckets."""
+"""Finds the bucket of a row: xxh3_64 of its encoded bucket key, modulo the number of buckets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
-    """Finds the bucket of every key.
+    """Returns the bucket of every key.
 
     Args:
         keys: Encoded bucket keys, as `KeyCodec.encode` makes them; no nulls.
@@ -36,16 +36,16 @@ def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
 
 
 def bucket_of_one(key: bytes, buckets: int) -> int:
-    """Finds the bucket of one encoded bucket key; the same as `bucket_of` for an array of one."""
+    """Returns the bucket of one encoded bucket key, the same as `bucket_of` for an array of one."""
     return xxh3_64_intdigest(key) % buckets
 
 
 class KeyPlaces:
-    """Tells the buckets of a table in which some primary keys can lie. Immutable, thread-safe.
+    """Finds the buckets of a table that can contain some primary keys. Immutable, thread-safe.
 
     Args:
         primary_key: The names and types of the key columns, in key order.
-        bucket_key: The names of those that choose the bucket, in key order.
+        bucket_key: The names of the columns that choose the bucket, in key order.
         buckets: The number of buckets of the table.
     """
 
@@ -57,10 +57,10 @@ class KeyPlaces:
         self._buckets = buckets
 
     def of_ranges(self, ranges: KeyRanges, buckets: Sequence[int]) -> dict[int, KeyRanges]:
-        """What of some ranges can lie in each of some buckets; nothing for a bucket in which none can be.
+        """Returns for each bucket the ranges that can have keys in it; leaves out buckets without such ranges.
 
-        A single key lies in one bucket; a range in one where the bucket key is a prefix of the primary key and the same
-        in all of its keys; any other range may have keys in all of them.
+        A single key is in one bucket. A range is in one bucket if the bucket key is a prefix of the primary key and the
+        same in all keys of the range. Any other range can have keys in all buckets.
         """
         if len(ranges) == 1 and not ranges.are_keys:
             only = self.of_range(ranges.span)
@@ -83,9 +83,9 @@ class KeyPlaces:
         return buckets
 
     def of_range(self, keys: KeyRange) -> int | None:
-        """The only bucket that keys of a range can lie in; None when there are more, or when that is not known.
+        """Returns the only bucket that can contain keys of a range; None if there may be several.
 
-        There is one where the bucket key is a prefix of the primary key and the same in all keys of the range.
+        There is only one if the bucket key is a prefix of the primary key and the same in all keys of the range.
         """
         if self._buckets == 1:
             return 0
@@ -99,5 +99,5 @@ class KeyPlaces:
         if self._is_whole:
             return key
         columns, _ = leading_columns(key, self._types)
-        # Bytes that are no whole key are in no bucket, so that any will do.
+        # A start that is not a complete key is not in any bucket, so any bucket will do.
         return b"".join([columns[place] for place in self._places if place < len(columns)])

@@ -1,19 +1,19 @@
-"""How a key becomes bytes whose order is the order of its columns.
+"""Encodes keys as bytes whose order is the order of the key columns.
 
-Every column is encoded on its own, and a key is the concatenation of its columns:
+Every column is encoded separately, and a key is the concatenation of its columns:
 
-    integers, dates, times, timestamps   big-endian, sign bit flipped (unsigned integers: as they are)
+    integers, dates, times, timestamps   big-endian, sign bit flipped (unsigned integers: unchanged)
     floats                               big-endian bits, all flipped when negative, else the sign bit; -0.0 as 0.0,
                                          every NaN as one NaN, which is above infinity
     decimal128                           the unscaled integer, 16 bytes
     bool                                 one byte, 0 or 1
-    string, binary                       0x00 becomes 0x00 0xFF; 0x00 0x00 ends it, also in the last column
+    string, binary                       0x00 becomes 0x00 0xFF; 0x00 0x00 marks the end, even in the last column
 
-In an index, a column that takes nulls begins with one more byte: 1 before a value, 2 alone for null, so that nulls come
-last. Columns of a primary key take none.
+In an index, a nullable column has one more byte in front: 1 before a value, and 2, with no value, for null. Nulls
+therefore come last. Columns of a primary key are not nullable.
 
-No encoded column is a prefix of another one, so that keys compare column by column, and the encodings of the first `n`
-columns are exactly the prefixes under which the keys with those values lie.
+No encoded value is a prefix of another encoded value. Keys therefore compare column by column, and the keys with given
+values in the first `n` columns are exactly the keys that begin with the encodings of these values.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ NOT_NULL_MARK: Final = b"\x01"
 NULL_MARK: Final = b"\x02"
 """The encoding of null."""
 TEXT_END_BYTES: Final = len(_END)
-"""Bytes that end a string or binary column: without them, its encoding begins the keys that begin with it."""
+"""The length of the end mark of a string or binary column. Without the mark, the encoding is a prefix of all keys whose
+value begins with this value."""
 
 _MAX_ARRAY_BYTES: Final = 2**31 - 1
 
 
 class KeyCodec:
-    """Encodes the keys of one table, of one bucket key or of one index. Immutable, thread-safe, picklable.
+    """Encodes the primary keys or bucket keys of a table, or the keys of an index. Immutable, thread-safe, picklable.
 
-    `encode`, `encode_one` and `encode_stored` give the same bytes for the same key; the latter two are for keys without
-    columns that take nulls.
+    `encode`, `encode_one` and `encode_stored` return the same bytes for the same key. `encode_one` and `encode_stored`
+    are for keys without nullable columns.
 
     Attributes:
         types: The types of the columns, in key order.
-        names: Their names.
-        nullable: Whether each takes nulls.
+        names: The names of the columns.
+        nullable: Whether each column is nullable.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class KeyCodec:
         Args:
             types: The types of the key columns, in key order; storable types other than list, struct and map.
             names: The names of the key columns, for messages. Default: `key[0]`, `key[1]`, ...
-            nullable: Whether each column takes nulls, which come last. Default: none does.
+            nullable: Whether each column is nullable; nulls come last. Default: no column is nullable.
 
         Raises:
-            SchemaMismatch: There is no column, or a type that cannot be in a key.
+            SchemaMismatch: No column was given, or a type cannot be in a key.
         """
         self.types: tuple[pa.DataType, ...] = tuple(types)
         self.names: tuple[str, ...] = (
@@ -100,7 +101,7 @@ class KeyCodec:
             columns: The key columns in key order, with exactly the codec's types and one common length.
 
         Returns:
-            One binary value a key, without nulls.
+            One binary value per key, without nulls.
 
         Raises:
             InvalidKey: A column is missing, has another type or a null, or a key is over 16 KiB. Names column or row.
@@ -135,7 +136,7 @@ class KeyCodec:
         """Encodes one key from Python, NumPy or pandas values; each must be exactly a value of its column.
 
         Args:
-            values: One value a key column, in key order.
+            values: One value per key column, in key order.
 
         Raises:
             InvalidKey: The number of values differs, one is None or cannot be a value of its column without loss, or
@@ -152,16 +153,16 @@ class KeyCodec:
         return key
 
     def encode_stored(self, values: Sequence[bytes]) -> bytes:
-        """Encodes one key from the bytes that Arrow has for its values: numbers little-endian, a bool as one byte.
+        """Encodes one key from Arrow's bytes of its values: numbers are little-endian, a bool is one byte.
 
-        Takes a few microseconds, a fraction of what `encode` takes for an array of one. Checks nothing: the values
-        must be as many and as long as the types say.
+        Takes a few microseconds, a fraction of the time of `encode` for an array of one. Checks nothing: the number of
+        values and their lengths must be right.
         """
         return b"".join([encode(value) for encode, value in zip(self._stored_encoders, values, strict=True)])
 
     @staticmethod
     def canonical(column: pa.Array) -> pa.Array:
-        """What is stored of a key column: floats with -0.0 as 0.0 and every NaN as one; other types as they are."""
+        """Returns a key column as it is stored: -0.0 becomes 0.0, every NaN the same NaN; other types are unchanged."""
         if not pa.types.is_floating(column.type) or not len(column):
             return column
         width = column.type.bit_width // 8
@@ -191,14 +192,14 @@ def _is_variable(type_: pa.DataType) -> bool:
 
 
 def _numbers(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values buffer of a fixed-width column, without a copy; anything where the column is null."""
+    """Returns the values buffer of a fixed-width column, without a copy. Values at nulls are arbitrary."""
     if not len(column):
         return np.empty(0, dtype)
     return np.frombuffer(column.buffers()[1], dtype, count=len(column), offset=column.offset * dtype.itemsize)
 
 
 def _canonical_floats(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy with -0.0 replaced by 0.0 and every NaN by the positive quiet one."""
+    """Returns a copy with -0.0 replaced by 0.0 and every NaN replaced by the positive quiet NaN."""
     with np.errstate(invalid="ignore"):  # adding to a signalling NaN
         plain: npt.NDArray[Any] = floats + floats.dtype.type(0)
     plain[np.isnan(plain)] = np.nan
@@ -206,7 +207,7 @@ def _canonical_floats(floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _fixed_bytes(column: pa.Array) -> ByteMatrix:
-    """The encoding of a column of fixed width: one matrix row a key."""
+    """Returns the encoding of a fixed-width column, one matrix row per key."""
     type_, rows = column.type, len(column)
     if pa.types.is_boolean(type_):
         return _numbers(column.cast(pa.uint8()), np.dtype(np.uint8)).reshape(rows, 1)
@@ -228,7 +229,7 @@ def _fixed_bytes(column: pa.Array) -> ByteMatrix:
 
 
 def _binary_array(columns: list[ByteMatrix]) -> pa.BinaryArray:
-    """Joins encoded columns of fixed width, without looking at single rows."""
+    """Joins encoded fixed-width columns, without a loop over rows."""
     matrix = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
     rows, width = matrix.shape
     if matrix.size > _MAX_ARRAY_BYTES:
@@ -238,7 +239,7 @@ def _binary_array(columns: list[ByteMatrix]) -> pa.BinaryArray:
 
 
 def _escape(column: pa.Array) -> pa.BinaryArray:
-    """A string or binary column as binary, with zero bytes escaped and without the end mark."""
+    """Returns a string or binary column as binary, with zero bytes escaped and without the end mark."""
     plain = column.cast(pa.binary())
     if not len(plain):
         return plain
@@ -253,7 +254,7 @@ def _escape(column: pa.Array) -> pa.BinaryArray:
 
 
 def _nullable_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
-    """The encoding of a column that takes nulls, in parts to be joined."""
+    """Returns the encoding of a nullable column, in parts to be joined."""
     if _is_variable(column.type):
         values = pc.binary_join_element_wise(pa.scalar(NOT_NULL_MARK), _escape(column), pa.scalar(_END), b"")
     else:
@@ -272,11 +273,14 @@ def _check_lengths(keys: pa.BinaryArray) -> None:
 
 
 def _over_array_limit() -> RequestTooLarge:
-    return RequestTooLarge("the keys have over 2 GiB together; send fewer rows at once")
+    return RequestTooLarge("the keys have more than 2 GiB together: send fewer rows at once")
 
 
 def _exact_scalar(value: object, type_: pa.DataType, name: str) -> pa.Scalar:
-    """The value as a scalar of the type, or InvalidKey. The message has no value: keys are not for logs."""
+    """Converts a value to a scalar of the type without loss.
+
+    Raises InvalidKey. Its message does not contain the value, because keys must not appear in logs.
+    """
     try:
         scalar = cast_exactly(_infer(value, type_), type_)[0]
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
@@ -289,20 +293,20 @@ def _exact_scalar(value: object, type_: pa.DataType, name: str) -> pa.Scalar:
 
 
 def _infer(value: object, type_: pa.DataType) -> pa.Array:
-    """The value as an array of one, with the type that Arrow sees in it."""
+    """Returns the value as an array of one, with the type that Arrow infers."""
     exact_integers = pa.types.is_integer(type_) or pa.types.is_decimal128(type_)
     if exact_integers and isinstance(value, int) and not isinstance(value, bool):
-        # Arrow sees int64 in an int, which is too small for some of uint64 and decimal128.
+        # Arrow infers int64 for an int, which is too small for some values of uint64 and decimal128.
         return pa.array([value], type_)
     nanosecond: object = getattr(value, "nanosecond", None)
     if isinstance(value, dt.datetime) and nanosecond:
-        # Arrow takes a pandas Timestamp for a datetime and drops its nanoseconds.
+        # Arrow treats a pandas Timestamp as a datetime and drops its nanoseconds.
         return pa.array([value], pa.timestamp("ns", None if value.tzinfo is None else "UTC"))
     return pa.array([value])
 
 
 def encode_scalar(scalar: pa.Scalar) -> bytes:
-    """Encodes one value of a column, which is not null: the scalar twin of the vectorised encoding."""
+    """Encodes one value that is not null: the scalar counterpart of the vectorized encoding."""
     type_, value = scalar.type, scalar.as_py() if not pa.types.is_temporal(scalar.type) else scalar.value
     if _is_variable(type_):
         return _encode_bytes(value.encode() if isinstance(value, str) else value)
@@ -317,7 +321,7 @@ def encode_scalar(scalar: pa.Scalar) -> bytes:
 
 
 def encode_nan(type_: pa.DataType) -> bytes:
-    """The encoding of NaN in a float column, which comes after all numbers."""
+    """Returns the encoding of NaN in a float column. NaN comes after all numbers."""
     return _encode_float(math.nan, type_.bit_width // 8)
 
 
@@ -337,7 +341,7 @@ def _encode_float(value: float, width: int) -> bytes:
 
 
 def _stored_encoder(type_: pa.DataType) -> Callable[[bytes], bytes]:
-    """The function that encodes a value of the type from Arrow's bytes of it; picklable."""
+    """Returns the function that encodes a value of the type from Arrow's bytes of the value. It is picklable."""
     if _is_variable(type_):
         return _encode_bytes
     if pa.types.is_boolean(type_):

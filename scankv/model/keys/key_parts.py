@@ -1,4 +1,4 @@
-"""Decodes keys: their columns and values, and ranges of keys as readable text."""
+"""Decodes keys into columns and values, and formats keys and ranges of keys as readable text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LONGEST_TEXT: Final = 200
 def leading_columns(
     key: bytes, types: Sequence[pa.DataType], nullable: Sequence[bool] = ()
 ) -> tuple[list[bytes], bytes]:
-    """The encodings of the columns that a key, or the end of a range of keys, begins with, and what is left of it.
+    """Splits an encoded key, or a bound of a key range, into its leading complete columns and the remaining bytes.
 
-    A whole key leaves nothing. Never raises: the left part begins where no whole column follows.
+    Nothing remains of a complete key. Never raises: the remaining bytes begin where no complete column follows.
 
     Args:
-        key: The encoding.
+        key: The encoded key or bound.
         types: The types of the columns.
-        nullable: Which columns take null, as those of an index may; those of a primary key never do.
+        nullable: Whether each column is nullable, which only columns of an index can be. Default: no column is.
     """
     columns = []
     for type_, has_mark in zip(types, chain(nullable, repeat(False)), strict=False):
@@ -40,7 +40,7 @@ def leading_columns(
 
 
 def shared_columns(key_range: KeyRange, codec: KeyCodec) -> list[bytes]:
-    """The encodings of the leading columns that are the same in all keys of a range."""
+    """Returns the encodings of the leading columns that are the same in all keys of a range."""
     columns, _ = leading_columns(key_range.start or b"", codec.types, codec.nullable)
     shared: list[bytes] = []
     for column in columns:
@@ -52,7 +52,7 @@ def shared_columns(key_range: KeyRange, codec: KeyCodec) -> list[bytes]:
 
 
 def is_one_value(start: bytes, end: bytes | None, codec: KeyCodec, position: int) -> bool:
-    """Whether the encodings of one column from `start` up to, but without, `end` are exactly one."""
+    """Returns whether the range from `start` to `end` is exactly one value of the column at `position`."""
     if end != KeyRange.under(start).end:
         return False
     columns, rest = leading_columns(
@@ -62,7 +62,7 @@ def is_one_value(start: bytes, end: bytes | None, codec: KeyCodec, position: int
 
 
 def keys_within(key_range: KeyRange, codec: KeyCodec) -> KeyRanges:
-    """A range as a list: a single key if the range has room for no other."""
+    """Returns a range as a list, and as a single key if the range contains only one."""
     start = key_range.start
     if start is not None and key_range.end == KeyRange.under(start).end:
         columns, rest = leading_columns(start, codec.types)
@@ -72,31 +72,34 @@ def keys_within(key_range: KeyRange, codec: KeyCodec) -> KeyRanges:
 
 
 def range_text(key_range: KeyRange, codec: KeyCodec) -> str:
-    """A range as `c = 'p1' and k > 3`, or with tuples where a bound has several columns; bytes where no value fits."""
+    """Formats a range as `c = 'p1' and k > 3`, or with tuples if a bound has several columns.
+
+    A bound that cannot be decoded is shown as bytes.
+    """
     if key_range.is_empty:
         return "no keys"
     shared = shared_columns(key_range, codec)
     texts = [_equal_text(shared, codec)] if shared else []
     if len(shared) < len(codec.types):
-        prefix, rest = b"".join(shared), _columns_behind(codec, len(shared))
+        prefix, rest = b"".join(shared), _columns_after(codec, len(shared))
         start, end = (key_range.start or b"")[len(prefix) :], key_range.end
         texts += _bound_texts(start, None if end == KeyRange.under(prefix).end else (end or b"")[len(prefix) :], rest)
     return " and ".join(texts) or "all keys"
 
 
-def _columns_behind(codec: KeyCodec, count: int) -> KeyCodec:
-    """The codec of the columns after the first `count`."""
+def _columns_after(codec: KeyCodec, count: int) -> KeyCodec:
+    """Returns the codec of the columns after the first `count`."""
     return KeyCodec(codec.types[count:], codec.names[count:], codec.nullable[count:])
 
 
 def point_text(key: bytes, codec: KeyCodec) -> str:
-    """One key as `k = 3`, or with tuples where the key has several columns."""
+    """Formats one key as `k = 3`, or with tuples if the key has several columns."""
     columns, rest = leading_columns(key, codec.types, codec.nullable)
     return f"key = 0x{_shorten(key.hex())}" if rest or not columns else _equal_text(columns, codec)
 
 
 def _equal_text(columns: Sequence[bytes], codec: KeyCodec) -> str:
-    """The values of leading columns, nulls after the others."""
+    """Formats the values of leading columns, with nulls after the other values."""
     values, nulls = {}, []
     for name, column, value, has_mark in zip(
         codec.names, columns, _values(columns, codec), codec.nullable, strict=False
@@ -110,7 +113,7 @@ def _equal_text(columns: Sequence[bytes], codec: KeyCodec) -> str:
 
 
 def _bound_texts(start: bytes, end: bytes | None, codec: KeyCodec) -> list[str]:
-    """The bounds of the first columns of a codec; none for all values and null."""
+    """Formats the bounds of the first columns of a codec; returns no text for a range of all values and null."""
     has_lower = start not in (b"", NOT_NULL_MARK[: codec.nullable[0]])
     if not codec.nullable[0]:
         texts = [_bound_text(start, codec, ">=", ">")] if has_lower else []
@@ -125,22 +128,22 @@ def _bound_texts(start: bytes, end: bytes | None, codec: KeyCodec) -> list[str]:
 
 
 def _bound_text(end: bytes, codec: KeyCodec, at: str, beyond: str) -> str:
-    """The end of a range.
+    """Formats a bound of a range.
 
-    It is one of: the beginning of keys, column by column; the first bytes behind such, which end with a byte more or
-    with a zero byte; or a text that has no end.
+    A bound is complete columns, or the first bytes after them (the last byte increased by one, or a zero byte
+    appended), or ends within a text.
     """
     columns, rest = leading_columns(end, codec.types, codec.nullable)
     type_ = codec.types[len(columns)] if len(columns) < len(codec.types) else None
     mark = NOT_NULL_MARK if type_ is not None and codec.nullable[len(columns)] else b""
     if rest and type_ is not None and not _is_text(type_) and rest.startswith(mark):
-        # No column is shorter than its type, so that zero bytes make no difference.
+        # No key is shorter than the types of its columns, so appended zero bytes do not change the range.
         end += bytes(len(mark) + _fixed_width(type_) - len(rest))
-    text = _whole_text(end, codec, at)
+    text = _complete_text(end, codec, at)
     if text is None and end.endswith(b"\0"):
-        text = _whole_text(end[:-1], codec, beyond)
+        text = _complete_text(end[:-1], codec, beyond)
     if text is None and end:
-        text = _whole_text(end[:-1] + bytes([max(end[-1], 1) - 1]), codec, beyond)
+        text = _complete_text(end[:-1] + bytes([max(end[-1], 1) - 1]), codec, beyond)
     if text is not None:
         return text
     if type_ is not None and _is_text(type_) and rest.startswith(mark):
@@ -149,8 +152,8 @@ def _bound_text(end: bytes, codec: KeyCodec, at: str, beyond: str) -> str:
     return f"key {at} 0x{_shorten(end.hex())}"
 
 
-def _whole_text(key: bytes, codec: KeyCodec, operator: str) -> str | None:
-    """Text for what is whole columns and nothing else, otherwise None."""
+def _complete_text(key: bytes, codec: KeyCodec, operator: str) -> str | None:
+    """Formats bytes that are complete columns with nothing after them; returns None for other bytes."""
     columns, rest = leading_columns(key, codec.types, codec.nullable)
     values = _values(columns, codec)
     return None if rest or not columns else _format_comparison(codec.names[: len(values)], values, operator)
@@ -182,7 +185,7 @@ def _text_value(escaped: bytes, type_: pa.DataType) -> str:
 
 
 def _fixed_value(encoded: bytes, type_: pa.DataType) -> str:
-    """Undoes what `KeyCodec` does to a column of fixed width."""
+    """Decodes a fixed-width column that `KeyCodec` has encoded."""
     if pa.types.is_boolean(type_):
         return str(encoded != b"\x00").lower()
     sign = 1 << (len(encoded) * 8 - 1)
@@ -204,12 +207,12 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _fixed_width(type_: pa.DataType) -> int:
-    """Bytes of a column that is neither; a bool has one."""
+    """Returns the bytes of a column that is neither string nor binary; a bool has one."""
     return max(1, int(type_.bit_width) // 8)
 
 
 def _column_width(key: bytes, type_: pa.DataType, *, has_mark: bool) -> int | None:
-    """Bytes of a column at the beginning of a key, None when its end is not there."""
+    """Returns the bytes of a column at the start of a key, or None if its end is missing."""
     if has_mark:
         if key.startswith(NULL_MARK):
             return len(NULL_MARK)
@@ -221,7 +224,7 @@ def _column_width(key: bytes, type_: pa.DataType, *, has_mark: bool) -> int | No
 
 
 def _text_width(key: bytes) -> int | None:
-    """Bytes of a string or binary column at the beginning of a key, None when its end is not there."""
+    """Returns the bytes of a string or binary column at the start of a key, or None if its end is missing."""
     zero = key.find(b"\x00")
     while zero >= 0 and key[zero + 1 : zero + 2] == b"\xff":
         zero = key.find(b"\x00", zero + 2)

@@ -8,11 +8,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys from `start` up to, but without, `end`. Immutable, hashable, picklable.
+    """The keys from `start` up to, but not including, `end`. Immutable, hashable, picklable.
 
     Attributes:
-        start: The first encoded key. None: from the first key there is.
-        end: The encoded key behind the last one. None: to the last key there is.
+        start: The first encoded key. None: from the first key of the bucket.
+        end: The encoded key after the last one. None: to the last key of the bucket.
     """
 
     start: bytes | None = None
@@ -20,34 +20,34 @@ class KeyRange:
 
     @classmethod
     def under(cls, prefix: bytes) -> KeyRange:
-        """The keys that begin with these bytes."""
-        return cls(prefix or None, _behind_all(prefix))
+        """Returns the range of the keys that begin with these bytes."""
+        return cls(prefix or None, _next_prefix(prefix))
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key at all can be in it. An empty range is never taken for all keys."""
+        """Whether the range cannot contain any key."""
         return self.end is not None and (self.start or b"") >= self.end
 
     def __contains__(self, key: bytes) -> bool:
         return (self.start is None or key >= self.start) and (self.end is None or key < self.end)
 
     def after(self, key: bytes, *, reverse: bool = False) -> KeyRange:
-        """The rest of the range after everything up to `key` was read; in descending order with `reverse`."""
+        """Returns the rest of the range after `key` was read; with `reverse`, in descending order."""
         if reverse:
             return KeyRange(self.start, key if self.end is None else min(key, self.end))
-        # The next key there can be: nothing sorts between a key and the same with a zero byte behind it.
+        # The next possible key: no key sorts between a key and the same key with a zero byte appended.
         successor = key + b"\0"
         return KeyRange(successor if self.start is None else max(successor, self.start), self.end)
 
     def __and__(self, other: KeyRange) -> KeyRange:
-        """The keys in both ranges."""
+        """Returns the range of the keys in both ranges."""
         starts = [start for start in (self.start, other.start) if start is not None]
         ends = [end for end in (self.end, other.end) if end is not None]
         return KeyRange(max(starts, default=None), min(ends, default=None))
 
 
-def _behind_all(prefix: bytes) -> bytes | None:
-    """The least bytes greater than all bytes with this prefix, None if there are none."""
+def _next_prefix(prefix: bytes) -> bytes | None:
+    """Returns the least bytes greater than all bytes with this prefix, or None if there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 

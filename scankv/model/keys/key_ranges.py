@@ -1,4 +1,4 @@
-"""Several ranges of keys and single keys, as one ascending list: pure arithmetic on encoded keys."""
+"""Lists of ascending key ranges and single keys: pure arithmetic on encoded keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:
-    """Ranges of encoded keys that ascend and have no key in common. Immutable, hashable, picklable.
+    """Ascending ranges of encoded keys that do not overlap. Immutable, hashable, picklable.
 
-    A single key is a range of one: from the key up to, but without, the key with a zero byte after it. No list holds an
-    empty range. `len` is the number of ranges; iterating gives each as a `KeyRange`.
+    A single key is a range of one: from the key up to, but not including, the key with a zero byte appended. A list
+    never contains an empty range. `len` is the number of ranges, and iteration yields each as a `KeyRange`.
 
     Attributes:
-        starts: The first encoded key of each range; empty bytes for all keys from the first.
-        ends: The encoded key after the last one of each range. None, for the last range alone: up to the last key.
+        starts: The first encoded key of each range; empty bytes if a range begins with the first key of the bucket.
+        ends: The encoded key after the last one of each range. None, possible only for the last range: up to the last
+            key of the bucket.
     """
 
     starts: tuple[bytes, ...]
@@ -29,13 +30,13 @@ class KeyRanges:
 
     @classmethod
     def of(cls, *ranges: KeyRange) -> KeyRanges:
-        """Makes a list of ranges that ascend and do not overlap; leaves out empty ones."""
+        """Makes a list of ascending ranges that do not overlap. Empty ranges are left out."""
         filled = [one for one in ranges if not one.is_empty]
         return cls(tuple(one.start or b"" for one in filled), tuple(one.end for one in filled))
 
     @classmethod
     def of_keys(cls, keys: Sequence[bytes]) -> KeyRanges:
-        """Makes a list of single keys, which ascend, each once."""
+        """Makes a list of ascending single keys, each once."""
         return cls(tuple(keys), tuple([key + b"\0" for key in keys]))
 
     def __len__(self) -> int:
@@ -50,7 +51,7 @@ class KeyRanges:
 
     @property
     def span(self) -> KeyRange:
-        """The smallest single range that has all of these keys."""
+        """The smallest single range that contains all of these keys."""
         return KeyRange(self.starts[0] or None, self.ends[-1]) if self.starts else KeyRange(b"", b"")
 
     @property
@@ -60,7 +61,7 @@ class KeyRanges:
 
     @property
     def are_keys(self) -> bool:
-        """Whether the list has single keys only, and at least one."""
+        """Whether the list is not empty and contains only single keys."""
         return bool(self.starts) and all(map(_is_key, self.starts, self.ends))
 
     @property
@@ -70,15 +71,15 @@ class KeyRanges:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the keys end before the first, or the last, there can be."""
+        """Whether the list begins after the first possible key or ends before the last one."""
         return self.span != KeyRange()
 
     def at(self, places: Sequence[int]) -> KeyRanges:
-        """The ranges at some ascending positions of the list."""
+        """Returns the ranges at some ascending positions of the list."""
         return KeyRanges(tuple([self.starts[place] for place in places]), tuple([self.ends[place] for place in places]))
 
     def within(self, key_range: KeyRange) -> KeyRanges:
-        """The keys that are also in a range."""
+        """Returns the keys that are also in a range."""
         if key_range.is_empty or not self.starts:
             return NO_KEY_RANGES
         low = key_range.start or b""
@@ -94,7 +95,7 @@ class KeyRanges:
         return KeyRanges(tuple(starts), tuple(ends))
 
     def __and__(self, other: KeyRanges) -> KeyRanges:
-        """The keys that are in both lists."""
+        """Returns the keys that are in both lists."""
         many, few = (self, other) if len(self) >= len(other) else (other, self)
         starts: list[bytes] = []
         ends: list[bytes | None] = []
@@ -105,7 +106,7 @@ class KeyRanges:
         return KeyRanges(tuple(starts), tuple(ends))
 
     def after(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
-        """The rest of the ranges after everything up to `key` was read; in descending order with `reverse`."""
+        """Returns the rest of the ranges after `key` was read; with `reverse`, in descending order."""
         return self.within(KeyRange().after(key, reverse=reverse))
 
 
@@ -118,12 +119,12 @@ def _is_below(key: bytes, end: bytes | None) -> bool:
 
 
 def shared_length(one: bytes, other: bytes) -> int:
-    """The length of the common prefix of two encodings."""
+    """Returns the length of the common prefix of two encodings."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 ALL_KEY_RANGES: Final = KeyRanges((b"",), (None,))
-"""The list of one range with all keys."""
+"""A list with one range of all keys."""
 NO_KEY_RANGES: Final = KeyRanges((), ())
-"""The list without keys."""
+"""The empty list."""

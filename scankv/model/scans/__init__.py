@@ -1,1 +1,1 @@
-"""What a scan asks for."""
+"""The specification of a scan."""

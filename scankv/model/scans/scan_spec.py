@@ -1,4 +1,4 @@
-"""The specification of a scan as plain values without a connection, which can be stored, compared and sent."""
+"""The specification of a scan: plain values without a connection, which can be stored, compared and pickled."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _MAX_VERSION_BYTES = 1024
 class Resume(enum.StrEnum):
     """Whether an interrupted scan continues by itself.
 
-    Without a choice, a scan of a pinned snapshot goes on, because that is exact, and one of the live table does not.
+    By default, a scan of a pinned snapshot continues, because its rows are the same, and a scan of the live table does
+    not.
     """
 
     NEVER = "never"
-    """Raise the error. It has the resume token."""
+    """The stream raises the error, which contains the resume token."""
 
     LATEST = "latest"
-    """The scan goes on. Over the live table with a fresh view, so that its rows come from several instants: which ones,
-    `stream.resumptions` says."""
+    """The scan continues. A scan of the live table continues with a new view, so its rows come from several instants,
+    which are in `stream.resumptions`."""
 
 
 READ_PATHS: Final = ("auto", "rocksdb", "columnar")
@@ -48,23 +49,24 @@ class ScanSpec:
     """A scan of one table. Immutable, hashable, picklable.
 
     Attributes:
-        table: `database.table`.
+        table: The table, as `database.table`.
         columns: The columns to return, in this order, each once. None: all. Empty: rows without columns, for counting.
-        where: What is true of the rows to return. None: all rows.
-        limit: The most rows, over all buckets together. None: no limit. 0 gives schema and log offsets only.
+        where: The predicate that the rows match. None: all rows.
+        limit: The most rows to return from all buckets together. None: unlimited. 0: only schema and log offsets.
         buckets: The buckets to read, each once. None: all. Empty: none, as for a shard beyond the last bucket.
         chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
         chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. None: the server's default.
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
-        reverse: Whether the rows of each bucket come in descending key order.
+        reverse: Whether each bucket is read in descending key order.
         read_path: What the rows are read from: `auto`, `rocksdb` or `columnar`.
-        ordered: Whether the rows of all buckets together come in key order.
-        resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
+        ordered: Whether the rows of all buckets together are returned in key order.
+        resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot.
         log: The changes to read. None: the rows.
-        resume_token: Where to go on, as an earlier scan of the same spec said; opaque. None: from the beginning.
-        if_changed_since: The version of an earlier answer about the same buckets, since which something must have
-            changed for rows to come. None: they come in any case.
+        resume_token: The position to continue after, from an earlier scan with the same spec; opaque. None: from the
+            start.
+        if_changed_since: The version of an earlier answer about the same buckets. If nothing has changed since, the
+            scan returns no rows. None: it always returns the rows.
     """
 
     table: str
@@ -87,7 +89,7 @@ class ScanSpec:
     if_changed_since: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for an invalid value, naming the field and its range."""
+        """Raises UsageError if a value is not valid, with the field and the allowed values in the message."""
         try:
             TableName.parse(self.table)
         except InvalidRequest as error:
@@ -128,8 +130,8 @@ class ScanSpec:
             check_version("if_changed_since", self.if_changed_since)
             if self.resume_token is not None:
                 raise UsageError(
-                    "if_changed_since and a resume token are of different scans: one that goes on returns the rows "
-                    "that are missing, whatever has changed; lift the condition with if_changed_since(None)"
+                    "if_changed_since cannot be used with a resume token: a resumed scan returns the remaining rows "
+                    "whatever has changed; remove the condition with if_changed_since(None)"
                 )
 
     def _check_log(self, log: LogSpec) -> None:
@@ -137,19 +139,19 @@ class ScanSpec:
             raise UsageError(f"log must be a LogSpec, or None for the rows, not a {type(log).__name__}")
         for name, asked, why in (
             ("at", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
-            ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
-            ("reverse", self.reverse, "changes come in the order in which they happened"),
-            ("ordered", self.ordered, "changes come in the order in which they happened, those of a bucket together"),
-            ("read_path", self.read_path != "auto", "it chooses what rows are read from"),
+            ("key_range", self.key_range is not None, "select the keys with where"),
+            ("reverse", self.reverse, "the changes of a bucket are always in the order of their commits"),
+            ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),
+            ("read_path", self.read_path != "auto", "it selects what rows are read from"),
         ):
             if asked:
                 raise UsageError(f"{name} is not for a scan of the changelog: {why}")
         if log.consumer_id is not None and self.limit is not None:
-            raise UsageError("limit is not for a consumer, whose position is behind whole batches: end with stop_at")
+            raise UsageError("limit is not for consumers, which commit complete batches; use stop_at")
         if log.consumer_id is not None and self.resume_token is not None:
             raise UsageError(
-                "a consumer goes on where it committed: take resume_from or with_consumer_id, not both; reset_consumer "
-                "moves a consumer"
+                "resume_from cannot be used with with_consumer_id: a consumer continues where it committed; move "
+                "it with reset_consumer"
             )
 
 
@@ -178,7 +180,7 @@ def _check_token(token: bytes) -> None:
 
 
 def check_version(what: str, version: bytes) -> None:
-    """Refuses, with UsageError, what is no version: those of answers are short bytes."""
+    """Raises UsageError if the value cannot be the version of an answer, which is a short bytes object."""
     if not isinstance(version, bytes) or not 0 < len(version) <= _MAX_VERSION_BYTES:
         raise UsageError(f"{what} must be the version of an earlier answer, which is bytes, not {version!r:.80}")
 

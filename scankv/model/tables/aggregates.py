@@ -1,4 +1,4 @@
-"""Aggregates in queries: the functions, and their checks against a table."""
+"""Aggregates in queries: their functions, and how they are checked against a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Aggregate:
 
     Attributes:
         column: The column.
-        function: What is computed of it.
+        function: The function.
     """
 
     column: str
@@ -50,11 +50,11 @@ def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], s
     """Checks a query against a table, and returns the columns of its result: `group_by`, then the aggregates.
 
     Raises:
-        InvalidRequest: Nothing is asked for, or two columns of the result would have one name.
-        SchemaMismatch: A column does not exist, or is not of a type that has this function or can make groups.
+        InvalidRequest: No aggregate and no column was given, or two columns of the result would have the same name.
+        SchemaMismatch: A column does not exist, or its type does not have the function or cannot be grouped by.
     """
     if not aggregates and not group_by:
-        raise InvalidRequest("nothing is asked for: name a function of a column, or columns to group by")
+        raise InvalidRequest("the query has no aggregates: name a function of a column, or columns to group by")
     fields = []
     for column in map(schema.column, group_by):
         check_orderable(column, "rows cannot be grouped by it")
@@ -65,7 +65,7 @@ def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], s
 
 
 def check_orderable(column: ColumnDefinition, consequence: str) -> None:
-    """Refuses a column whose values have no order. Raises SchemaMismatch, with the consequence in its message."""
+    """Raises SchemaMismatch if the values of a column have no order. The message contains the consequence."""
     if not is_key_type(column.type):
         raise SchemaMismatch(
             f'column "{column.name}" is {format_type(column.type)}, which has no order: {consequence}',
@@ -83,7 +83,7 @@ def _result_type(aggregate: Aggregate, column: ColumnDefinition) -> pa.DataType:
     if not (pat.is_integer(column.type) or pat.is_floating(column.type) or pat.is_decimal(column.type)):
         raise SchemaMismatch(
             f'column "{column.name}" is {format_type(column.type)}, which has no {aggregate.function}: '
-            "integers, floats and decimals have one",
+            "only integers, floats and decimals have it",
             column=column.name,
         )
     if aggregate.function is AggregateFunction.MEAN or pat.is_floating(column.type):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import ColumnDefinition
 
 MAX_DELIMITER: Final = 64
-"""Most characters of a delimiter."""
+"""The most characters of a delimiter."""
 
 IGNORE_RETRACT: Final = "ignore_retract"
-"""The parameter of every function: retracted rows leave the column as it is."""
+"""The parameter that every function has: retracted rows leave the column unchanged."""
 
 _BOOLEANS: Final = ("true", "false")
 
@@ -30,9 +30,9 @@ class ColumnAggregate:
     """How the values of one column are merged.
 
     Attributes:
-        column: The column, which holds the result.
-        function: The name of a function of this module, or of one that is installed at the server, which has a dot.
-        parameters: Names and values, by name.
+        column: The column that contains the result.
+        function: The name of a function of this module, or of a function installed at the server, which contains a dot.
+        parameters: Pairs of a parameter's name and its value, sorted by name.
     """
 
     column: str
@@ -40,7 +40,7 @@ class ColumnAggregate:
     parameters: tuple[tuple[str, str], ...] = ()
 
     def flag(self, name: str) -> bool:
-        """The value of a boolean parameter."""
+        """Returns the value of a boolean parameter."""
         return dict(self.parameters).get(name) == "true"
 
 
@@ -49,11 +49,11 @@ class FunctionRules:
     """The rules of one function.
 
     Attributes:
-        takes: Whether a column of some type may have it.
+        takes: Returns whether a column of a type can have the function.
         types: These types in words.
-        parameters: What it takes beside `ignore_retract`.
-        retracts: Whether a row can be taken back.
-        hidden: What it keeps beside the column: names and types.
+        parameters: The names of its parameters except `ignore_retract`.
+        retracts: Whether the function supports retraction.
+        hidden: Returns the names and types of the state that is stored with a column of a type.
     """
 
     takes: Callable[[pa.DataType], bool]
@@ -68,7 +68,7 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _average_state(type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
-    """Sum and count. Sums are exact except those of floats, which are floats."""
+    """Returns sum and count. The sum is exact, except for floats."""
     scale = type_.scale if pat.is_decimal(type_) else 0
     total = pa.float64() if pat.is_floating(type_) else pa.decimal128(38, scale)
     return ("sum", total), ("count", pa.int64())
@@ -104,33 +104,33 @@ FUNCTIONS: Final[Mapping[str, FunctionRules]] = {
     "theta_sketch": _rules(pat.is_binary, "binary"),
     "top_k": _rules(pat.is_binary, "binary"),
 }
-"""The functions that every server has; the last five need the extra `sketches` there."""
+"""The functions that every server has. The last five need the extra `sketches` at the server."""
 
 DEFAULT_FUNCTION: Final = "last_non_null_value"
-"""The function of a column without one, in a table that aggregates."""
+"""The function of a column without a function in a table with `merge_engine="aggregate"`."""
 
 _ALIASES: Final = {"string_agg": "listagg"}
 
 
 def aggregate_of(column: str, function: str, parameters: Mapping[str, str] | None = None) -> ColumnAggregate:
-    """An aggregate in its normal form, not checked."""
+    """Returns an aggregate in its normal form, unchecked."""
     return ColumnAggregate(column, _ALIASES.get(function, function), tuple(sorted((parameters or {}).items())))
 
 
 def is_installed(function: str) -> bool:
-    """Whether the name is that of a function installed at the server, and not of a built-in one."""
+    """Returns whether this is the name of a function installed at the server rather than a built-in one."""
     return "." in function
 
 
 def retracts(aggregate: ColumnAggregate) -> bool:
-    """Whether rows with a value in the column can be retracted. For installed functions, only the server knows."""
+    """Returns whether rows with a value in the column can be retracted. True if installed: only the server knows."""
     if aggregate.flag(IGNORE_RETRACT) or is_installed(aggregate.function):
         return True
     return FUNCTIONS[aggregate.function].retracts
 
 
 def hidden_fields(aggregate: ColumnAggregate, type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
-    """The hidden state of a column of a type: names and types, in order. The format of stored rows depends on it."""
+    """Returns the hidden state of a column: names and types, in order. The format of stored rows depends on it."""
     return () if is_installed(aggregate.function) else FUNCTIONS[aggregate.function].hidden(type_)
 
 
@@ -138,8 +138,8 @@ def check_aggregate(aggregate: ColumnAggregate, column: ColumnDefinition) -> Non
     """Checks an aggregate against its column.
 
     Raises:
-        InvalidRequest: The function does not exist, or a parameter does not, or has a value that it cannot have.
-        SchemaMismatch: The column is of a type that the function does not take.
+        InvalidRequest: The function or a parameter does not exist, or the value of a parameter is not allowed.
+        SchemaMismatch: The function does not support the type of the column.
     """
     where, name = f'column "{column.name}"', aggregate.function
     if is_installed(name):
@@ -147,13 +147,13 @@ def check_aggregate(aggregate: ColumnAggregate, column: ColumnDefinition) -> Non
     rules = FUNCTIONS.get(name)
     if rules is None:
         raise InvalidRequest(
-            f'{where}: there is no aggregate function "{name}"{did_you_mean(name, FUNCTIONS)}; one that is installed '
-            "at the server has a dot in its name",
+            f'{where}: there is no aggregate function "{name}"{did_you_mean(name, FUNCTIONS)}; the name of a function '
+            "installed at the server has a dot",
             column=column.name,
         )
     if not rules.takes(column.type):
         raise SchemaMismatch(
-            f"{where} is {format_type(column.type)}, of which there is no {name}: it takes {rules.types}",
+            f"{where} is {format_type(column.type)}, which {name} does not take: it takes {rules.types}",
             column=column.name,
         )
     known = (*rules.parameters, IGNORE_RETRACT)

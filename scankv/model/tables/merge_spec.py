@@ -1,4 +1,4 @@
-"""How rows with the same key are merged: the parameters of merge engines besides table options, and their checks."""
+"""How rows with the same key are merged: the parameters of merge engines that are not table options."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SequenceGroup:
     """Columns that change together, and only by rows that are not older.
 
     Attributes:
-        sequence: The columns that say how new a row is, the first one first; null comes first, and a row that is null
-            in all of them leaves the group as it is.
-        columns: The columns that change with them.
+        sequence: The columns that decide how new a row is, the most significant first. Null is older than any value. A
+            row that is null in all of these columns leaves the group unchanged.
+        columns: The other columns of the group, which change together with the sequence columns.
     """
 
     sequence: tuple[str, ...]
@@ -46,10 +46,10 @@ class MergeSpec:
     """The parameters of a merge engine. Immutable; empty for engines without parameters.
 
     Attributes:
-        version_column: Of `versioned`: the column that says which row wins.
-        sequence_columns: Of `last_row`: rows that are older in these columns lose. Empty: the last one written wins.
-        sequence_groups: Of `partial_update`.
-        aggregates: Of `aggregate`, and of columns in sequence groups.
+        version_column: For `versioned`: the column that decides which row wins.
+        sequence_columns: For `last_row`: rows that are older in these columns lose. Empty: the row written last wins.
+        sequence_groups: For `partial_update`.
+        aggregates: For `aggregate`, and for columns in sequence groups.
     """
 
     version_column: str | None = None
@@ -64,11 +64,11 @@ class MergeSpec:
 
     @property
     def order_columns(self) -> tuple[str, ...]:
-        """The columns that decide which of two complete rows is newer. None: the row written last is newer."""
+        """The columns that decide which of two complete rows is newer. Empty: the row written last is newer."""
         return (self.version_column,) if self.version_column is not None else self.sequence_columns
 
     def hidden(self, columns: Iterable[ColumnDefinition]) -> list[tuple[str, str, pa.DataType]]:
-        """Hidden state that is stored with some columns: column, name and type of each, in order."""
+        """Returns the hidden state that is stored with some columns: column, name and type of each, in order."""
         return [
             (column.name, name, type_)
             for column in columns
@@ -77,12 +77,12 @@ class MergeSpec:
         ]
 
     def with_aggregates(self, added: Sequence[ColumnAggregate]) -> MergeSpec:
-        """A copy with the aggregates of added columns."""
+        """Returns a copy with the aggregates of added columns."""
         aggregates = (*self.aggregates, *added)
         return MergeSpec(self.version_column, self.sequence_columns, self.sequence_groups, aggregates)
 
     def to_json(self) -> dict[str, Any]:
-        """The parameters as JSON values, without empty ones."""
+        """Returns the parameters as JSON values, without empty ones."""
         values: dict[str, Any] = {
             "version_column": self.version_column,
             "sequence_columns": list(self.sequence_columns),
@@ -121,21 +121,21 @@ def check_merging(spec: MergeSpec, options: TableOptions, schema: Schema, primar
     """Checks the parameters of an engine against the columns of its table.
 
     Raises:
-        InvalidOption: The engine needs what is not given, or has no use for what is.
-        InvalidRequest: A function or parameter does not exist, or a column is named where it cannot be.
-        SchemaMismatch: A column does not exist, or is of a type that it cannot be there.
+        InvalidOption: The engine needs a parameter that is missing, or does not have a parameter that is given.
+        InvalidRequest: An aggregate function or its parameter does not exist, or a column is not allowed in its role.
+        SchemaMismatch: A column does not exist, or its type is not allowed in its role.
     """
     engine = options.merge_engine
     _check_uses(spec, engine)
     if options.delete_behavior == "retract" and not spec.sequence_groups:
         raise InvalidOption(
-            'delete_behavior "retract" takes back the columns of sequence groups: give sequence_groups',
+            'delete_behavior "retract" retracts the columns of sequence groups: give sequence_groups',
             option="delete_behavior",
         )
     if options.delete_behavior == "allow" and spec.sequence_groups:
         raise InvalidOption(
-            'delete_behavior "allow" would remove rows whatever their sequence: with sequence_groups it is "disable", '
-            '"ignore" or "retract"',
+            'delete_behavior must be "disable" or "ignore" or "retract" with sequence_groups, not "allow", which would '
+            "remove rows whatever their sequence",
             option="delete_behavior",
         )
     check_unique(spec.order_columns, "is named twice in sequence_column", InvalidRequest)
@@ -146,7 +146,7 @@ def check_merging(spec: MergeSpec, options: TableOptions, schema: Schema, primar
     if options.delete_behavior == "retract":
         for name in (name for group in spec.sequence_groups for name in group.columns):
             if not schema.column(name).nullable:
-                raise SchemaMismatch(f'column "{name}" is NOT NULL, but a row taken back makes it null', column=name)
+                raise SchemaMismatch(f'column "{name}" is NOT NULL, but retracting a row makes it null', column=name)
 
 
 def _check_uses(spec: MergeSpec, engine: str) -> None:
@@ -159,16 +159,16 @@ def _check_uses(spec: MergeSpec, engine: str) -> None:
     for name, (is_given, engines) in given.items():
         if is_given and engine not in engines:
             wanted = " or ".join(f'"{each}"' for each in engines)
-            raise InvalidOption(f'{name} is of merge_engine {wanted}, not "{engine}"', option=name)
+            raise InvalidOption(f'{name} is only for merge_engine {wanted}, not for "{engine}"', option=name)
     if engine == "versioned" and spec.version_column is None:
         raise InvalidOption('merge_engine "versioned" needs a version_column', option="version_column")
 
 
 def _check_orders(column: ColumnDefinition, primary_key: Sequence[str]) -> None:
-    _check_beside_key(column.name, primary_key, "and orders nothing among rows of one key")
+    _check_beside_key(column.name, primary_key, "and cannot order rows with the same key")
     if not is_key_type(column.type):
         raise SchemaMismatch(
-            f'column "{column.name}" is {format_type(column.type)}, which has no order and cannot say which row is '
+            f'column "{column.name}" is {format_type(column.type)}, which has no order and cannot decide which row is '
             "newer",
             column=column.name,
         )
@@ -199,17 +199,17 @@ def _check_aggregates(spec: MergeSpec, engine: str, schema: Schema, primary_key:
         if engine == "partial_update" and each.column not in grouped:
             raise InvalidRequest(
                 f'column "{each.column}" is in no sequence group; with merge_engine "partial_update" only columns of '
-                "sequence groups have an aggregate",
+                "sequence groups can have an aggregate",
                 column=each.column,
             )
         check_aggregate(each, column)
 
 
 def check_retraction(engine: str, delete_behavior: str, table: str) -> None:
-    """Refuses retractions if the engine does not support them. Raises InvalidRequest."""
+    """Raises InvalidRequest if the merge engine does not support retraction."""
     if engine != "aggregate" and delete_behavior != "retract":
         raise InvalidRequest(
-            f'table {table} has merge_engine "{engine}", which takes no rows back: "aggregate" does, and '
+            f'table {table} has merge_engine "{engine}", which cannot retract rows: "aggregate" can, and '
             '"partial_update" with delete_behavior "retract"',
             table=table,
         )
@@ -218,22 +218,22 @@ def check_retraction(engine: str, delete_behavior: str, table: str) -> None:
 def partial_schema(
     schema: pa.Schema, primary_key: Sequence[str], engine: str, spec: MergeSpec, columns: Sequence[str]
 ) -> pa.Schema:
-    """The columns of a write that names some of them, in table order.
+    """Returns the columns of a write of only some columns, in table order.
 
     Args:
-        schema: All columns.
+        schema: All columns of the table.
         primary_key: The key columns.
         engine: The table's merge engine.
-        spec: What it goes by.
-        columns: Those named: all key columns and any others, each once.
+        spec: The parameters of the merge engine.
+        columns: The columns written: all key columns and any others, each once.
 
     Raises:
-        InvalidRequest: The engine takes whole rows only.
-        SchemaMismatch: A column does not exist or is named twice, a key or sequence column is not named, or one that is
-            not in the key is NOT NULL.
+        InvalidRequest: The merge engine takes only complete rows.
+        SchemaMismatch: A column does not exist or is named twice, a key or sequence column is missing, or a column
+            outside the key is NOT NULL.
     """
     if engine not in PARTIAL_ENGINES:
-        raise InvalidRequest(f'merge_engine "{engine}" takes whole rows: write all columns')
+        raise InvalidRequest(f'merge_engine "{engine}" takes only complete rows: write all columns')
     check_unique(columns, "is named twice")
     for name in columns:
         if name not in schema.names:
@@ -241,18 +241,18 @@ def partial_schema(
     for name in primary_key:
         if name not in columns:
             raise SchemaMismatch(
-                f'key column "{name}" is not among the columns written: name the whole key', column=name
+                f'key column "{name}" is not among the columns written: name all key columns', column=name
             )
     for name in spec.sequence_columns:
         if name not in columns:
             raise SchemaMismatch(
-                f'column "{name}" says which row is newer: name it, too, in a write of some columns', column=name
+                f'column "{name}" decides which row is newer: add it to the columns written', column=name
             )
     for field in schema:
         if field.name not in primary_key and not field.nullable:
             raise SchemaMismatch(
-                f'column "{field.name}" is NOT NULL, so the table takes whole rows only: a row made by a write of some '
-                "columns would be null there",
+                f'column "{field.name}" is NOT NULL, so the table takes only complete rows: a row written with some '
+                "columns would have a null there",
                 column=field.name,
             )
     return pa.schema([field for field in schema if field.name in columns])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def merging_to_proto(spec: MergeSpec) -> table_pb2.Merging | None:
-    """The message; None if there are no parameters."""
+    """Returns the message, or None if there are no parameters."""
     if spec == NO_MERGING:
         return None
     return table_pb2.Merging(
@@ -39,7 +39,7 @@ def merging_from_proto(message: table_pb2.Merging) -> MergeSpec:
 
 
 def aggregates_to_proto(aggregates: Iterable[ColumnAggregate]) -> list[table_pb2.ColumnMerge]:
-    """The messages of some aggregates."""
+    """Returns the messages of some aggregates."""
     return [
         table_pb2.ColumnMerge(column=each.column, function=each.function, parameters=dict(each.parameters))
         for each in aggregates

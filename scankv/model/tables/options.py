@@ -37,30 +37,31 @@ _DELETE_BEHAVIORS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """The options of a table, which are set when it is created.
+    """The options of a table. They are set when the table is created.
 
     Attributes:
         merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one, unless it is
             older by the table's sequence columns. `first_row`: the old row stays. `versioned`: the row with the higher
-            version stays, of equal ones the new one. `partial_update`: each column that is not null is replaced, and
-            sequence groups only by rows that are not older. `aggregate`: each column has a function.
-        delete_behavior: What a delete does. `allow`: it removes the row, or makes null the columns that it names.
-            `ignore`: nothing. `disable`: it is refused. `retract`: a row that comes as deleted is taken back from
-            sequence groups. `default`: with `last_row` as `allow`, with `partial_update` as `disable`, else `ignore`.
-        changelog: What the changelog keeps of a change. `full`: the row before and the row after it. `upsert`: the row
-            after it, or the key of a deleted row. `none`: nothing, so that there is no stream of changes. Only with
-            `full`, or where the table has an index, a write reads the rows that it replaces. Where it does not, each
-            key that is written is a change: also a row that stays as it is, and the deletion of a key that is not
-            there. And the number of rows is not known then: counting them reads them.
-        row_deduplicate: Whether an upsert that leaves a row as it is takes no place in the changelog. Needs the row
-            before it to be read, see `changelog`.
-        compression: How the rows are compressed on disk: `none`, `lz4` or `zstd`. The changelog, which LZ4 does little
-            for, is only with `zstd`.
-        log_retention_seconds: How old the changes get that the changelog keeps, 1 second to 10 years.
-        log_retention_bytes: How many bytes of changes, as they were written, each bucket keeps at most. 0: any number.
-        columnar_base: Whether the server keeps the rows of each bucket also as Arrow files, which scans read many times
-            faster, with what was written since in memory: `auto` for buckets with many rows that are scanned, `eager`
-            for all that have any rows, `off` for none.
+            version wins; of equal versions, the new row. `partial_update`: the new row replaces each column in which it
+            is not null, but a sequence group only if the new row is not older. `aggregate`: each column is merged by
+            its aggregate function.
+        delete_behavior: What a delete does. `allow`: it removes the row, or sets the columns that it names to null.
+            `ignore`: it does nothing. `disable`: it is refused. `retract`: it retracts the deleted row from the
+            sequence groups. `default`: `allow` for `last_row`, `disable` for `partial_update`, otherwise `ignore`.
+        changelog: What the changelog contains of a change. `full`: the row before and the row after the change.
+            `upsert`: the row after the change, or the key of a deleted row. `none`: nothing, so the table has no stream
+            of changes. With `full`, and in tables with an index, a write reads the rows that it replaces. Otherwise,
+            every key that is written is a change, even if its row stays the same or the deleted key has no row, and the
+            server does not know the number of rows: counting reads them all.
+        row_deduplicate: Whether the changelog leaves out upserts that do not change their row. This has an effect only
+            if writes read the rows that they replace, see `changelog`.
+        compression: How rows are compressed on disk: `none`, `lz4` or `zstd`. The changelog is compressed only with
+            `zstd`, because LZ4 hardly shrinks it.
+        log_retention_seconds: The maximum age of the changes in the changelog, 1 second to 10 years.
+        log_retention_bytes: The maximum size of the changelog of each bucket, in bytes as written. 0: unlimited.
+        columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
+            memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.
+            `eager`: for all buckets with rows. `off`: for no bucket.
     """
 
     merge_engine: str = "last_row"
@@ -73,7 +74,7 @@ class TableOptions:
     columnar_base: str = "off"
 
     def __post_init__(self) -> None:
-        """Raises InvalidOption for a value that the option does not have."""
+        """Raises InvalidOption if a value is not allowed."""
         if not isinstance(self.row_deduplicate, bool):
             raise InvalidOption(
                 f"row_deduplicate must be True or False, not {self.row_deduplicate!r}", option="row_deduplicate"
@@ -106,10 +107,10 @@ class TableOptions:
 
     @classmethod
     def from_strings(cls, options: Mapping[str, str]) -> TableOptions:
-        """Reads options as they come over the wire; those not given keep their defaults.
+        """Reads options in the form of the wire protocol. Missing options have their defaults.
 
         Raises:
-            InvalidOption: An option does not exist, or its value is not allowed. Names the option and what there is.
+            InvalidOption: An option does not exist, or its value is not allowed.
         """
         for name, text in options.items():
             _check(name, text)
@@ -117,7 +118,7 @@ class TableOptions:
         return cls(**values)  # type: ignore[arg-type]  # each value was checked by its name
 
     def to_strings(self) -> dict[str, str]:
-        """The options that differ from their defaults, in the form that `from_strings` reads."""
+        """Returns the options that differ from their defaults, in the form that `from_strings` reads."""
         defaults = _texts(TableOptions())
         return {name: text for name, text in _texts(self).items() if text != defaults[name]}
 

@@ -34,7 +34,7 @@ CHANGE_TYPE: Final = "_change_type"
 """The column with the row kind: `+I`, `+U`, `-U` or `-D`."""
 
 CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timestamp")
-"""The columns that a changelog adds to those of its table; no table has columns of these names."""
+"""The columns that a stream of changes adds to those of its table. No table has columns with these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class ColumnDefinition:
     """One column of a table.
 
     Attributes:
-        id: Permanent: the same in every version of the schema, and never used again. The first is 1.
-        name: Unique in its schema, 1 to 128 printable characters.
+        id: The permanent id: the same in every schema version, and never reused. Ids start at 1.
+        name: The name, unique in its schema; 1 to 128 printable characters.
         type: A storable type in its normal form.
-        nullable: Whether it takes nulls. Key columns do not.
+        nullable: Whether the column can be null. Key columns cannot.
     """
 
     id: int
@@ -59,7 +59,7 @@ class Schema:
     """One version of a table's columns. Immutable.
 
     Attributes:
-        id: The version: 1 at creation, one more with every change.
+        id: The version: 1 at creation, increased by 1 with every change.
         columns: The columns in table order.
     """
 
@@ -81,10 +81,10 @@ class Schema:
         return {column.name: column for column in self.columns}
 
     def column(self, name: str) -> ColumnDefinition:
-        """Finds a column by its name.
+        """Returns the column with a name.
 
         Raises:
-            SchemaMismatch: There is no such column; the message names the nearest ones.
+            SchemaMismatch: No such column exists. The message suggests similar names.
         """
         try:
             return self._by_name[name]
@@ -93,13 +93,13 @@ class Schema:
             raise SchemaMismatch(message, column=name) from None
 
     def select(self, names: Iterable[str] | None) -> pa.Schema:
-        """The Arrow schema of some columns, in the order given.
+        """Returns the Arrow schema of some columns, in the order given.
 
         Args:
-            names: ColumnDefinition names, each once. None: all columns in table order.
+            names: Column names, each once. None: all columns in table order.
 
         Raises:
-            SchemaMismatch: There is no such column, or a name is given twice.
+            SchemaMismatch: A column does not exist, or a name is given twice.
         """
         if names is None:
             return self.arrow
@@ -109,21 +109,21 @@ class Schema:
 
     @names_must_be_text()
     def add_columns(self, added: pa.Schema) -> Schema:
-        """The next version of the schema: new columns at the end, with new ids.
+        """Returns the next version of the schema, with new columns at the end.
 
         Args:
             added: At least one nullable column.
 
         Raises:
-            SchemaMismatch: A name is taken or refused, a type cannot be stored, a column is NOT NULL, or there would be
-                more than 1,000 columns.
+            SchemaMismatch: A name already exists or is not allowed, a type cannot be stored, a column is NOT NULL, or
+                the table would have more than 1,000 columns.
         """
         if not len(added):
-            raise SchemaMismatch("there is no column to add")
+            raise SchemaMismatch("no columns to add were given: give at least one")
         for field in added:
             if not field.nullable:
                 raise SchemaMismatch(
-                    f'column "{field.name}" is NOT NULL, but rows that exist would be null there; add it as nullable',
+                    f'column "{field.name}" is NOT NULL, but existing rows would have a null there; add it as nullable',
                     column=field.name,
                 )
         next_id = max(column.id for column in self.columns) + 1
@@ -134,12 +134,12 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index: entries in the order of some columns, written with the rows. Immutable.
+    """An index: entries in the order of some columns, written in the same transaction as the rows. Immutable.
 
     Attributes:
-        id: Never used again for another index of its table. The first is 1.
-        columns: The columns it is ordered by, the first one first. Nulls come last in each; rows that are equal in all
-            of them are in key order.
+        id: The id, never reused for another index of the table. Ids start at 1.
+        columns: The columns that order the entries, the most significant first. Nulls come last in each column. Rows
+            with equal values in all of these columns are in key order.
     """
 
     id: int
@@ -151,17 +151,17 @@ class TableDefinition:
     """The definition of a table, with all versions of its schema. Immutable.
 
     Attributes:
-        name: `database.table`.
-        incarnation: Differs for every creation of a table, also of the same name.
+        name: The table, as `database.table`.
+        incarnation: The table incarnation: a unique id of this creation of the table.
         schemas: All versions of the schema by ascending id; the last is the current one.
         primary_key: The key columns in key order.
         bucket_key: The key columns whose values choose the bucket, in key order.
-        buckets: How many buckets the table has.
-        options: What was chosen at creation.
-        created_millis: When the table was created, milliseconds since 1970 UTC.
-        indexes: Its indexes, in the order in which they were made.
-        last_index_id: The id of the index that was made last, also when it is gone; 0 when there was none.
-        merging: What its merge engine goes by.
+        buckets: The number of buckets.
+        options: The table options.
+        created_millis: When the table was created, in milliseconds since 1970 UTC.
+        indexes: The indexes, in the order of their creation.
+        last_index_id: The id of the index created last, even if it was dropped; 0 if the table never had an index.
+        merging: The parameters of the merge engine.
     """
 
     name: str
@@ -195,28 +195,30 @@ class TableDefinition:
         """Defines a new table, and checks the complete definition.
 
         Args:
-            name: `database.table`.
-            arrow_schema: The columns; types are brought to their normal form, metadata is dropped, key columns become
-                NOT NULL.
-            primary_key: At least one column, each once, in key order.
-            bucket_key: Columns of the primary key, kept in key order. None given: the whole primary key.
-            buckets: 1 to 1024.
-            options: Table options by name; those not given have their defaults.
+            name: The table, as `database.table`.
+            arrow_schema: The columns. Their types are converted to the normal form, their metadata is dropped, and key
+                columns become NOT NULL.
+            primary_key: The key columns in key order, at least one, each once.
+            bucket_key: Columns of the primary key, in any order. Empty: all columns of the primary key.
+            buckets: The number of buckets, 1 to 1024.
+            options: Table options by name. Missing options have their defaults.
             indexes: The columns of each index.
-            merging: What its merge engine goes by.
-            incarnation: A text that no other table ever had.
-            created_millis: Milliseconds since 1970 UTC.
+            merging: The parameters of the merge engine.
+            incarnation: A unique id of this creation of the table.
+            created_millis: The time of the creation, in milliseconds since 1970 UTC.
 
         Raises:
-            InvalidRequest: The name, the key, the bucket key, the number of buckets, an index or aggregate is refused.
-            SchemaMismatch: A column has a bad name, or a type that cannot be stored, or not in a key, index, aggregate.
+            InvalidRequest: The name, the key, the bucket key, the number of buckets, an index or an aggregate is not
+                valid.
+            SchemaMismatch: A column does not exist or has a name that is not allowed, or its type cannot be stored or
+                cannot be in a key, an index or an aggregate.
             InvalidOption: An option does not exist, its value is not allowed, or the merge engine needs another one.
         """
         table = str(TableName.parse(name))
         columns = _columns_from(arrow_schema, 1)
         _check_columns(columns)
         schema = Schema(1, columns)
-        key = _checked_key(schema, primary_key)
+        key = _check_key(schema, primary_key)
         schema = Schema(1, tuple(replace(c, nullable=c.nullable and c.name not in key) for c in columns))
         if not 1 <= buckets <= MAX_BUCKETS:
             raise InvalidRequest(
@@ -227,7 +229,7 @@ class TableDefinition:
             incarnation=incarnation,
             schemas=(schema,),
             primary_key=key,
-            bucket_key=_checked_bucket_key(key, bucket_key),
+            bucket_key=_check_bucket_key(key, bucket_key),
             buckets=buckets,
             options=TableOptions.from_strings(options or {}),
             created_millis=created_millis,
@@ -242,10 +244,10 @@ class TableDefinition:
         return self.schemas[-1]
 
     def schema_at(self, schema_id: int) -> Schema:
-        """Finds a version of the schema by its id.
+        """Returns the schema version with an id.
 
         Raises:
-            SchemaMismatch: The table has no such version.
+            SchemaMismatch: The table has no such schema version.
         """
         for schema in reversed(self.schemas):
             if schema.id == schema_id:
@@ -255,19 +257,20 @@ class TableDefinition:
         )
 
     def change_schema_at(self, schema_id: int) -> pa.Schema:
-        """The Arrow schema of changes of rows of a version of the schema.
+        """Returns the Arrow schema of changes to rows of a schema version.
 
-        Where the changelog has no rows before a change, a deleted row is its key, with null in all other columns.
+        If the changelog does not contain the row before a change, a deleted row has its key and nulls in all other
+        columns, which are therefore nullable.
 
         Raises:
-            SchemaMismatch: As `schema_at`.
+            SchemaMismatch: The table has no such schema version.
         """
         schema = self.schema_at(schema_id)
         return schema.arrow if self.options.before_images else self._keys_alone[schema.id]
 
     @cached_property
     def _keys_alone(self) -> dict[int, pa.Schema]:
-        """Each version of the schema with all columns outside the key nullable."""
+        """Each schema version by its id, with all columns outside the key nullable."""
         return {
             schema.id: pa.schema([field.with_nullable(field.name not in self.primary_key) for field in schema.arrow])
             for schema in self.schemas
@@ -279,10 +282,10 @@ class TableDefinition:
         return self.schema.select(self.primary_key)
 
     def hidden_columns(self, schema: Schema) -> tuple[ColumnDefinition, ...]:
-        """The hidden columns that rows of a schema version store. No projection or changelog has them.
+        """Returns the hidden columns that rows of a schema version store. Scans and changes do not return them.
 
-        A column's are always the same. Their ids are those of their columns and a multiple of 1,048,576, so that no
-        column has them.
+        A hidden column belongs to a column and is the same in every schema version. Its id is the id of that column
+        plus a multiple of 1,048,576, so it differs from the ids of all columns.
         """
         ids = {column.name: column.id for column in schema.columns}
         hidden, number = [], dict.fromkeys(ids, 0)
@@ -294,20 +297,20 @@ class TableDefinition:
         return tuple(hidden)
 
     def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
-        """The table with new nullable columns at the end, as a further version of its schema.
+        """Returns the table with new nullable columns at the end, in a new schema version.
 
         Args:
             added: The columns.
-            aggregates: What becomes of them when rows meet; of new columns only.
+            aggregates: The aggregates of added columns.
 
         Raises:
             SchemaMismatch: As for `Schema.add_columns`, and as for `create`.
-            InvalidRequest: As for `create`; or an aggregate is of a column that was there before.
+            InvalidRequest: As for `create`; or an aggregate is for a column that is not added.
         """
         for each in aggregates:
             if each.column not in added.names:
                 raise InvalidRequest(
-                    f'column "{each.column}" is not added: only columns that are can be given an aggregate',
+                    f'column "{each.column}" is not added: only added columns can have a new aggregate',
                     column=each.column,
                 )
         altered = replace(
@@ -319,21 +322,22 @@ class TableDefinition:
         return altered
 
     def add_indexes(self, added: Sequence[Sequence[str]]) -> TableDefinition:
-        """The table with further indexes.
+        """Returns the table with additional indexes.
 
         Args:
-            added: The columns of each.
+            added: The columns of each index.
 
         Raises:
-            InvalidRequest: There is such an index already, or there would be too many, or too many columns in one.
-            SchemaMismatch: A column does not exist, is named twice, or has no order.
+            InvalidRequest: An index on these columns already exists, the table would have too many indexes, an index
+                has too many columns, or a column is named twice.
+            SchemaMismatch: A column does not exist or has no order.
         """
         indexes, last_id = list(self.indexes), self.last_index_id
         for columns in added:
-            chosen = _checked_index(self.schema, columns)
+            chosen = _check_index(self.schema, columns)
             if any(index.columns == chosen for index in indexes):
                 raise InvalidRequest(
-                    f"table {self.name} has an index on ({', '.join(chosen)}) already", table=self.name
+                    f"table {self.name} already has an index on ({', '.join(chosen)})", table=self.name
                 )
             last_id += 1
             indexes.append(Index(last_id, chosen))
@@ -344,7 +348,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes), last_index_id=last_id)
 
     def drop_indexes(self, dropped: Sequence[Sequence[str]]) -> TableDefinition:
-        """The table without some indexes, named by their columns. Raises InvalidRequest if one does not exist."""
+        """Returns the table without the indexes on these columns. Raises InvalidRequest if one does not exist."""
         indexes = list(self.indexes)
         for columns in map(tuple, dropped):
             found = [index for index in indexes if index.columns == columns]
@@ -358,7 +362,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes))
 
     def to_json(self) -> dict[str, Any]:
-        """The definition as JSON values for the catalog, with types both in Arrow's own form and readable."""
+        """Returns the definition as JSON values for the catalog. Types are both readable text and in Arrow's format."""
         return {
             "name": self.name,
             "incarnation": self.incarnation,
@@ -375,12 +379,12 @@ class TableDefinition:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TableDefinition:
-        """Reads what `to_json` made.
+        """Reads the result of `to_json`.
 
         Raises:
             KeyError: A field is missing.
-            ValueError: A field has another form.
-            InvalidOption: An option is not known to this version.
+            ValueError: A field is not valid.
+            InvalidOption: This version does not know an option.
         """
         return cls(
             name=values["name"],
@@ -391,7 +395,7 @@ class TableDefinition:
             buckets=values["buckets"],
             options=TableOptions.from_strings(values["options"]),
             created_millis=values["created_millis"],
-            # Tables made before there were indexes have neither.
+            # Tables created by versions without indexes have neither field.
             indexes=tuple(Index(index["id"], tuple(index["columns"])) for index in values.get("indexes", ())),
             last_index_id=values.get("last_index_id", 0),
             merging=MergeSpec.from_json(values.get("merging", {})),
@@ -399,7 +403,7 @@ class TableDefinition:
 
 
 def hidden_name(column: str, part: str) -> str:
-    """The name of a hidden column in merges. No other column name contains this character."""
+    """Returns the name of a hidden column in merges. No other column name contains the NUL character."""
     return f"{column}\0{part}"
 
 
@@ -443,12 +447,12 @@ def _check_columns(columns: Sequence[ColumnDefinition]) -> None:
     for column in columns:
         if column.name in CHANGE_COLUMNS:
             raise SchemaMismatch(
-                f'column "{column.name}": the name is kept for the changelog, which has a column of this name',
+                f'column "{column.name}": the name is reserved for a column of the changelog: choose another name',
                 column=column.name,
             )
 
 
-def _checked_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
+def _check_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
     if not primary_key:
         raise InvalidRequest("a table must have a primary key of at least one column")
     check_unique(primary_key, "is in the primary key twice", InvalidRequest)
@@ -456,28 +460,27 @@ def _checked_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
         type_ = schema.column(name).type
         if not is_key_type(type_):
             raise SchemaMismatch(
-                f'key column "{name}": {type_} cannot be in a key; keys have numbers, bool, string, binary, dates and '
-                "times",
+                f'key column "{name}": {type_} cannot be in a key; use numbers, bool, string, binary, dates or times',
                 column=name,
             )
     return tuple(primary_key)
 
 
-def _checked_index(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
+def _check_index(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
     if not 1 <= len(columns) <= MAX_INDEX_COLUMNS:
         raise InvalidRequest(f"an index must have between 1 and {MAX_INDEX_COLUMNS} columns, not {len(columns)}")
     check_unique(columns, "is in an index twice", InvalidRequest)
     for column in map(schema.column, columns):
         if not is_key_type(column.type):
             raise SchemaMismatch(
-                f'column "{column.name}": {column.type} has no order and cannot be in an index; indexes have numbers, '
-                "bool, string, binary, dates and times",
+                f'column "{column.name}": {column.type} has no order and cannot be in an index; use numbers, bool, '
+                "string, binary, dates or times",
                 column=column.name,
             )
     return tuple(columns)
 
 
-def _checked_bucket_key(primary_key: tuple[str, ...], bucket_key: Sequence[str]) -> tuple[str, ...]:
+def _check_bucket_key(primary_key: tuple[str, ...], bucket_key: Sequence[str]) -> tuple[str, ...]:
     check_unique(bucket_key, "is in the bucket key twice", InvalidRequest)
     for name in bucket_key:
         if name not in primary_key:

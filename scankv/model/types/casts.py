@@ -1,6 +1,6 @@
-"""Which values become values of another type without loss: more is refused here than by pyarrow's safe casts.
+"""Casts values to another type only if nothing is lost, which is stricter than pyarrow's safe casts.
 
-What pyarrow calls safe still turns 0.1 into the nearest float32, cuts timestamps to dates and reads numbers from text.
+pyarrow's safe casts still round 0.1 to the nearest float32, truncate timestamps to dates and parse numbers from text.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ if TYPE_CHECKING:
 
 
 def cast_exactly(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Casts a column where every value, and its kind, stays what it was.
+    """Casts a column if every value keeps its kind and can be represented exactly.
 
-    The kinds are number, bool, text, binary, date, time of day, timestamp without and with time zone, list, struct and
-    map. Numbers change width and become integer, float or decimal where they are exact; a date becomes a timestamp
-    without time zone; a column of type null becomes anything.
+    The kinds are number, bool, text, binary, date, time of day, timestamp without time zone, timestamp with time zone,
+    list, struct and map. Numbers can change width, and change between integer, float and decimal. A date can become a
+    timestamp without time zone. A column of type null can become any type.
 
     Args:
         column: An array of any Arrow type.
         target: A storable type.
 
     Returns:
-        An array of type `target`; the same array when it has that type already. NOT NULL of nested fields is not
-        checked.
+        An array of type `target`; the same array if it already has that type. NOT NULL of nested fields is not checked.
 
     Raises:
-        TypeError: The kind differs, so that no value could be cast.
-        ValueError: A value would be changed, or text is not valid UTF-8.
+        TypeError: The kinds differ, so no value can be cast.
+        ValueError: A value cannot be represented exactly, or text is not valid UTF-8.
     """
     source = column.type
     if pat.is_null(source):
@@ -60,7 +59,7 @@ def cast_exactly(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _cast_between(source: pa.DataType, target: pa.DataType) -> Cast | None:
-    """The cast for a pair of different types, None when their kinds differ."""
+    """Returns the cast for a pair of different types, or None if their kinds differ."""
     if pat.is_floating(target):
         return _cast_to_float if pat.is_floating(source) or pat.is_integer(source) else None
     if pat.is_decimal(target):
@@ -83,7 +82,7 @@ def _how_kinds_differ(source: pa.DataType, target: pa.DataType) -> str:
 
 
 def _plain_cast_is_exact(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether pyarrow's safe cast between these scalar types keeps every value or raises."""
+    """Returns whether pyarrow's safe cast between these scalar types keeps every value or raises."""
     exact = False
     if pat.is_integer(target):
         exact = pat.is_integer(source)
@@ -109,7 +108,7 @@ def _plain_cast(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _validate(column: pa.Array) -> None:
-    """Refuses broken data: above all text that is not UTF-8, also inside nested values."""
+    """Raises ValueError for invalid Arrow data, most often text that is not UTF-8, at any depth of nesting."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -117,7 +116,7 @@ def _validate(column: pa.Array) -> None:
 
 
 def _cast_to_float(column: pa.Array, target: pa.DataType) -> pa.Array:
-    # float64 holds every integer that pyarrow casts to it, and every narrower float.
+    # float64 can represent every integer that pyarrow casts to it, and every narrower float.
     wide = column.cast(pa.float64())
     result = wide.cast(target)
     with np.errstate(invalid="ignore"):  # widening a signalling NaN
@@ -133,7 +132,7 @@ def _floats(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _cast_to_decimal(column: pa.Array, target: pa.DataType) -> pa.Array:
-    # pyarrow casts an integer only to decimals that hold every integer of its width.
+    # pyarrow casts an integer only to decimals that can represent every integer of its width.
     if pat.is_integer(column.type):
         column = column.cast(pa.decimal128(20, 0))
     result = column.cast(target)

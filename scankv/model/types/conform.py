@@ -1,4 +1,4 @@
-"""Whether rows fit the columns of a table: with the casts that lose nothing, and strictly."""
+"""Casts rows to the columns of a table without loss, and checks strictly whether rows have these columns."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ _LONGEST_VALUE = 40
 
 @names_must_be_text()
 def conform(batch: pa.RecordBatch, schema: pa.Schema, *, first_row: int = 0) -> pa.RecordBatch:
-    """Brings rows into the columns of a table, where nothing is lost by it.
+    """Casts rows to the columns of a table without loss.
 
-    Columns are matched by name and brought into the schema's order. Casts are those of `cast_exactly`: they keep the
-    value and its kind.
+    Columns are matched by name and returned in the order of the schema. Values are cast by `cast_exactly`.
 
     Args:
         batch: Rows with exactly the columns of the schema, in any order.
-        schema: Storable columns, as `Schema.arrow` has them.
-        first_row: The index of the batch's first row in the data that the caller was given, for messages.
+        schema: Storable columns, as in `Schema.arrow`.
+        first_row: The index of the batch's first row in the caller's data, for messages.
 
     Returns:
-        A batch of the given schema. Columns that fit already are not copied.
+        A batch with the given schema. Columns that already have the right type are not copied.
 
     Raises:
-        SchemaMismatch: A column is missing, unknown or there twice; a value cannot be cast without loss; or a value is
-            null where the schema refuses nulls. Names column, row, value and reason.
+        SchemaMismatch: A column is missing, unknown or given twice; a value cannot be cast without loss; or a value is
+            null in a NOT NULL column. The message names column, row, value and reason.
     """
     _check_names(batch.schema.names, schema)
     columns = []
@@ -48,20 +47,20 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, *, first_row: int = 0) -> 
 
 @names_must_be_text()
 def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Checks that rows have exactly the columns of a table; the strict twin of `conform`, which casts nothing.
+    """Checks that rows have exactly the columns of a table. Like `conform`, but without casts.
 
-    The data must be valid Arrow (`batch.validate(full=True)`) before.
+    The batch must have been validated with `batch.validate(full=True)`.
 
     Args:
         batch: Rows from outside.
-        schema: Storable columns, as `Schema.arrow` has them.
+        schema: Storable columns, as in `Schema.arrow`.
 
     Returns:
-        A batch of the given schema with the same arrays.
+        A batch with the given schema and the same arrays.
 
     Raises:
-        SchemaMismatch: A column is missing, unknown or there twice, has another type, or is null where the schema
-            refuses nulls. Names column and row, never a value: the message travels.
+        SchemaMismatch: A column is missing, unknown or given twice, has another type, or is null although it is NOT
+            NULL. The message names column and row, but no value, because the server sends it to the client.
     """
     _check_names(batch.schema.names, schema)
     columns = []
@@ -79,7 +78,7 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
     twice = find_duplicate(names)
     if twice is not None:
-        raise SchemaMismatch(f'column "{twice}" is there twice', column=twice)
+        raise SchemaMismatch(f'column "{twice}" is given twice', column=twice)
     for name in names:
         if name not in schema.names:
             raise SchemaMismatch(f'there is no column "{name}"{did_you_mean(name, schema.names)}', column=name)
@@ -105,8 +104,8 @@ def _cast(column: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
         raise SchemaMismatch(message, column=field.name) from cause
     value = _rows(column, row, row + 1)
     message = (
-        f'column "{field.name}", row {first_row + row}: {_shown(value)} cannot be cast to {format_type(field.type)}: '
-        f"{_why(value, field.type)}"
+        f'column "{field.name}", row {first_row + row}: {_format_value(value)} cannot be cast to '
+        f"{format_type(field.type)}: {_why(value, field.type)}"
     )
     raise SchemaMismatch(message, column=field.name, row=first_row + row) from cause
 
@@ -117,7 +116,7 @@ def _first_row_with_value(column: pa.Array) -> int | None:
 
 
 def _first_row_that_fails(column: pa.Array, target: pa.DataType) -> int | None:
-    """Halves the column until one row is left, which costs about two more casts of the whole column."""
+    """Finds the first row that cannot be cast, by bisection, which costs about two more casts of the column."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -129,14 +128,14 @@ def _first_row_that_fails(column: pa.Array, target: pa.DataType) -> int | None:
 
 
 def _rows(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """A slice whose nested parts are sliced too; Arrow validates those of a plain slice whole."""
+    """Returns a slice of a column. Nested columns are copied, because Arrow validates all values of a plain slice."""
     if pa.types.is_nested(column.type):
         return column.take(pa.array(range(start, stop), pa.int64()))
     return column.slice(start, stop - start)
 
 
 def _why(column: pa.Array, target: pa.DataType) -> str | None:
-    """Why the column cannot be cast, or None when it can."""
+    """Returns why the column cannot be cast, or None if it can."""
     try:
         cast_exactly(column, target)
     except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
@@ -144,8 +143,8 @@ def _why(column: pa.Array, target: pa.DataType) -> str | None:
     return None
 
 
-def _shown(value: pa.Array) -> str:
-    """The value of an array of one as a message has it: short, or not at all."""
+def _format_value(value: pa.Array) -> str:
+    """Formats the value of an array of one for a message; a long value is left out."""
     try:
         plain = value.to_pylist()[0]
     except (ValueError, OverflowError, pa.ArrowException):

@@ -1,4 +1,4 @@
-"""Lists and maps as one array of items with offsets, whatever their layout, slice and nulls."""
+"""Reads lists and maps of any layout, sliced or not, as one array of items with offsets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scankv.model import lazy_compute as pc
 
 
 def map_as_list(column: pa.MapArray) -> pa.ListArray:
-    """A map column as lists of `struct<key, value>`."""
-    # Arrow's own cast refuses a null struct with a NOT NULL field, and building a list refuses sliced offsets.
+    """Returns a map column as lists of `struct<key, value>`."""
+    # Arrow's own cast fails for a null struct with a NOT NULL field, and its list constructor for sliced offsets.
     key = pa.field("key", column.type.key_type, nullable=False)
     entries = pa.StructArray.from_arrays([column.keys, column.items], fields=[key, column.type.item_field])
     offsets = pa.array(column.offsets.to_numpy())
@@ -18,9 +18,9 @@ def map_as_list(column: pa.MapArray) -> pa.ListArray:
 
 
 def item_offsets(column: pa.Array) -> pa.Array:
-    """Where the items of each list begin and end in `column.flatten()`.
+    """Returns the offsets of each list's items in `column.flatten()`.
 
-    That array has neither the items under null lists nor those outside of the slice, so the column's own offsets do not
+    The flattened array leaves out items of null lists and items outside the slice, so the column's own offsets do not
     fit it.
 
     Args:

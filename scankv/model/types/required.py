@@ -1,4 +1,4 @@
-"""Where a NOT NULL column, or a NOT NULL part of a nested one, is null."""
+"""Finds nulls in NOT NULL columns and in NOT NULL parts of nested columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scankv.model.types.nested import item_offsets, map_as_list
 
 @dataclass(frozen=True, slots=True)
 class NullFound:
-    """A null where none is allowed.
+    """A null in a column, or part of a column, that is NOT NULL.
 
     Attributes:
-        path: What is null, as `tags`, `tags[]` for a list item, `address.city` for a struct field.
+        path: The part that is null: `tags`, `tags[]` for a list item, `address.city` for a struct field.
         row: The index of the row.
     """
 
@@ -26,13 +26,13 @@ class NullFound:
 
 
 def first_forbidden_null(column: pa.Array, field: pa.Field) -> NullFound | None:
-    """Finds a null that the field forbids, in its column or below it; None when there is none.
+    """Returns a null that the field does not allow, in the column itself or nested in it; None if there is none.
 
-    Parts of a null list, map or struct are not there, so they are not null.
+    A null list, map or struct has no parts, so its parts are not null.
 
     Args:
-        column: An array of the field's type, which is a storable one.
-        field: The column's name and what of it is NOT NULL.
+        column: An array of the field's type, which is storable.
+        field: The column's name and type, including which parts are NOT NULL.
     """
     return _search(column, field, field.name)
 

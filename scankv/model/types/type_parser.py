@@ -1,4 +1,4 @@
-"""The text form of columns and types, as in `player string, score int64 not null`: reading it."""
+"""Parses the text form of columns and types, such as `player string, score int64 not null`."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ _FOUND: Final = re.compile(r'\w+|"[^"]*"?|\S')
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether the text form of the name needs no quotes."""
+    """Returns whether the name can be written without quotes."""
     return _WORD.fullmatch(name) is not None
 
 
 def parse_fields(text: str) -> list[pa.Field]:
-    """Reads `name type [not null], ...`; the types are not yet checked for being storable.
+    """Parses `name type [not null], ...`. Does not check whether the types are storable.
 
     Raises:
-        InvalidRequest: The text cannot be read. Names the position and what was expected there.
+        InvalidRequest: The text cannot be parsed. The message has the position and what was expected there.
     """
     parser = _TypeParser(text)
     fields = parser.fields(depth=0)
@@ -78,7 +78,7 @@ def parse_fields(text: str) -> list[pa.Field]:
 
 
 class _TypeParser:
-    """A recursive-descent parser over one text; `_at` is where it reads next."""
+    """A recursive-descent parser of one text. `_at` is the position of the next character to read."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -107,7 +107,7 @@ class _TypeParser:
             return quoted[1].replace('""', '"')
         word = self._match(_WORD)
         if word is None:
-            self._fail("expected a column name (in double quotes when it is not a plain word)")
+            self._fail("expected a column name (in double quotes if it is not a plain word)")
         return word[0]
 
     def _not_null(self) -> bool:

@@ -24,12 +24,9 @@ _MAX_DECIMAL_DIGITS: Final = 38
 
 @contextmanager
 def names_must_be_text() -> Iterator[None]:
-    """Refuses names of columns and struct fields that are not UTF-8, which pyarrow finds only when it reads them.
+    """Raises SchemaMismatch for names of columns and struct fields that are not UTF-8.
 
-    Encloses code that decodes nothing but names.
-
-    Raises:
-        SchemaMismatch: A name in Arrow data from outside is not valid UTF-8.
+    pyarrow raises UnicodeDecodeError when a name is read. The wrapped code must not decode any other text.
     """
     try:
         yield
@@ -39,44 +36,44 @@ def names_must_be_text() -> Iterator[None]:
 
 @names_must_be_text()
 def storable_type(type_: pa.DataType, column: str | None = None) -> pa.DataType:
-    """Finds the normal form of a type: the type that a table has when it is asked for this one.
+    """Returns the normal form of a type, which a table has for a column of this type.
 
-    Strings and binaries of any layout become `string` and `binary`, lists of any layout `list<item: ...>`, dictionaries
-    and run-end encoded types their values, smaller decimals `decimal128`. Names of list items and map entries and all
-    metadata are dropped; NOT NULL of nested fields is kept.
+    Strings and binaries of any layout become `string` and `binary`, and lists of any layout `list<item: ...>`.
+    Dictionary and run-end encoded types become the type of their values, and smaller decimals `decimal128`. The names
+    of list items and map entries and all metadata are dropped. NOT NULL of nested fields is kept.
 
     Args:
         type_: Any Arrow type.
-        column: The column that has it, for the message.
+        column: The column of this type, for the message.
 
     Raises:
-        SchemaMismatch: A table cannot hold values of that type; the message says what to use.
+        SchemaMismatch: A table cannot store values of the type. The message suggests another type.
     """
     try:
-        return _normal(type_, 0)
+        return _normalize(type_, 0)
     except _NotStorableError as error:
         where = "" if column is None else f'column "{column}": '
         raise SchemaMismatch(f"{where}{error}", column=column) from None
 
 
 def is_key_type(type_: pa.DataType) -> bool:
-    """Whether a column of this normal type can be in a key: every storable type but list, struct and map."""
+    """Returns whether a column of this normal type can be in a key: any storable type except list, struct and map."""
     return not pat.is_nested(type_) and is_storable(type_)
 
 
 def is_storable(type_: pa.DataType) -> bool:
-    """Whether the type is a normal form, so that a table can hold it as it is."""
+    """Returns whether the type is a normal form, which a table stores without change."""
     try:
-        return bool(_normal(type_, 0) == type_)
+        return bool(_normalize(type_, 0) == type_)
     except _NotStorableError:
         return False
 
 
 def check_field_name(name: str, kind: str = "column") -> None:
-    """Refuses a name that no column or struct field can have.
+    """Checks the name of a column or struct field.
 
     Raises:
-        SchemaMismatch: The name is empty, over 128 characters, or has characters that cannot be printed.
+        SchemaMismatch: The name is empty, longer than 128 characters, or has characters that cannot be printed.
     """
     if not 1 <= len(name) <= MAX_NAME_LENGTH:
         shown = name if len(name) <= MAX_NAME_LENGTH else name[:40] + "..."
@@ -88,14 +85,14 @@ def check_field_name(name: str, kind: str = "column") -> None:
 
 
 def check_unique(names: Iterable[str], complaint: str, error: type[InvalidRequest] = SchemaMismatch) -> None:
-    """Refuses column names of which one occurs twice, with `error` and the message `column "x" <complaint>`."""
+    """Raises `error` with the message `column "x" <complaint>` if a column name occurs twice."""
     twice = find_duplicate(names)
     if twice is not None:
         raise error(f'column "{twice}" {complaint}', column=twice)
 
 
 def find_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that occurs twice, or None."""
+    """Returns the first name that occurs for the second time, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -105,20 +102,20 @@ def find_duplicate(names: Iterable[str]) -> str | None:
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """Reads the text form of columns: `player string, score int64 not null`.
+    """Parses the text form of columns: `player string, score int64 not null`.
 
     Types are written as pyarrow prints them (`timestamp[us, tz=UTC]`, `decimal128(10, 2)`, `list<item: string>`,
-    `struct<a: int64, b: string not null>`, `map<string, int64>`) or in SQL's words (`bigint`, `integer`, `smallint`,
-    `tinyint`, `real`, `text`, `varchar(20)` whose length means nothing, `boolean`, `blob`, `date`, `time`,
-    `timestamp` = `timestamp[us]`, `timestamptz` = `timestamp[us, tz=UTC]`, `decimal(10, 2)`, `numeric`). The case of
-    types and of `not null` does not matter. A column name that is no plain word stands in double quotes.
+    `struct<a: int64, b: string not null>`, `map<string, int64>`) or as in SQL (`bigint`, `integer`, `smallint`,
+    `tinyint`, `real`, `text`, `varchar(20)`, whose length is ignored, `boolean`, `blob`, `date`, `time`,
+    `timestamp` = `timestamp[us]`, `timestamptz` = `timestamp[us, tz=UTC]`, `decimal(10, 2)`, `numeric`). Types and
+    `not null` are not case-sensitive. A column name that is not a plain word must be in double quotes.
 
     Returns:
         A schema of normal types, without metadata.
 
     Raises:
-        InvalidRequest: The text cannot be read; the message names the position and what was expected there.
-        SchemaMismatch: A name is used twice or cannot be one, or a type cannot be stored.
+        InvalidRequest: The text cannot be parsed. The message has the position and what was expected there.
+        SchemaMismatch: A name occurs twice or is not allowed, or a type cannot be stored.
     """
     fields = parse_fields(text)
     for field in fields:
@@ -128,12 +125,12 @@ def parse_schema(text: str) -> pa.Schema:
 
 
 def format_schema(schema: pa.Schema) -> str:
-    """Writes columns in the text form that `parse_schema` reads back into the same storable schema."""
+    """Formats columns as text that `parse_schema` parses into the same storable schema."""
     return ", ".join(_format_field(field, " ") for field in schema)
 
 
 def format_type(type_: pa.DataType) -> str:
-    """Writes a storable type as pyarrow prints it, with quotes and `not null` wherever `parse_schema` needs them."""
+    """Formats a storable type as pyarrow does, with quotes and `not null` where `parse_schema` needs them."""
     if pat.is_map(type_):
         return f"map<{format_type(type_.key_type)}, {format_type(type_.item_type)}{_null_text(type_.item_field)}>"
     if pat.is_struct(type_):
@@ -156,17 +153,17 @@ class _NotStorableError(Exception):
     """The reason why a type cannot be stored."""
 
 
-def _normal(type_: pa.DataType, depth: int) -> pa.DataType:
+def _normalize(type_: pa.DataType, depth: int) -> pa.DataType:
     if depth > MAX_NESTING:
         raise _NotStorableError(f"types are nested more than {MAX_NESTING} levels deep")
     if pat.is_dictionary(type_) or pat.is_run_end_encoded(type_):
-        return _normal(type_.value_type, depth + 1)
+        return _normalize(type_.value_type, depth + 1)
     if pat.is_nested(type_):
         return _normalize_nested(type_, depth + 1)
-    return _normal_scalar(type_)
+    return _normalize_scalar(type_)
 
 
-def _normal_scalar(type_: pa.DataType) -> pa.DataType:
+def _normalize_scalar(type_: pa.DataType) -> pa.DataType:
     if pat.is_string(type_) or pat.is_large_string(type_) or pat.is_string_view(type_):
         return pa.string()
     if (
@@ -212,16 +209,16 @@ def _instead(type_: pa.DataType) -> str:
 
 def _normalize_nested(type_: pa.DataType, depth: int) -> pa.DataType:
     if pat.is_map(type_):
-        value = pa.field("value", _normal(type_.item_type, depth), type_.item_field.nullable)
-        return pa.map_(_normal(type_.key_type, depth), value)
+        value = pa.field("value", _normalize(type_.item_type, depth), type_.item_field.nullable)
+        return pa.map_(_normalize(type_.key_type, depth), value)
     if pat.is_struct(type_):
-        return pa.struct([pa.field(f.name, _normal(f.type, depth), f.nullable) for f in _checked_fields(type_)])
+        return pa.struct([pa.field(f.name, _normalize(f.type, depth), f.nullable) for f in _check_fields(type_)])
     if pat.is_union(type_):
         raise _NotStorableError(f"{type_} cannot be stored; use a struct with one nullable field for each type")
-    return pa.list_(pa.field("item", _normal(type_.value_type, depth), type_.value_field.nullable))
+    return pa.list_(pa.field("item", _normalize(type_.value_type, depth), type_.value_field.nullable))
 
 
-def _checked_fields(type_: pa.StructType) -> list[pa.Field]:
+def _check_fields(type_: pa.StructType) -> list[pa.Field]:
     fields = list(type_.fields)
     if not 1 <= len(fields) <= MAX_COLUMNS:
         raise _NotStorableError(f"a struct must have between 1 and {MAX_COLUMNS:,} fields, not {len(fields):,}")

@@ -1,4 +1,4 @@
-"""What `describe` and `stats` say of columnar bases."""
+"""What `describe` and `stats` show about columnar bases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_bases(scankv: CommandLine, table: str) -> dict[str, Any]:
 
 @pytest.fixture
 def based(scankv: CommandLine, table: str) -> str:
-    """A table of one bucket with three rows in its base."""
+    """Makes a table of one bucket with three rows in its base."""
     columns = ["--schema", "player string, score int64", "--key", "player", "--buckets", "1"]
     scankv("create", table, *columns, "--set", "columnar_base=eager")
     scankv("load", table, "-", stdin="player,score\nann,31\nbob,27\ncem,\n")

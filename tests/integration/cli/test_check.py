@@ -17,7 +17,7 @@ ROWS = "player,score\n" + "".join(f"p{number},{number}\n" for number in range(10
 
 @pytest.fixture
 def indexed(scankv: CommandLine, table: str) -> str:
-    """A table of 1,000 rows in two buckets with an index."""
+    """Makes a table of 1,000 rows in two buckets with an index."""
     scankv("create", table, "--schema", "player string, score int64", "--key", "player", "--buckets", "2")
     scankv("index", "add", table, "score")
     scankv("load", table, "-", stdin=ROWS)
@@ -51,7 +51,7 @@ def test_a_table_that_is_not_there_is_named(scankv: CommandLine, indexed: str) -
 
 
 def take_an_entry(data_dir: Path, table: str) -> None:
-    """Removes one entry of the index of a stopped server's table, behind the back of everything that keeps it."""
+    """Removes one index entry of a stopped server's table, directly in its storage."""
     with offline_table(data_dir, table) as (offline,):
         store = offline.bucket._store
         batch = store.batch()

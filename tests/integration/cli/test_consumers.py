@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def consumed(scankv: CommandLine, scores: str) -> str:
-    """The table `scores`, which the consumer `billing` has read; then two rows changed."""
+    """Makes the table `scores`, read by the consumer `billing`; then changes two rows."""
     with sync.connect(scankv.url) as client:
         table = client.table(scores)
         with table.changes(stop=StopAt.LATEST, consumer_id="billing").stream() as stream:

@@ -1,4 +1,4 @@
-"""`snapshot export` and the way back: files that others read, with where their rows come from, whole or not there."""
+"""`snapshot export` and `load`: files that other programs read, with metadata about their rows, complete or absent."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 FORMATS = ["parquet", "arrow"]
-# `hundreds` has a negative scale, which Parquet has not.
+# `hundreds` has a negative scale, which Parquet does not support.
 TYPES = {name: column for name, column in COLUMNS.items() if name != "hundreds"}
 
 
 @pytest.fixture
 def typed(scankv: CommandLine, table: str, tmp_path: Path) -> str:
-    """A table with all types, three rows and two buckets."""
+    """Makes a table with all types, three rows and two buckets."""
     rows = pa.table({"id": [0, 1, 2], "part": ["a", "b", None], **TYPES})
     with pa.OSFile(str(tmp_path / "typed.arrow"), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
@@ -46,7 +46,7 @@ def typed(scankv: CommandLine, table: str, tmp_path: Path) -> str:
 
 
 def read(path: Path) -> pa.Table:
-    """What a plain pyarrow reads of a file."""
+    """Returns what plain pyarrow reads from a file."""
     if path.suffix == ".parquet":
         return pa.parquet.read_table(path)
     with pa.memory_map(str(path)) as file:
@@ -54,7 +54,7 @@ def read(path: Path) -> pa.Table:
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
-    """The entries of ours in the metadata of a file."""
+    """Returns our entries in the metadata of a file."""
     entries = {name.decode(): text for name, text in (read(path).schema.metadata or {}).items()}
     return {
         name.removeprefix("scankv."): json.loads(text) for name, text in entries.items() if name.startswith("scankv.")
@@ -62,7 +62,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 
 def described(scankv: CommandLine, table: str) -> dict[str, Any]:
-    """The whole definition of a table, but for its name."""
+    """Returns the complete definition of a table, without its name."""
     return {**tomllib.loads(scankv("describe", table, "--toml").text), "table": ""}
 
 
@@ -167,7 +167,7 @@ def test_what_is_there_is_only_replaced_when_asked_for(
     export = ["snapshot", "export", scores, str(path), *files]
     scankv(*export)
     scankv("put", scores, "player=dan", "score=1")
-    assert "exists already: choose another name, or --overwrite" in scankv.fails(*export)
+    assert "already exists: choose another name, or add --overwrite" in scankv.fails(*export)
     assert pa.parquet.read_table(path).num_rows == 3
     scankv(*export, "--overwrite")
     assert pa.parquet.read_table(path).num_rows == 4
@@ -177,17 +177,18 @@ def test_what_is_there_is_only_replaced_when_asked_for(
     if files:
         (path / "notes.txt").write_text("of somebody else")
         message = scankv.fails(*export, "--overwrite")
-        assert "has more than an export in it, notes.txt for one" in message
+        assert "has files that are not part of an export, such as notes.txt" in message
         assert (path / "notes.txt").read_text() == "of somebody else"
 
 
 def test_what_cannot_be_exported_is_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path = str(tmp_path / "x.parquet")
-    assert "neither a table, as database.table, nor a snapshot" in scankv.fails("snapshot", "export", "abc", path)
+    message = scankv.fails("snapshot", "export", "abc", path)
+    assert "neither a table, as database.table, nor the id of a snapshot" in message
     assert f'"{scores}x"' in scankv.fails("snapshot", "export", scores + "x", path)
     assert '"scor"' in scankv.fails("snapshot", "export", scores, path, "--columns", "scor")
     assert "scankv scan" in scankv.fails("snapshot", "export", scores, str(tmp_path / "x.csv"))
-    assert "is no directory" in scankv.fails("snapshot", "export", scores, str(tmp_path / "none" / "x.parquet"))
+    assert "is not a directory" in scankv.fails("snapshot", "export", scores, str(tmp_path / "none" / "x.parquet"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +205,7 @@ def test_an_exported_table_is_created_again_with_its_whole_definition(
             if format_ == "parquet":
                 with suppress(UsageError):
                     parquet_schema(made.schema)
-                    # Otherwise a type that Parquet has not.
+                    # Otherwise the table has a type that Parquet does not support.
                     scankv("snapshot", "export", "cli.exported", str(path))
             else:
                 scankv("snapshot", "export", "cli.exported", str(path))
@@ -231,7 +232,7 @@ aggregates = { flights = "count", delay = "sum", late = "avg", worst = { functio
 
 @pytest.fixture
 def routes(scankv: CommandLine, table: str, tmp_path: Path) -> str:
-    """A table that counts and adds, with seven rows merged into two."""
+    """Makes a table with counts and sums, with seven rows merged into two."""
     (tmp_path / "routes.toml").write_text(AGGREGATE.replace("TABLE", table))
     scankv("create", "-f", str(tmp_path / "routes.toml"))
     rows = [f"{route},1,1,{n},{n}.5,{n}\n" for n in range(7) for route in ("a", "b")[: 1 + n // 3]]
@@ -246,8 +247,8 @@ def test_merged_rows_come_back_as_they_were_and_merge_on(scankv: CommandLine, ro
     assert described(scankv, copy) == described(scankv, routes)
     assert rows_of(scankv, copy).equals(rows_of(scankv, routes))
     assert finished.stderr.splitlines() == [
-        'unlike the exported table: column "late": the inputs behind an avg are not exported; it goes on from each '
-        "value as from one input"
+        'unlike the exported table: column "late": an export does not contain the inputs of an avg; each exported '
+        "value counts as one input"
     ]
     for each in (routes, copy):
         scankv("put", each, "route=a", "leg=1", "flights=1", "delay=1", "late=0", "worst=99")
@@ -287,7 +288,7 @@ def test_options_of_load_replace_what_a_file_says_and_are_reported(
     )
     third = copy + "3"
     message = scankv.fails("load", third, path, "--create", "--set", "merge_engine=last_row")
-    assert 'aggregates is of merge_engine "aggregate"' in message
+    assert 'aggregates is only for merge_engine "aggregate"' in message
     message = scankv.fails("load", third, path, "--create", "--ignore-definition")
     assert "--key" in message
     scankv("load", third, path, "--create", "--ignore-definition", "--key", "leg,route")
@@ -308,13 +309,13 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
         ]
     assert finished.stderr.splitlines() == [
         *(f'unlike the exported table: no column "{name}": the file does not have it' for name in left_out),
-        "unlike the exported table: no index on (delay, flights): the file has not all of these columns",
+        "unlike the exported table: no index on (delay, flights): the file does not have all of these columns",
     ]
     found = described(scankv, copy)
     assert (found["indexes"], found["aggregates"].keys()) == ([["worst"]], {"flights", "worst"})
     scankv("snapshot", "export", routes, path, "--columns", "leg,worst", "--overwrite")
     message = scankv.fails("load", copy + "2", path, "--create")
-    assert 'the file has not the column "route"' in message
+    assert 'the file does not have the column "route"' in message
     assert scankv.fails("describe", copy + "2")
 
 
@@ -359,11 +360,11 @@ def test_a_directory_with_anything_else_or_other_columns_is_not_loaded(
     parts = tmp_path / "parts"
     assert "No such file" in scankv.fails("load", scores, str(parts))
     parts.mkdir()
-    assert "there is none" in scankv.fails("load", scores, str(parts))
+    assert "the directory has no files" in scankv.fails("load", scores, str(parts))
     pa.parquet.write_table(pa.table({"player": ["dan"], "score": [1]}), parts / "a.parquet")
     (parts / "_SUCCESS").write_text("")
     (parts / "b.csv").write_text("player,score\neve,2\n")
-    assert "b.csv is none" in scankv.fails("load", scores, str(parts))
+    assert "has the file b.csv" in scankv.fails("load", scores, str(parts))
     (parts / "b.csv").unlink()
     pa.parquet.write_table(pa.table({"player": ["eve"], "points": [1]}), parts / "c.parquet")
     assert 'c.parquet: the table has no column "points"' in scankv.fails("load", scores, str(parts))
@@ -382,7 +383,7 @@ def test_a_directory_with_files_of_two_tables_is_not_created_as_one(
     scankv("snapshot", "export", scores, path, "--files", "2")
     scankv("load", copy, path, "--create", "--set", "log_retention_seconds=60")
     scankv("snapshot", "export", copy, str(tmp_path / "parts" / "z.parquet"))
-    assert "not exported from the same table" in scankv.fails("load", scores + "_both", path, "--create")
+    assert "was exported from another table" in scankv.fails("load", scores + "_both", path, "--create")
     assert scankv.fails("describe", scores + "_both")
     scankv("load", scores + "_both", path, "--create", "--ignore-definition", "--key", "player")
 

@@ -22,7 +22,7 @@ def test_a_table_is_created_with_indexes_and_described_with_their_states(scankv:
 def test_an_index_is_added_and_dropped(scankv: CommandLine, scores: str) -> None:
     assert scankv("index", "add", scores, "score, player").text == f"built the index on (score, player) of {scores}\n"
     assert scankv("describe", scores, "--json").json["indexes"] == [["score", "player"]]
-    assert "has an index on (score, player) already" in scankv.fails("index", "add", scores, "score,player")
+    assert "already has an index on (score, player)" in scankv.fails("index", "add", scores, "score,player")
     dropped = scankv("index", "drop", scores, "score,player").text
     assert dropped == f"dropped the index on (score, player) of {scores}\n"
     assert scankv("describe", scores, "--json").json["indexes"] == []
@@ -45,6 +45,6 @@ def test_an_index_that_cannot_be_built_is_a_failure_that_says_how_to_get_rid_of_
     message = scankv.fails("index", "add", table, "text")
     assert "cannot be built" in message
     assert f"scankv index drop {table} text" in message
-    assert "not used, to be dropped: " in scankv("describe", table).text
+    assert "not used, drop it: " in scankv("describe", table).text
     scankv("index", "drop", table, "text")
     assert scankv("describe", table, "--json").json["index_status"] == []

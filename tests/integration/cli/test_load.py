@@ -60,10 +60,10 @@ def test_a_file_with_semicolons_is_loaded_and_another_delimiter_can_be_given(sca
     assert created.startswith(f"created {scores}_new: player string not null, score int64\n")
     message = scankv.fails("load", scores + "_2", "-", "--create", "--key", "player", stdin="player:score\neve:2\n")
     assert message == (
-        'standard input has no column "player", which --key names: its columns are "player:score"; if something else '
-        "than a comma separates the fields, give --delimiter"
+        'standard input has no column "player", which --key names: its columns are "player:score"; if the fields are '
+        "not separated by commas, give --delimiter"
     )
-    assert "--delimiter is for CSV" in scankv.fails("load", scores, "-", "--delimiter", ";", stdin='{"player":"a"}')
+    assert "--delimiter is for csv" in scankv.fails("load", scores, "-", "--delimiter", ";", stdin='{"player":"a"}')
 
 
 def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) -> None:
@@ -211,7 +211,7 @@ def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
     row, rows = ("p%d,1\n", 900_000) if format_ == "csv" else ('{"player":"p%d"}\n', 450_000)
     with scankv.start("load", scores, "-", "--format", format_, stdin=reader) as process, open(writer, "wb") as pipe:
         os.close(reader)
-        # More than two blocks of 4 MiB, so that the command is in the middle of its work.
+        # More than two blocks of 4 MiB, so that the command is busy writing.
         pipe.write(b"player,score\n" if format_ == "csv" else b"")
         pipe.write("".join(row % number for number in range(rows)).encode())
         pipe.flush()
@@ -224,7 +224,7 @@ def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
         said = process.stderr.read().decode()
     with sync.connect(scankv.url) as client:
         loaded = client.table(scores).count() - 3
-    # The write that is underway has a second to be answered; else it may be in or not.
+    # The write in flight has a second to be answered; otherwise it may or may not be applied.
     told = re.fullmatch(rf"interrupted: ([\d,]+) rows are in {scores}(?:; up to ([\d,]+) more may be)?\n", said)
     assert told, said
     sure, unsure = (int((number or "0").replace(",", "")) for number in told.groups())
@@ -250,6 +250,6 @@ def test_a_server_that_goes_away_leaves_a_number_of_rows(server: ServerProcess) 
 
 
 def unread(pipe: int) -> int:
-    """Bytes in a pipe that nobody has read yet."""
+    """Returns the number of unread bytes in a pipe."""
     (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(count)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.command_line import CommandLine
 
-# The server refuses the second.
+# The server refuses the second row.
 KEYS = [["a"], ["x" * 20_000], ["b", "c"], ["d", "e", "f"]]
 
 
@@ -39,7 +39,7 @@ class KeyBlock:
 
 
 class InterruptAtLine:
-    """Raises KeyboardInterrupt before one of the lines that this thread runs in the module of `Loading`."""
+    """Raises KeyboardInterrupt before one of the lines that this thread executes in the module of `Loading`."""
 
     def __init__(self, line: int) -> None:
         self.line = line

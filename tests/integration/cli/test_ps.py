@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def stream(scankv: CommandLine, table: str) -> Iterator[sync.ScanStream]:
-    """A scan of `table` that has begun and is not read on."""
+    """Starts a scan of `table`, and reads no further."""
     with sync.connect(scankv.url) as client:
         made = client.create_table(table, pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=12)
         made.upsert(pa.table({"k": range(100_000)}))
@@ -65,7 +65,7 @@ def test_too_little_of_an_id_ends_nothing(scankv: CommandLine, table: str, strea
 
 
 def test_no_live_scan_is_said_so(scankv: CommandLine) -> None:
-    # Scans of other tests may be ending still.
+    # Scans of other tests may still be ending.
     wait_until(lambda: scankv("ps", "--json").json == [], "no live scan")
     finished = scankv("ps")
     assert (finished.text, finished.stderr) == ("", "no scan is live\n")

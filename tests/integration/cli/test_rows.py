@@ -68,7 +68,7 @@ def test_put_of_some_columns_is_refused_where_a_table_takes_whole_rows(scankv: C
     scankv("create", table, *columns)
     assert '"league" is NOT NULL' in scankv.fails("put", table, "player=ann", "score=1")
     scankv("create", table + "_first", *columns, "--set", "merge_engine=first_row")
-    assert "takes whole rows" in scankv.fails("put", table + "_first", "player=ann", "league=a")
+    assert "takes only complete rows" in scankv.fails("put", table + "_first", "player=ann", "league=a")
     for each in (table, table + "_first"):
         assert scankv("count", each).text == "0\n"
 

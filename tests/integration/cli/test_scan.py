@@ -25,7 +25,7 @@ ROWS = [{"player": "ann", "score": 31}, {"player": "bob", "score": 27}, {"player
 
 @pytest.fixture(scope="module")
 def large(shared_server: ServerProcess) -> str:
-    """A table of 60 MiB, which is more than the pipes and windows between a server and a reader hold."""
+    """Makes a table of 60 MiB, which exceeds the pipes and windows between a server and a reader."""
     ids = pa.array(range(120_000))
     rows = pa.table({"id": ids, "text": pa.array(["x" * 500] * len(ids))})
     with sync.connect(shared_server.url) as client:
@@ -90,7 +90,7 @@ def test_a_column_that_is_not_there_is_named_with_the_near_one(
 def test_a_file_that_cannot_be_written_is_named(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "out.csv"
     assert f"{path}: No such file or directory" in scankv.fails("scan", scores, "-o", str(path))
-    assert "a table is for reading" in scankv.fails("scan", scores, "-o", str(path), "--format", "table")
+    assert "to write a file, not table" in scankv.fails("scan", scores, "-o", str(path), "--format", "table")
 
 
 @pytest.mark.parametrize("format_", ["csv", "jsonl", "parquet", "arrow"])
@@ -108,7 +108,7 @@ def test_a_closed_pipe_ends_it_quietly_and_frees_the_iterator(scankv: CommandLin
 def test_ctrl_c_ends_it_quickly_and_frees_the_iterator(scankv: CommandLine, large: str) -> None:
     with scankv.start("scan", large) as process:
         assert process.stdout is not None
-        # Nobody reads on: the command is stuck in writing when it is interrupted.
+        # The output is not read any more: the command blocks in a write when it is interrupted.
         assert process.stdout.read(1)
         assert live_scans(scankv) == 1
         process.send_signal(signal.SIGINT)
@@ -125,7 +125,7 @@ def test_an_early_end_leaves_no_half_file(
     with scankv.start("scan", large, "-o", str(tmp_path / "out.csv"), stdout=subprocess.DEVNULL) as process:
         wait_until(lambda: any(tmp_path.glob(".out.csv.*.part")), "a file in the making")
         process.send_signal(ended_by)
-        # It may have been done just before.
+        # The command may have finished just before.
         assert process.wait(60) in (0, code)
     assert not list(tmp_path.glob(".out.csv.*"))
 

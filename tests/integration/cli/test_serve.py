@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a server that does not come up."""
+    """Runs a server that fails to start."""
     return run_forked(sys.executable, "-m", "scankv", "serve", *arguments)
 
 

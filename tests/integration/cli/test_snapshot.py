@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapshot(scankv: CommandLine, scores: str) -> str:
-    """A snapshot of `scores`, which has changed since."""
+    """Takes a snapshot of `scores`, then changes the table."""
     created = scankv("snapshot", "create", scores, "--ttl", "2h")
     assert created.stderr == ""
     (snapshot_id,) = created.text.splitlines()

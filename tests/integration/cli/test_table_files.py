@@ -1,4 +1,4 @@
-"""`scankv create -f`: a table written down in a file, and described as it was written."""
+"""`scankv create -f` creates a table from a file, and `describe` writes the same file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_described_table_is_created_again_with_the_same_definition(
 
 
 def definition(scankv: CommandLine, table: str) -> dict[str, Any]:
-    """All that is said of a table, but for the state of its rows."""
+    """Returns the definition of a table, without the state of its rows."""
     said = scankv("describe", table, "--json").json
     return {
         name: value for name, value in said.items() if name not in ("bucket_statistics", "index_status", "disk_use")
@@ -117,16 +117,19 @@ def test_a_definition_is_printed_in_one_form(scankv: CommandLine, scores: str) -
     ("text", "complaint"),
     [
         ("table = [", "not valid TOML"),
-        ('tabel = "a.b"', 'no field "tabel"; did you mean "table"?'),
+        ('tabel = "a.b"', 'unknown field "tabel"; did you mean "table"?'),
         ('table = "a.b"\nkey = "k"', 'the field "schema" is missing'),
-        ('table = "a.b"\nschema = "k int64"\nkey = 5', 'the field "key" is a list'),
+        ('table = "a.b"\nschema = "k int64"\nkey = 5', 'the field "key" must be a list'),
         ('table = "a.b"\nschema = "k int64, v int64"\nkey = "k"\naggregates = { v = 5 }', 'the aggregate of "v"'),
-        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = 5', '"options" is a section'),
-        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { buckets = 5 }', '"buckets" is no option: write it'),
-        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { changelog = [] }', 'the option "changelog" is'),
-        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nindexes = [5]', "an index is a list of columns"),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = 5', '"options" must be a section'),
+        (
+            'table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { buckets = 5 }',
+            '"buckets" is not a table option: ',
+        ),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { changelog = [] }', 'option "changelog" must be'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nindexes = [5]', "an index must be a list of columns"),
         ('table = "a.b"\nschema = "k int64"\nkey = "k"\nsequence_groups = { s = ["a"] }', "[[sequence_groups]]"),
-        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nversion_column = 5', '"version_column" is a text'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nversion_column = 5', '"version_column" must be a string'),
     ],
 )
 def test_a_file_that_says_no_table_is_refused(scankv: CommandLine, tmp_path: Path, text: str, complaint: str) -> None:
@@ -136,6 +139,6 @@ def test_a_file_that_says_no_table_is_refused(scankv: CommandLine, tmp_path: Pat
 
 
 def test_a_file_and_options_together_are_refused(scankv: CommandLine, tmp_path: Path) -> None:
-    assert "give nothing beside it" in scankv.fails("create", "a.b", "-f", str(tmp_path / "none"))
+    assert "leave out all other options of the table" in scankv.fails("create", "a.b", "-f", str(tmp_path / "none"))
     assert "cannot be read" in scankv.fails("create", "-f", str(tmp_path / "none"))
     assert "--schema and --key" in scankv.fails("create", "a.b")

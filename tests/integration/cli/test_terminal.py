@@ -23,7 +23,7 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def on_terminal(scankv: CommandLine, *arguments: str, typed: str = "", width: int = 60) -> tuple[int, str]:
-    """Runs a command on a terminal of its own; gives its exit code and all that the terminal shows."""
+    """Runs a command on its own terminal; returns its exit code and all text that the terminal shows."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     os.write(controller, typed.encode())
@@ -34,7 +34,7 @@ def on_terminal(scankv: CommandLine, *arguments: str, typed: str = "", width: in
             while data := os.read(controller, 65_536):
                 shown += data
         except OSError:
-            # The way in which a terminal ends.
+            # This is how reading from a terminal ends.
             pass
         process.wait(60)
     os.close(controller)
@@ -85,7 +85,7 @@ def test_control_characters_do_not_reach_the_terminal(scankv: CommandLine, score
 def test_binary_formats_are_not_for_a_terminal(scankv: CommandLine, scores: str) -> None:
     code, shown = on_terminal(scankv, "scan", scores, "--format", "parquet", width=200)
     assert code == 1
-    assert "scankv: error: parquet is not for a terminal" in shown
+    assert "scankv: error: parquet cannot be shown on a terminal" in shown
 
 
 def test_dropping_asks_first(scankv: CommandLine, scores: str) -> None:

@@ -1,4 +1,4 @@
-"""`scankv top --watch` on a terminal and in a pipe, with a server that is written to, restarted and left."""
+"""`scankv top --watch` on a terminal and in a pipe, while the server is written to, restarted and stopped."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from tests.support.server_process import ServerProcess
 
-# How rich goes back to the first line of what it draws again.
+# The escape sequence with which rich returns to the first line of its output.
 REDRAWN = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
 STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 WATCH = ("--by", "score", "--watch", "--every", "0.1")
 
 
 class Terminal:
-    """A command on a terminal of its own, and what the terminal shows now."""
+    """A command on its own terminal, and what the terminal shows now."""
 
     def __init__(self, scankv: CommandLine, *arguments: str, width: int = 100, height: int = 24) -> None:
         self._controller, terminal = pty.openpty()
@@ -56,22 +56,22 @@ class Terminal:
             while data := os.read(self._controller, 65_536):
                 self._received += data
         except OSError:
-            # The way in which a terminal ends.
+            # This is how reading from a terminal ends.
             pass
 
     @property
     def received(self) -> str:
-        """All that it was sent."""
+        """Returns all output that the terminal has received."""
         return self._received.decode(errors="replace").replace("\r\n", "\n")
 
     @property
     def screen(self) -> str:
-        """What was drawn last."""
+        """Returns what was drawn last."""
         return STYLES.sub("", REDRAWN.split(self.received)[-1])
 
     @property
     def rows(self) -> list[list[str]]:
-        """The words of each row of the table that is shown."""
+        """Returns the words of each row of the table that is shown."""
         return [line.split() for line in self.screen.splitlines() if line.split() and line.split()[0].isdigit()]
 
     def shows(self, *rows: str) -> None:
@@ -80,7 +80,7 @@ class Terminal:
         wait_until(lambda: self.rows == wanted, f"{wanted}, but {self.screen!r}")
 
     def interrupt(self) -> int:
-        """Presses Ctrl-C; the exit code."""
+        """Presses Ctrl-C; returns the exit code."""
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(60)
         self._reader.join()
@@ -89,7 +89,7 @@ class Terminal:
 
 @pytest.fixture
 def piped(scankv: CommandLine, scores: str, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A watch of `scores` whose output is a pipe, with more arguments as the test's parameter."""
+    """Runs a watch of `scores` with its output in a pipe, and with the arguments of the test's parameter."""
     arguments = getattr(request, "param", ())
     with scankv.start("top", scores, *WATCH, *arguments) as process:
         yield process
@@ -104,7 +104,7 @@ def line_of(process: subprocess.Popen[bytes]) -> str:
 def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores: str) -> None:
     with Terminal(scankv, "top", scores, *WATCH, "-n", "3") as terminal:
         terminal.shows("1 ann 31", "2 bob 27", "3 cem null")
-        # One behind those that are shown.
+        # A row after those that are shown.
         scankv("put", scores, "player=zoe")
         wait_until(lambda: "unchanged answers since: 1" in terminal.screen, "an answer with the same rows")
         scankv("put", scores, "player=bob", "score=40")
@@ -112,14 +112,14 @@ def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores
         scankv("put", scores, "player=dan", "score=50")
         terminal.shows("1 new dan 50", "2 ▼1 bob 40", "3 ▼1 ann 31")
         wait_until(lambda: "left: cem (was 3)" in terminal.screen, "who left")
-        # The same rank with another score is shown, and is no movement; who left was shown once.
+        # Another score at the same rank is shown, but is not a movement. A row that left is shown once.
         scankv("put", scores, "player=dan", "score=51")
         terminal.shows("1 dan 51", "2 bob 40", "3 ann 31")
         assert "left:" not in terminal.screen
         assert terminal.interrupt() == 0
         assert terminal.rows == [["1", "dan", "51"], ["2", "bob", "40"], ["3", "ann", "31"]]
         assert "Traceback" not in terminal.received
-        # The cursor, which was hidden, is there again.
+        # The hidden cursor is visible again.
         assert terminal.received.rindex("\x1b[?25h") > terminal.received.rindex("\x1b[?25l")
 
 

@@ -1,4 +1,4 @@
-"""Counts, aggregates and top-N of a real server are those that pyarrow and pandas compute of the whole table."""
+"""Counts, aggregates and top-N of a real server equal those that pyarrow and pandas compute from the whole table."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def table(made: sync.Table, client: Client) -> Table:
 
 
 def kept(where: Predicate | None) -> pa.Table:
-    """The rows for which a predicate is true, evaluated over the whole table here."""
+    """Returns the rows for which a predicate is true, evaluated by the test over all rows."""
     if where is None:
         return DATA
     batch = DATA.combine_chunks().to_batches()[0]
@@ -89,7 +89,7 @@ def kept(where: Predicate | None) -> pa.Table:
 
 
 def best(rows: pa.Table, n: int, by: str, *, descending: bool) -> list[tuple[int, str]]:
-    """The keys of the first rows, by a sort of Python's: nulls last, NaN above infinity, ties by ascending key."""
+    """Returns the keys of the first rows, sorted by Python: nulls last, NaN above infinity, ties by ascending key."""
 
     def order(row: dict[str, Any]) -> Any:
         value, key = row[by], (row["k"], row["name"])
@@ -132,12 +132,12 @@ def test_aggregates_are_those_of_the_whole_table(
     assert result.schema.names == [*group_by, *(f"{column}_{function}" for column, function in asked)]
 
     rows = kept(where)
-    if "score" in group_by:  # pyarrow tells the zeros apart
+    if "score" in group_by:  # pyarrow distinguishes the zeros
         rows = rows.set_column(2, "score", pc.add(rows["score"], 0.0))
     expected = rows.group_by(group_by).aggregate(asked)
     if group_by:
         expected = expected.take(pc.sort_indices(expected, sort_keys=[(name, "ascending") for name in group_by]))
-    # As text, in which NaN equals itself.
+    # Compared as text, in which NaN equals itself.
     found = sorted(map(str, result.select(expected.column_names).to_pylist()))
     assert found == sorted(map(str, expected.to_pylist()))
     if group_by and group_by != ["score"]:
@@ -232,7 +232,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
         await table.aggregate({"name": "sum"})
     with pytest.raises(SchemaMismatch, match="no order"):
         await table.aggregate({"amount": "sum"}, group_by=["at"])
-    with pytest.raises(InvalidRequest, match="nothing is asked for"):
+    with pytest.raises(InvalidRequest, match="the query has no aggregates"):
         await table.aggregate({})
     with pytest.raises(SchemaMismatch, match="scroe"):
         await table.count("scroe > 1")
@@ -252,9 +252,9 @@ async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -
             table = await client.create_table("aggregates.many", schema, primary_key=["id"], buckets=2)
             await table.upsert(pa.table({"id": range(400_000), "text": ["x" * 20] * 400_000}, schema=schema))
 
-            async with table.scan().stream():  # which nobody reads
+            async with table.scan().stream():  # which is not read
                 for refused in _questions(await impatient.table("aggregates.many")):
-                    # The time may run out in the middle of an attempt.
+                    # The timeout may end in the middle of an attempt.
                     with pytest.raises((TooManyScans, DeadlineExceeded)):
                         await refused
 

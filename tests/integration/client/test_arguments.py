@@ -1,4 +1,4 @@
-"""Arguments of a wrong type are named, with what was given; nothing ends in a bare TypeError or AttributeError."""
+"""Arguments of a wrong type raise an error that names the argument and the value, never a bare TypeError."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ async def test_arguments_of_a_wrong_type_are_refused_by_name(client: Client, tab
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda table: table.scan().select(1), "select has names of columns, not 1"),
-        (lambda table: table.scan().select("v", [2]), r"select has names of columns, which are text, not \[2\]"),
-        (lambda table: table.scan(5), "columns has names of columns, not 5"),
-        (lambda table: table.scan().with_buckets(None), "with_buckets has numbers of buckets, not None"),
-        (lambda table: table.lock_columns(["v"], owner=5), "owner is text, not 5"),
+        (lambda table: table.scan().select(1), "select must be names of columns, not 1"),
+        (lambda table: table.scan().select("v", [2]), r"select must be names of columns, not \[2\]"),
+        (lambda table: table.scan(5), "columns must be names of columns, not 5"),
+        (lambda table: table.scan().with_buckets(None), "with_buckets must be bucket numbers, not None"),
+        (lambda table: table.lock_columns(["v"], owner=5), "owner must be text, not 5"),
     ],
 )
 async def test_the_message_says_what_is_wrong(table: Table, call: Callable[[Table], object], message: str) -> None:
@@ -194,7 +194,7 @@ async def test_the_message_says_what_is_wrong(table: Table, call: Callable[[Tabl
 async def test_a_lock_alone_is_no_list_of_locks(table: Table) -> None:
     async with table.lock_columns(["v"], owner="me") as lock:
         for single in (lock, lock.id):
-            with pytest.raises(UsageError, match="locks has column locks or their ids, in a list"):
+            with pytest.raises(UsageError, match="locks must be a list of column locks or their ids"):
                 await table.upsert(ROW, locks=single)  # type: ignore[arg-type]
         await table.upsert(ROW, locks=[lock])
 
@@ -236,9 +236,9 @@ async def test_keys_may_be_mappings_wherever_they_are_keys(client: Client, table
         assert await tx.get(table, key) == {**key, "v": 2}
         assert (await tx.get_for_update(table, key)).num_rows == 1
     for wrong, message in (
-        ({"n": 2}, "values of n were given; they are those of the leading columns of the key"),
+        ({"n": 2}, "values of n were given: give values of leading columns of the key"),
         ({}, "values of no column"),
-        ({"leage": "blue"}, '"leage" is no key column; did you mean "league"'),
+        ({"leage": "blue"}, '"leage" is not a key column; did you mean "league"'),
         ({"league": None}, "null"),
         ({"league": 7}, "league"),
     ):
@@ -254,9 +254,9 @@ async def test_the_blocking_client_takes_the_same(sync_client: sync.Client, tabl
     blocking = sync_client.table(table.name)
     blocking.upsert(ROW)
     assert [row["n"] for row in blocking.scan().prefix({"league": "a"}).to_pylist()] == [1]
-    with pytest.raises(UsageError, match="select has names of columns"):
+    with pytest.raises(UsageError, match="select must be names of columns"):
         blocking.scan().select(1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="locks has column locks"):
+    with pytest.raises(UsageError, match="locks must be a list of column locks"):
         blocking.upsert(ROW, locks="abc")
 
 

@@ -1,4 +1,4 @@
-"""Tables without rows before a change in their changelog, and tables without a changelog."""
+"""Tables whose changelog has no rows before changes, and tables without a changelog."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def changes_of(table: sync.Table, where: str | None = None, start: StartFrom = S
 
 
 def told(changes: sync.Scan) -> list[tuple[str, int, int | None]]:
-    """Kind, key and value of each change, those of a key in their order."""
+    """Returns kind, key and value of each change, those of a key in order."""
     found = changes.to_arrow().select(META).to_pylist()
     return sorted((tuple(each.values()) for each in found), key=lambda each: each[1])
 
 
 def changed(table: sync.Table) -> int:
-    """How many changes a table has had."""
+    """Returns how many changes a table has had."""
     return sum(count_of(bucket.log_offset) for bucket in table.statistics())
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_told_is_refused_and_rows_that_do_not_match_may_be_delete
         (1, ["a", "10"]),
         (2, ["a", "20"]),
     ]
-    # Where null matches, a deleted row is one all the same.
+    # Deleted rows are deletions, even if null matches.
     assert ("-D", 1, None) in told(changes_of(table, "tags IS NULL").with_unmatched("delete"))
     with pytest.raises(UsageError, match='"refuse" or "delete"'):
         changes_of(table).with_unmatched("keep")  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ async def test_a_mirror_of_a_table_without_changelog_is_refused(client: Client, 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("where", [None, "v < 5", "k < 30"])
 async def test_a_mirror_follows_a_table_without_rows_before(client: Client, name: str, where: str | None) -> None:
-    # In one bucket: of one in which nothing matches, a stream is told with the next heartbeat.
+    # In one bucket: for a bucket without matches, a stream only gets the next heartbeat.
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1, changelog="upsert")
     seed = random.randrange(2**32)
     chance = random.Random(seed)

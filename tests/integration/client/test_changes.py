@@ -1,4 +1,4 @@
-"""The changes of a table as a stream: where it starts and ends, what it carries, what ends it, and what it leaves."""
+"""The changes of a table as a stream: where it starts and ends, what it contains, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ async def table(client: Client, name: str, request: pytest.FixtureRequest) -> Ta
     return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, columnar_base=base)
 
 
-# Where the rows of a start from the whole table are read from; which is for the table's fixture.
+# Whether the rows of a full start are read from bases, for the table's fixture.
 OF_EITHER = pytest.mark.parametrize("table", ["off", "eager"], indirect=True)
 
 
 async def await_base(table: Table) -> None:
-    """Waits until the table is read from its bases, if it is to have some."""
+    """Waits until the table is read from its bases, if it has the option."""
     if table.options.get("columnar_base") == "eager":
         await await_bases(table)
 
 
 @pytest.fixture(scope="module")
 def restless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose streams are heard from all the time."""
+    """Runs a server whose streams send heartbeats very often."""
     data = tmp_path_factory.mktemp("restless") / "data"
     settings = ("follow_heartbeat_seconds=0.05", "max_followers=4", "admission_wait_seconds=0", "max_waiting_scans=0")
     with ServerProcess(data, *(flag for setting in settings for flag in ("--set", setting))) as server:
@@ -92,7 +92,7 @@ async def read(scan: Scan) -> list[dict[str, Any]]:
 
 
 def seen(found: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """What happened to which key, in the order of each bucket."""
+    """Returns the changes of each key, in the order of each bucket."""
     return sorted(((row["_change_type"], row["k"]) for row in found), key=lambda pair: pair[1])
 
 
@@ -109,7 +109,7 @@ async def idle(client: Client) -> None:
 async def test_what_happened_is_told_in_the_terms_of_flink_with_offset_and_time(table: Table) -> None:
     before = datetime.now(UTC)
     await table.upsert(rows(1, 2))
-    await table.upsert([*rows(1, v=1), *rows(1, v=2), *rows(2)])  # one net change, and none
+    await table.upsert([*rows(1, v=1), *rows(1, v=2), *rows(2)])  # one net change, then none
     await table.delete([2, 77])
     found = await read(changes(table, StartFrom.EARLIEST, StopAt.LATEST))
     one = [row for row in found if row["k"] == 1]
@@ -172,7 +172,7 @@ async def test_full_is_all_rows_then_every_change_from_exactly_there(table: Tabl
         replay = ReplayedTable({}, selective=True)
         while replay.rows_seen < 99 + 51 + 100:
             replay.play(await anext(stream))
-        # Every row first, then every change of the write, from the offsets of the header on.
+        # First every row, then every change of the write, starting at the offsets of the header.
         assert replay.table == {row["k"]: row for row in await table.scan().to_pylist()}
         bounded = changes(table, StartFrom.offsets(offsets), StopAt.LATEST)
         assert len(await read(bounded)) == 51 + 100
@@ -305,7 +305,7 @@ async def test_a_projection_has_the_columns_that_tell_what_happened_and_those_as
             found = await log.select(columns).to_arrow()
             assert found.schema.names == [*meta, *columns]
             assert found.num_rows == 1
-        # What is asked of other columns is told from them all the same.
+        # Predicates on other columns are evaluated as well.
         assert (await log.select(["text"]).where(col("v") == 0).to_arrow()).num_rows == 1
         assert (await log.select(["text"]).where(col("v") == 1).to_arrow()).num_rows == 0
 
@@ -321,7 +321,7 @@ async def test_with_a_predicate_rows_come_and_go_as_for_those_who_see_only_them(
 
 
 async def test_a_limit_ends_the_stream_and_the_offsets_say_what_was_returned(table: Table) -> None:
-    """Also where a predicate leaves rows out, so that the server has read more than it may return."""
+    """Even if a predicate leaves out rows, so that the server has read more than it may return."""
     await table.upsert(rows(*range(60)))
     whole = changes(table, StartFrom.EARLIEST, StopAt.LATEST)
     for log in (whole, whole.where(col("k") < 50)):
@@ -422,7 +422,7 @@ async def test_a_stream_that_is_not_to_go_on_says_where_it_was(table: Table, sha
 async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_and_a_writer(
     table: Table, shared_server: ServerProcess
 ) -> None:
-    """Each change must fit what the reader knows: a `+I` of no row that is there, a `-U` of the very row that is."""
+    """Each change must fit what the reader knows: no `+I` of an existing row, and each `-U` equals the existing row."""
     await table.upsert(rows(*range(4000), text="x" * 50))
     await await_base(table)
     done, written = asyncio.Event(), 0
@@ -447,7 +447,7 @@ async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_an
                 if batches % 9 == 0 and replay.rows_seen < 6000:
                     proxy.apply(Fault("reset"))
                 if batches == 20:
-                    # Somebody else goes on.
+                    # Another stream continues.
                     token, offsets = stream.resume_token, stream.next_offsets
                     break
             await stream.aclose()
@@ -482,7 +482,7 @@ async def test_a_change_comes_at_once_whatever_the_heartbeat_is(tmp_path: Path) 
                 for key in range(10):
                     reading = asyncio.create_task(anext(stream))
                     await table.upsert(rows(key))
-                    # A poll of any interval would show in the sum.
+                    # Polling at any interval would show in the sum.
                     async with asyncio.timeout(30):
                         assert (await reading).column("k").to_pylist() == [key]
 
@@ -603,7 +603,7 @@ async def test_a_drain_ends_followers_at_once_and_they_go_on_with_the_server_tha
 
 
 async def test_a_bounded_read_over_unclean_stops_has_every_change_in_batches_of_any_size(server: ServerProcess) -> None:
-    """Each of them begins a new epoch, in which offsets go on from another number."""
+    """Each unclean stop begins a new epoch, in which offsets continue at another number."""
     async with connect(server.url) as client:
         table = await client.create_table("test.epochs", SCHEMA, primary_key=["k"], buckets=1)
         positions = []

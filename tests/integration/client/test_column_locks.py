@@ -1,4 +1,4 @@
-"""Column locks: who has one fills its columns alone; others are told who has it, and write nothing."""
+"""Column locks: only the holder can write its columns; others get an error that names the holder, and write nothing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_two_jobs_fill_different_columns_of_the_same_rows(client: Client, 
         assert await table.get(1) == {"k": 1, "a": 4, "b": 4, "c": -4}
         with pytest.raises(ColumnLocked, match="job-2"):
             await table.upsert([{"k": 1, "b": 9}], columns=["k", "b"], locks=[first])
-        # A whole row is of both.
+        # A complete row has both columns.
         await table.upsert([ROW], locks=[first, second])
         await table.delete([1], locks=[first, second])
 
@@ -107,7 +107,7 @@ async def test_a_lock_that_nobody_renews_expires_and_one_that_is_kept_does_not(c
         await await_until(has_expired, "expired", timeout=60)
         assert left.remaining == 0
         await table.upsert([{"k": 1, "a": 7}], columns=["k", "a"])
-        # Its holder believes to be alone, which it is not any more.
+        # Its holder assumes exclusive access, which it no longer has.
         with pytest.raises(LockLost):
             await table.upsert([{"k": 1, "a": 8}], columns=["k", "a"], locks=[left])
 
@@ -125,16 +125,16 @@ async def test_a_restarted_owner_takes_its_old_lock_over_and_fences_its_holder(c
     await table.upsert([{"k": 1, "a": 2}], columns=["k", "a"], locks=[old])
     async with table.lock_columns(["a"], owner="job-1", take_over=True) as new:
         assert {lock.id for lock in await client.column_locks(name)} == {new.id, beside.id}
-        # The holder of before is refused, whatever it writes.
+        # The earlier holder is refused, whatever it writes.
         for column in ("a", "b", "c"):
             with pytest.raises(LockLost):
                 await table.upsert([{"k": 1, column: 9}], columns=["k", column], locks=[old, beside])
         with pytest.raises(LockLost):
             await old.renew()
         await table.upsert([{"k": 1, "a": 3}], columns=["k", "a"], locks=[new])
-        await old.release()  # of what is gone already
+        await old.release()  # of a lock that has already ended
         assert new.id in {lock.id for lock in await client.column_locks(name)}
-    # It stays refused when the new lock is gone, too.
+    # It is still refused when the new lock has ended.
     with pytest.raises(LockLost):
         await table.upsert([{"k": 1, "a": 9}], columns=["k", "a"], locks=[old])
     with pytest.raises(LockLost):
@@ -185,7 +185,8 @@ async def test_a_lock_that_was_taken_over_stays_so_after_a_kill(server: ServerPr
 
 async def test_a_lock_waits_for_the_writes_that_have_begun(client: Client, name: str) -> None:
     table = await made(client, name)
-    # Long enough that some of it is under way when the lock is asked for; if not, nothing is proven, nor broken.
+    # Long enough that some of it is in progress when the lock is requested; otherwise the test proves nothing, but does
+    # not fail.
     rows = pa.table({name: range(60_000) for name in SCHEMA.names}, schema=SCHEMA)
     writing = asyncio.create_task(table.upsert(rows))
     await await_until(table.count, "some rows")
@@ -213,7 +214,7 @@ async def test_locks_survive_a_kill_of_the_server_and_go_with_their_table(server
         with pytest.raises(ColumnLocked):
             await table.upsert([ROW])
         await table.upsert([ROW], locks=[lock])
-        # A table of the same name is another one.
+        # A new table with the same name is another incarnation.
         await made(client, "test.b")
         await lock.renew(1)
         assert lock.ttl == 1

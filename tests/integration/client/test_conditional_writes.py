@@ -1,4 +1,4 @@
-"""Conditional writes: refused when a key of theirs has changed since it was read, and then nothing is written."""
+"""Conditional writes are refused, without writing anything, if one of their keys has changed since it was read."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ async def test_a_write_of_what_was_read_is_refused_when_it_has_changed_and_nothi
     with pytest.raises(WriteConflict):
         await table.delete(keys, if_version=read.log_offsets)
     assert await content(table) == before
-    # Read again, and nothing stands in the way.
+    # After reading again, the write succeeds.
     again = await table.upsert(rows(keys, 1), if_version=await version(table, keys))
     assert await content(table) == before | dict.fromkeys(keys, 1)
-    # A write's own answer is a version, too.
+    # The answer to a write is a version as well.
     await table.delete(keys, if_version=again.log_offsets)
     assert await content(table) == dict.fromkeys(range(12, 30), 0)
 
@@ -94,7 +94,7 @@ async def test_a_row_is_inserted_only_if_nobody_else_has(client: Client, name: s
     await table.upsert(rows([100], 1), if_version=absent)
     with pytest.raises(WriteConflict):
         await table.upsert(rows([100], 2), if_version=absent)
-    # Gone and back is a change, too.
+    # Deleting and inserting the same row again is a change.
     present = await version(table, [100])
     await table.delete([100])
     await table.upsert(rows([100], 1))
@@ -175,7 +175,7 @@ async def test_a_version_that_the_changelog_has_forgotten_is_refused(tmp_path: P
             async def is_forgotten() -> bool:
                 await table.upsert(rows(range(100, 3000), next(values)))
                 try:
-                    # The row as it is: no change, also where it is written.
+                    # Writing the same row is not a change.
                     await table.upsert(rows([1], 0), if_version=read)
                 except PositionExpired:
                     return True
@@ -205,7 +205,7 @@ async def test_what_was_read_of_a_table_that_was_dropped_and_made_anew_is_refuse
             with pytest.raises(TableRecreated, match="dropped and created again"):
                 await handle.delete(list(range(30)), if_version=version_)
     assert await content(again) == dict.fromkeys(range(30), 0)
-    # The handle that was opened before the drop reads the new table, and may write what it has read there.
+    # The handle that was opened before the drop reads the new table, and may write based on what it has read there.
     new = await table.lookup([1], with_version=True)
     await table.upsert(rows([1], 5), if_version=new.log_offsets)
-    await again.upsert(rows([2], 5), if_version=dict(read))  # numbers alone do not say of which table they are
+    await again.upsert(rows([2], 5), if_version=dict(read))  # numbers alone do not contain the incarnation

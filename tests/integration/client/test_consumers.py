@@ -1,4 +1,4 @@
-"""Consumers: what is committed is not read again, what is not is, and one stream at a time has a consumer."""
+"""Consumers: committed changes are not read again, uncommitted ones are, and a consumer has one stream at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows(*keys: int, v: int = 0) -> list[dict[str, Any]]:
 
 
 async def take(scan: Scan, commit: bool = True) -> list[tuple[str, int, int]]:
-    """What there is of a bounded stream, ordered by key and offset: what happened, key and value."""
+    """Returns the changes of a bounded stream, ordered by key and offset: row kind, key and value."""
     async with scan.stream() as stream:
         batches = [batch async for batch in stream]
         if commit:
@@ -105,7 +105,7 @@ async def test_a_consumer_that_never_committed_begins_where_its_first_stream_did
 
 @pytest.mark.parametrize("committed", [0, 1, 4, 7, 100])
 async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(table: Table, committed: int) -> None:
-    """Each change must fit what is known: rows committed are known, and of the others none."""
+    """Each change must fit the known rows: committed rows are known, and no others."""
     await table.upsert(rows(*range(100)))
     replay, value = ReplayedTable({}, selective=True), 0
     for turn in range(4):
@@ -139,7 +139,7 @@ async def test_a_start_from_the_whole_table_goes_on_exactly_behind_its_commit(ta
 
 
 async def test_a_consumer_taken_over_among_rows_and_again_among_changes_is_told_each_change_once(table: Table) -> None:
-    """The rows are of two instants then, and the changes between them are in some of the rows already."""
+    """The rows are then from two instants, and some of the changes between them are already contained in the rows."""
     await table.upsert(rows(*range(200)))
     replay = ReplayedTable({}, selective=True)
     scan = table.changes(consumer_id="c").with_chunk(rows=20)
@@ -266,7 +266,7 @@ async def test_a_commit_that_races_a_takeover_is_before_it_or_refused(table: Tab
 async def test_columns_predicate_and_buckets_may_change_between_streams(table: Table) -> None:
     await table.upsert(rows(*range(30)))
     assert len(await take(upto_now(table).with_buckets(0, 1))) < 30
-    # Bucket 2 has no position yet, so it begins where this stream says.
+    # Bucket 2 has no position yet, so it starts where this stream says.
     (consumer,) = await table.consumers()
     assert sorted(consumer.log_offsets) == [0, 1]
     with pytest.raises(InvalidRequest, match=r"none of \[2\]"):
@@ -294,7 +294,7 @@ async def test_while_rows_are_read_the_query_cannot_change_until_it_is_reset_or_
     await table.upsert(rows(*range(100)))
     async with table.changes(consumer_id="c").with_chunk(rows=10).stream() as stream:
         await anext(stream)
-        # Nothing is committed: anything may be asked for.
+        # Nothing is committed, so any columns and predicate are allowed.
     async with table.changes(consumer_id="c", columns=["k"], shard=(0, 2)).with_chunk(rows=10).stream() as stream:
         await anext(stream)
         await stream.commit()
@@ -393,7 +393,7 @@ async def test_changes_is_the_short_form(table: Table, client: Client) -> None:
     full = table.changes().spec.log
     assert full is not None
     assert full.start is StartFrom.FULL
-    # A spec has all of it, also elsewhere.
+    # A spec contains all of it, even in another process.
     await table.upsert(rows(*range(20), v=2))
     found = await take(client.scan(table.changes(stop=StopAt.LATEST, consumer_id="c").spec))
     assert len(found) == 20

@@ -1,4 +1,4 @@
-"""All rows of a table deleted at the server in a transaction, mostly to be replaced by others at once."""
+"""Deleting all rows of a table at the server within a transaction, mostly to replace them at once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_all_rows_are_replaced_at_once_and_the_changes_are_net(client: Cli
     watching = asyncio.create_task(watch())
     async with client.transaction() as tx:
         assert await tx.delete_all(table) == 1000
-        # As they are, replaced, and new.
+        # Unchanged, replaced and new rows.
         assert await tx.upsert(table, rows(range(300, 500), 1)) == 200
         await tx.upsert(table, rows(range(500, 1500), 2))
         assert await tx.get(table, 5) is None
@@ -94,7 +94,7 @@ async def test_what_was_staged_before_is_deleted_with_the_rows_and_what_comes_be
         await tx.delete_all(table)
         await table.upsert(rows(range(5000, 5003), 7))
         await tx.upsert(table, rows(range(3), 3))
-    # It deletes the rows of its moment.
+    # It deletes the rows of its instant.
     expected = {**dict.fromkeys(range(1000, 1010), 2), **dict.fromkeys(range(5000, 5003), 7)}
     assert await contents(table) == expected | dict.fromkeys(range(3), 3)
 
@@ -104,7 +104,7 @@ async def test_repeated_calls_stage_it_once(client: Client, table: Table) -> Non
     assert await tx.delete_all(table) == 1000
     await tx.upsert(table, rows(range(3), 3))
     await table.upsert(rows(range(2000, 2010), 9))
-    # The same call again, as when its answer was lost, and one of an attempt that comes late.
+    # The same call again, as after a lost answer, and a late call of an earlier attempt.
     for _ in range(2):
         again = client.transaction_part(tx.token, tx.part)
         assert await again.delete_all(table) == 1000
@@ -165,7 +165,7 @@ async def test_a_table_that_deletes_no_rows_refuses_unless_overwritten(client: C
             await tx.delete_all(sums)
         with pytest.raises(UsageError):
             await tx.delete_all(sums, mode="else")  # type: ignore[arg-type]
-    # Nothing of it was staged.
+    # Nothing was staged.
     assert tx.requests == 0
     assert await tx.delete_all(sums, mode="overwrite") == 10
     await tx.upsert(sums, rows(range(2), 1))
@@ -210,7 +210,7 @@ def _committed_after_a_kill(server: ServerProcess, *, commits: bool) -> dict[Any
         tx.upsert(table, rows(range(5), 2))
         server.kill()
         server.restart()
-        # As when the answer was lost with the server.
+        # As if the answer was lost with the server.
         table.upsert(rows(range(1000, 1001), 1))
         assert client.transaction_part(tx.token, tx.part).delete_all(table) == 1000
         if commits:

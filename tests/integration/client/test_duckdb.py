@@ -1,4 +1,4 @@
-"""`to_duckdb`: a scan becomes a table of DuckDB's, all of it or nothing."""
+"""`to_duckdb` creates a table in DuckDB from a scan, completely or not at all."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_a_table_that_is_there_is_kept(sync_table: sync.Table, con: duckdb.DuckD
 
 
 def test_what_is_no_connection_is_refused_before_a_scan_starts(sync_table: sync.Table) -> None:
-    with pytest.raises(UsageError, match=r"duckdb\.connect\(\) makes one, not a str"):
+    with pytest.raises(UsageError, match=r"duckdb\.connect\(\), not a str"):
         sync_table.scan().to_duckdb("rows.db", "rows")  # type: ignore[arg-type]
-    with duckdb.connect() as con, pytest.raises(UsageError, match="named by text, not 7"):
+    with duckdb.connect() as con, pytest.raises(UsageError, match="must be text, not 7"):
         sync_table.scan().to_duckdb(con, 7)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A real client and a real server with the fault proxy between them: every fault is an error of ours or no fault."""
+"""A real client and server with the fault proxy in between: every fault is one of our errors, or no fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DATA = pa.table({"k": range(ROWS), "v": [f"{k:0200}" for k in range(ROWS)]})
 
 @pytest_asyncio.fixture
 async def filled(client: Client, name: str) -> str:
-    """A table of some 4 MB, more than a window."""
+    """Makes a table of about 4 MB, more than a window."""
     table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
     await table.upsert(DATA)
     return name
@@ -101,10 +101,10 @@ async def test_a_connection_that_ends_is_an_error_unless_nothing_was_shown_and_t
             failure = error
         found = stream.statistics()
         if failure is not None:
-            # What arrived right before the end may be lost: gRPC drops what was not read yet.
+            # Data that arrived right before the end may be lost, because gRPC drops what was not read yet.
             assert (failure.resume_token is not None) == (found.rows_returned > 0)
         else:
-            # A scan of which its reader has seen nothing is made again where there is a server to connect to.
+            # A scan whose reader has received nothing is retried if a server can be reached.
             assert (found.attempts > 1, found.rows_returned) == (True, DATA.num_rows)
         assert [made.at_bytes for made in proxy.faults] == [bytes_before], proxy
         await no_scan_is_live(client)
@@ -139,7 +139,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
         async for batch in stream:
             rows += batch.num_rows
         assert rows == ROWS
-        # On a busy machine, a chunk of the second attempt may come too late as well.
+        # On a busy machine, a chunk of the second attempt may also come too late.
         assert stream.statistics().attempts == proxy.connections >= 2, proxy
         proxy.resume()
         await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
@@ -171,7 +171,8 @@ async def test_scans_on_a_connection_that_was_replaced_go_on_to_their_end(proxy:
 
 
 async def test_no_call_takes_the_connection_that_just_broke(proxy: FaultProxy, filled: str) -> None:
-    # gRPC gives a broken connection to calls for a moment longer: without care, one call in fifteen on a busy machine.
+    # gRPC uses a broken connection for a moment longer. Without special care, one call in fifteen fails on a busy
+    # machine.
     async with connect(proxy.address) as through:
         for connections in range(1, 51):
             stream = through.scan(ScanSpec(filled, chunk_rows=100)).stream()
@@ -210,7 +211,7 @@ async def test_a_stalled_connection_stops_the_scan_at_the_server(
         stream = through.scan(ScanSpec(filled, chunk_rows=100)).stream()
         rows = (await anext(stream)).num_rows
         proxy.apply(Fault("stall"))
-        # Meanwhile this one is read whole twice; the stalled one has come no further than the buffers.
+        # In the meantime, this scan is read completely twice; the stalled one has only reached the buffers.
         for _ in range(2):
             assert await scanned(client, filled) == DATA
         assert (await client.server_stats()).live_scans == 1
@@ -281,7 +282,7 @@ async def test_blocking_code_has_a_proxy_in_a_thread(shared_server: ServerProces
     def blocking() -> None:
         with FaultProxy.in_thread(shared_server.url) as proxy, sync.connect(proxy.address) as through:
             proxy.on_next(Fault("cut", 1_000_000))
-            # The chunks that arrived right before the end may all be lost. Then the scan is made again.
+            # The chunks that arrived right before the end may all be lost. Then the scan is retried.
             with suppress(ScanInterrupted, Unavailable):
                 assert through.scan(ScanSpec(filled, chunk_rows=500)).to_arrow().num_rows == DATA.num_rows
             assert len(proxy.faults) == 1

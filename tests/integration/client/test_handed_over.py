@@ -1,4 +1,4 @@
-"""A start from the whole table that goes on by token again and again: among its rows, and among the changes behind."""
+"""A full start that is resumed by token again and again: among its rows, and among the changes after them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_token_of_changes_still_knows_which_of_them_the_rows_show(client
             async for batch in stream:
                 replay.play(batch)
                 token = stream.resume_token
-                # Once among the rows; then behind the first of the changes, which those behind it are not yet.
+                # Once among the rows, then after the first of the changes.
                 if turn == 0 or stream.phase == "changes":
                     break
         if turn == 0:

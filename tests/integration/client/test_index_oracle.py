@@ -1,4 +1,4 @@
-"""Scans and top-N of random tables, with indexes and without, are what plain Python makes of all their rows."""
+"""Scans and top-N of random tables, with and without indexes, equal what plain Python computes from all rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUESTIONS = 15
 
 
 class Twins:
-    """Two tables of the same rows, one with indexes and one without, each live and pinned; and all their answers.
+    """Two tables with the same rows, one with indexes and one without, each live and pinned; and all their answers.
 
     Attributes:
         seen: How many questions of each kind were asked.
@@ -56,7 +56,10 @@ class Twins:
         self._buckets: dict[Any, int] = {}
 
     async def check_whole(self) -> None:
-        """Reads all rows of each source, bucket by bucket: those of the model. Notes where each row lies."""
+        """Reads all rows of each source, bucket by bucket, and compares them with the model.
+
+        Records the bucket of each row.
+        """
         for table, pin in self._all_sources:
             found: dict[Any, int] = {}
             for bucket in range(self._made.buckets):
@@ -69,13 +72,13 @@ class Twins:
             assert exact_rows(whole) == self.answers.rows
 
     def question(self) -> PredicateCase:
-        """A predicate, mostly one that an index is good for."""
+        """Returns a predicate, mostly one for which an index is useful."""
         if self._random.random() < 0.85:
             return self._predicates.for_index(self._random.choice(self._made.indexes))
         return self._predicates.any()
 
     def columns(self, index: tuple[str, ...]) -> list[str] | None:
-        """All columns, some, or only such as the entries of an index have; those of the key always."""
+        """Returns all columns, some, or only columns of an index's entries; always with the key."""
         names = self._random.choice([None, self.answers.schema.names, list(index), []])
         if names is None:
             return None
@@ -83,7 +86,7 @@ class Twins:
         return [*self._made.key, *self._random.sample(others, self._random.randint(0, len(others)))]
 
     async def scan(self) -> None:
-        """Asks for the rows of one predicate in a random way."""
+        """Reads the rows of one predicate in a random way."""
         sources = self._sources()
         question, columns = self.question(), self.columns(self._random.choice(self._made.indexes))
         limit = self._random.choice([None, None, None, 0, 1, 3, 20])
@@ -111,7 +114,7 @@ class Twins:
                     self._check_rows(await rows_of(scan, cut=cut), expected, columns, limit, ordered, reverse)
 
     async def top_n(self) -> None:
-        """Asks for the first rows by a column."""
+        """Reads the first rows by a column."""
         sources = self._sources()
         index = self._random.choice(self._made.indexes)
         if self._random.random() < 0.8:
@@ -145,13 +148,13 @@ class Twins:
         self.seen["top-N with an index" if used else "top-N without one"] += 1
 
     def _index_of_top_n(self, by: str, where: Predicate | None) -> tuple[str, ...]:
-        """The index that the server reads for the first rows. Blocks."""
+        """Returns the index that the server reads for the first rows. Blocks."""
         message = None if where is None else to_proto(where)
         request = lookup_pb2.TopNRequest(table=self.indexed.name, by=by, n=2, where=message)
         return tuple(self._wire.lookups.TopN(request, timeout=60).index)
 
     async def count(self) -> None:
-        """Counts, with a predicate."""
+        """Counts rows with a predicate."""
         sources, question = self._sources(), self.question()
         expected = len(self.answers.where(question.truth))
         with noted(f"count where {question.predicate!r}"):
@@ -159,7 +162,7 @@ class Twins:
                 assert await table.count(question.predicate, at=pin) == expected
 
     def _sources(self) -> list[tuple[Table, Snapshot | None]]:
-        """The table with indexes, and one of the other three."""
+        """Returns the table with indexes, and one of the other three sources."""
         return [self._all_sources[0], self._random.choice(self._all_sources[1:])]
 
     def _is_in(self, row: Row, buckets: list[int] | None, start: pa.Scalar | None) -> bool:
@@ -182,7 +185,7 @@ class Twins:
         if ordered:
             assert found == self.answers.projected(expected[:count], columns)
             return
-        # One bucket after another, of each the first ones.
+        # One bucket after another, with the first rows of each.
         by_bucket: dict[int, list[Row]] = {}
         for row in expected:
             by_bucket.setdefault(self._buckets[self.answers.order_of_key(row)], []).append(row)
@@ -203,7 +206,7 @@ def _hashable(row: Row) -> str:
 
 
 async def rows_of(scan: Scan, *, cut: bool) -> list[Row]:
-    """All rows of a scan; when cut, those of its first chunk and then those that it resumes with."""
+    """Returns all rows of a scan; with an interruption, those of its first chunk and then those of the resumed scan."""
     if not cut:
         return exact_rows(await scan.to_arrow())
     async with scan.stream() as stream:
@@ -216,7 +219,7 @@ async def rows_of(scan: Scan, *, cut: bool) -> list[Row]:
 
 
 async def make_twins(client: Client, wire: Wire, random: Random, seed: int, rows: int) -> Twins:
-    """Two tables with the same history; one with indexes, of which some are made before the rows and some after."""
+    """Makes two tables with the same history; some of the indexes are created before the rows and some after."""
     made = RandomTable.random(random, rows)
     early = random.randint(0, len(made.indexes))
     tables = []
@@ -241,7 +244,7 @@ async def make_twins(client: Client, wire: Wire, random: Random, seed: int, rows
 
 
 async def check_seed(server: ServerProcess, seed: int, *, rows: int, questions: int) -> Counter[str]:
-    """Makes the tables of a seed and asks random questions."""
+    """Makes the tables of a seed and compares random queries."""
     random = Random(seed)
     with noted(f"seed {seed}"), Wire(server.url) as wire:
         async with connect(server.url) as client:
@@ -282,7 +285,7 @@ SCORES = pa.schema([pa.field("id", pa.int32(), nullable=False), ("score", pa.int
 
 
 def scored(rows: int, scores: Callable[[int], int | None]) -> pa.Table:
-    """Rows with ascending ids."""
+    """Returns rows with ascending ids."""
     columns = [range(rows), [scores(number) for number in range(rows)], [f"note {number}" for number in range(rows)]]
     return pa.table(
         [pa.array(values, type_) for values, type_ in zip(columns, SCORES.types, strict=True)], schema=SCORES
@@ -316,7 +319,7 @@ async def test_a_scan_goes_on_when_its_index_is_dropped_and_when_one_is_added(
 
 @pytest.mark.asyncio
 async def test_more_rows_than_an_index_tells_are_all_found(client: Client, name: str) -> None:
-    """Around the 10,000 keys that are looked up through an index, and the 10,000 rows of a top-N from one."""
+    """Around 10,000 rows, the limit for keys that are looked up through an index, and for a top-N from an index."""
     sizes = {1: 9_999, 2: 10_000, 3: 10_001}
     scores = [score for score, size in sizes.items() for _ in range(size)]
     Random(1).shuffle(scores)

@@ -1,4 +1,4 @@
-"""Indexes as a client makes, watches and drops them, and the check of a table."""
+"""Indexes as a client creates, watches and drops them, and the check of a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = 50_000
 
 
 async def scores(client: Client, name: str, *, indexes: Any = ()) -> Table:
-    """A table of `ROWS` rows in four buckets."""
+    """Makes a table of `ROWS` rows in four buckets."""
     table = await client.create_table(name, SCHEMA, primary_key=["player"], indexes=indexes)
     numbers = range(ROWS)
     await table.upsert(
@@ -52,7 +52,7 @@ def ready(*columns: str, rows: int = ROWS) -> IndexStatus:
 
 
 def agreeing(checks: list[BucketCheck], *indexes: tuple[str, ...], rows: int = ROWS) -> bool:
-    """Whether a check found so many rows, as many entries of each index, and nothing wrong."""
+    """Returns whether a check found this number of rows, as many entries in each index, and no problem."""
     return (
         [check.bucket for check in checks] == [0, 1, 2, 3]
         and sum(check.rows for check in checks) == rows
@@ -104,7 +104,7 @@ async def test_altering_without_waiting_leaves_the_building_to_the_server(client
     assert status.failure is None
     assert status.rows == ROWS
     assert 0 <= status.rows_done <= ROWS
-    # Waits for its own index alone, behind which the other one was not dropped.
+    # Waits for its own index only, and notices that it was dropped.
     altered = await client.alter_table(name, add_columns=pa.schema([("team", pa.string())]), add_indexes=["team"])
     assert altered.schema.names[-1] == "team"
     assert altered.indexes == (("league",), ("team",))
@@ -149,7 +149,7 @@ async def test_an_index_that_cannot_be_built_says_why_and_that_it_is_to_be_dropp
     assert "xxxx" not in raised.value.message
     (status,) = await table.index_status()
     assert (status.ready, status.failure is None) == (False, False)
-    # What is wrong with one does not keep another.
+    # A failure of one index does not stop the other.
     assert (await client.alter_table(name, add_indexes=["score"])).indexes == (("league",), ("score",))
     assert (await client.alter_table(name, drop_indexes=["league"])).indexes == (("score",),)
     assert await table.get("ann") is not None
@@ -171,7 +171,7 @@ async def test_an_index_that_cannot_be_built_says_why_and_that_it_is_to_be_dropp
 )
 @pytest.mark.asyncio
 async def test_what_is_no_alteration_is_not_sent(client: Client, name: str, alteration: dict[str, Any]) -> None:
-    # The table is not there: a request would be refused with TableNotFound.
+    # The table does not exist: a request would be refused with TableNotFound.
     with pytest.raises(UsageError) as raised:
         await client.alter_table(name, **alteration)
     assert raised.value.details.get("option") == next(iter(alteration), None)

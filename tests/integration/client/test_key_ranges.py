@@ -1,4 +1,4 @@
-"""Scans of several key ranges and single keys: only those are read, and the rows are those of the whole table."""
+"""Scans of several key ranges and single keys read only these and return the same rows as a scan of the whole table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ TABLES = ["ranges.hashed", "ranges.by_name", "ranges.based"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with the rows three times: in buckets by the whole key, by its first column, and in columnar bases."""
+    """Runs a server with the rows three times:
+
+    in buckets by the whole key, by its first column, and in columnar bases.
+    """
     arguments = (*ALL_THE_TIME, "--set", "base_min_rows=1")
     with ServerProcess(tmp_path_factory.mktemp("ranges") / "data", *arguments) as server:
         with sync.connect(server.url) as client:
@@ -93,7 +96,7 @@ def _compared(name: str, value: object, how: int) -> Predicate:
 
 
 def expected(where: Predicate) -> list[tuple[Any, ...]]:
-    """The keys of the rows for which a predicate is true, in key order."""
+    """Returns the keys of the rows for which a predicate is true, in key order."""
     kept = DATA.filter(evaluate(bind(where, SCHEMA), DATA))
     return sorted((_key(row) for row in kept.to_pylist()), key=lambda key: (key[0].encode(), key[1], _order(key[2])))
 
@@ -138,12 +141,12 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
     snapshot = client.table(table).snapshot(60) if pinned else None
     scan = scan.at(snapshot) if snapshot is not None else scan
     there = expected(asked)
-    # Of many rows, some twenty chunks.
+    # Many rows, in about twenty chunks.
     step = step and max(step, len(there) // 20)
     found: list[tuple[Any, ...]] = []
     token: bytes | None = None
     while True:
-        # Each attempt is cut after its first chunk.
+        # Each attempt is interrupted after its first chunk.
         attempt = scan if step is None else scan.with_chunk(rows=step)
         with (attempt if token is None else attempt.resume_from(token)).stream() as stream:
             chunks = list(stream) if step is None else list(islice(stream, 1))

@@ -70,7 +70,7 @@ def test_the_streaming_engine_has_the_same_answer(table: sync.Table, query: str)
 
 
 class Streams:
-    """Starts the scans of a table's lazy frame, and keeps them to be asked what they did."""
+    """Starts the scans of a lazy frame, and keeps them to inspect their statistics."""
 
     def __init__(self, scan: sync.Scan, client: sync.Client) -> None:
         self.started: list[sync.ScanStream] = []
@@ -145,9 +145,9 @@ def test_a_scan_that_is_asked_for_changes_alone_is_no_frame(table: sync.Table) -
     with table.scan().stream() as stream:
         version = stream.version
     scan = table.scan().if_changed_since(version)
-    with pytest.raises(UsageError, match=r"to_polars would take an unchanged table for an empty one"):
+    with pytest.raises(UsageError, match=r"to_polars could not tell an unchanged table from an empty one"):
         scan.to_polars(lazy=True)
-    with duckdb.connect() as con, pytest.raises(UsageError, match=r"to_duckdb would take"):
+    with duckdb.connect() as con, pytest.raises(UsageError, match=r"to_duckdb could not tell"):
         scan.to_duckdb(con, "rows")
 
 
@@ -184,5 +184,5 @@ def test_a_query_that_needs_no_more_ends_its_scan(server: ServerProcess) -> None
         frame = table.scan().with_chunk(rows=10).to_polars(lazy=True)
         few = frame.filter(pl.col("x") > 1.0).head(3).collect(engine="streaming")
         assert few.height == 3
-        # Polars lets go of a source when it is used next.
+        # Polars releases a source when it is used next.
         wait_until(lambda: pl.select(1).height and client.server_stats().live_scans == 0, "the scan ended")

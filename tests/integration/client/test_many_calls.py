@@ -1,4 +1,4 @@
-"""One client that does thousands of things at once: all of them are done."""
+"""One client that makes thousands of calls at once: all of them succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge engines through the client and a real server: what is written is what stands, is streamed, and survives."""
+"""Merge engines through the client and a real server: rows, streams of changes, and restarts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(serve
     async with connect(server.url) as client:
         table = await routes(client, name, columnar_base="eager")
         await table.upsert([flight("a-b", 10, "LAX")])
-        # Changes nothing but what is hidden, the second time.
+        # The second time, it changes only the hidden state.
         for _ in range(2):
             await table.upsert([{"route": "a-b", "delay": 10.0}], columns=["route", "delay"])
     server.kill()
@@ -243,7 +243,7 @@ async def test_sketches_and_bitmaps_are_united(client: Client, name: str) -> Non
 BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"aggregates": {"route": agg.max()}}, InvalidRequest, 'column "route" is in the primary key'),
     ({"aggregates": {"nothing": agg.max()}}, SchemaMismatch, 'no column "nothing"'),
-    ({"aggregates": {"note": agg.sum()}}, SchemaMismatch, 'column "note" is string, of which there is no sum'),
+    ({"aggregates": {"note": agg.sum()}}, SchemaMismatch, 'column "note" is string, which sum does not take'),
     ({"aggregates": {"note": agg.Aggregator("summ")}}, InvalidRequest, 'column "note": there is no aggregate function'),
     ({"aggregates": {"note": agg.Aggregator("max", (("by", "x"),))}}, InvalidRequest, 'max has no parameter "by"'),
     ({"aggregates": {"note": agg.listagg("")}}, InvalidRequest, 'column "note": the delimiter'),
@@ -251,10 +251,10 @@ BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"aggregates": {"note": "max"}}, UsageError, "one of scankv.agg"),
     ({"changelog": "upsert"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "upsert"'),
     ({"changelog": "none"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "none"'),
-    ({"merge_engine": "last_row"}, InvalidOption, "aggregates is of merge_engine"),
+    ({"merge_engine": "last_row"}, InvalidOption, "aggregates is only for merge_engine"),
     ({"merge_engine": "sum"}, InvalidOption, 'merge_engine" must be .*, not "sum"'),
     ({"merge_engine": "versioned", "aggregates": None}, InvalidOption, "needs a version_column"),
-    ({"version_column": "flights"}, InvalidOption, "version_column is of merge_engine"),
+    ({"version_column": "flights"}, InvalidOption, "version_column is only for merge_engine"),
     ({"merge_engine": "versioned", "version_column": "airports", "aggregates": None}, SchemaMismatch, '"airports" is'),
     ({"merge_engine": "versioned", "version_column": "route", "aggregates": None}, InvalidRequest, '"route" is in the'),
     ({"merge_engine": "first_row", "delete_behavior": "allow", "aggregates": None}, InvalidOption, "delete_behavior"),
@@ -304,11 +304,11 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
         (lambda: table.upsert(row, mode="replace"), UsageError, "mode is"),  # type: ignore[arg-type]
         (lambda: table.upsert([row[0] | {"_change_type": "X"}]), InvalidRequest, r"_change_type must be \+I"),
         (lambda: table.upsert([*row, row[0] | {"_change_type": "+I"}]), SchemaMismatch, "_change_type"),
-        (lambda: table.delete("a-b", columns=["route"]), UsageError, "no column outside the key"),
+        (lambda: table.delete("a-b", columns=["route"]), UsageError, "must name a column outside the key"),
         (lambda: strict.upsert([{"k": 1}], columns=["k"]), SchemaMismatch, 'column "v" is NOT NULL'),
         (lambda: strict.delete(1, columns=["v"]), SchemaMismatch, 'column "v" is NOT NULL'),
-        (lambda: first.upsert(row, columns=["route", "note"]), InvalidRequest, "takes whole rows"),
-        (lambda: first.retract(row), InvalidRequest, "takes no rows back"),
+        (lambda: first.upsert(row, columns=["route", "note"]), InvalidRequest, "takes only complete rows"),
+        (lambda: first.retract(row), InvalidRequest, "cannot retract rows"),
         (lambda: fixed.delete("a-b"), InvalidRequest, "deletes no rows"),
         (lambda: fixed.upsert([row[0] | {"_change_type": "-D"}]), InvalidRequest, "row 0: table"),
     ]:
@@ -405,7 +405,7 @@ async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> Non
     await table.upsert(pd.DataFrame({"k": [1, 1, 2], "n": ["a", np.nan, "b"], "a": "y"}))
     await table.upsert(pd.DataFrame({"k": [1, 1, 2], "n": [0.5, np.nan, 1.5], "a": "y"}))
     assert await table.scan(columns=["n"]).ordered().to_pylist() == [{"n": 16}, {"n": 2}]
-    # What replaces the count is one.
+    # A value that replaces the count counts as one.
     await table.upsert([{"k": 1, "n": 300, "a": None}], mode="overwrite")
     assert await table.get(1) == {"k": 1, "n": 300, "a": None}
     with pytest.raises(SchemaMismatch):

@@ -1,4 +1,4 @@
-"""A mirror equals its table: after any writes, in any part of it, over restarts of either side."""
+"""A mirror equals its table: after any writes, for any part of the table, over restarts of either side."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ async def test_changed_returns_when_something_has(shared_server: ServerProcess) 
     async with connect(shared_server.url) as client:
         table = await make(client, "changed", 10)
         async with mirror(table) as local:
-            await local.wait_for_change()  # the rows it began with
+            await local.wait_for_change()  # the initial rows
             waiting = asyncio.create_task(local.wait_for_change())
-            await table.upsert([row(3)])  # the same row again
+            await table.upsert([row(3)])  # writes the same row again
             await table.upsert([row(3, 7.0)])
             await waiting
             assert local.get(key(3)) == row(3, 7.0)

@@ -1,4 +1,4 @@
-"""Catching up by net changes: what they amount to is what every change amounts to, wherever the stream was cut."""
+"""Compacted catch-up: net changes have the same effect as all changes, wherever the stream is interrupted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that catches up at once, and has little memory for it."""
+    """Runs a server that catches up at once, with little memory for it."""
     arguments = ("--set", f"catch_up_changes={EARLIER}", "--set", f"catch_up_memory_bytes={1 << 20}")
     with ServerProcess(tmp_path_factory.mktemp("net") / "data", *arguments) as server:
         yield server
@@ -36,7 +36,7 @@ async def write_something(table: Table, chance: random.Random, commits: int) -> 
         if chance.random() < 0.35:
             await table.delete(numbers)
         else:
-            # Few values, so that rows often come to be as they were.
+            # Few values, so that rows often return to an earlier state.
             await table.upsert([{"k": n, "v": f"v{chance.randrange(3)}"} for n in numbers])
 
 
@@ -47,7 +47,7 @@ async def state_of(table: Table) -> tuple[dict[int, int], dict[int, Any]]:
 
 
 def replay(changes: list[dict[str, Any]], before: Mapping[int, Any]) -> dict[int, Any]:
-    """What changes amount to; each fits the state before it, and no key has more than one net change."""
+    """Returns the state after the changes. Each change fits the state before it, and no key has two net changes."""
     rows = dict(before)
     seen: set[tuple[int, str]] = set()
     for change in changes:

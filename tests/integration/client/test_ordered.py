@@ -1,4 +1,4 @@
-"""Order over all buckets, ranges of keys by value, single keys, and what the server says it would do."""
+"""Order over all buckets, key ranges by value, single keys, and the server's explanation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture
 async def table(client: Client) -> Table:
-    """The numbers below ROWS as keys, `v` being their thousand."""
+    """Makes a table with the numbers below ROWS as keys; `v` is their thousand."""
     names = [table.name for table in await client.tables()]
     if "ordered.rows" not in names:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64()), ("w", pa.string())])
@@ -41,7 +41,7 @@ async def table(client: Client) -> Table:
 
 
 async def read(scan: Scan) -> tuple[list[int], int]:
-    """The keys in the order in which they come, and how many rows were read for them."""
+    """Returns the keys in the order received, and how many rows were read for them."""
     keys: list[int] = []
     async with scan.select("k").stream() as stream:
         async for rows in stream:
@@ -70,7 +70,7 @@ async def test_a_limit_is_exact_and_reads_no_more_than_a_row_of_each_bucket(tabl
     assert scanned <= limit + BUCKETS
     keys, scanned = await read(table.scan().ordered().reverse().key_range(end=4000).limit(limit))
     assert keys == list(range(4000, 4000 - limit, -1))
-    # Against key order a cursor looks at no more than it gives, too.
+    # In descending order, a cursor also reads no more rows than it returns.
     assert scanned <= limit + BUCKETS
 
 
@@ -177,7 +177,7 @@ async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_els
     assert (explanation.points, explanation.ranges, explanation.residual) == (9, (), 'col("v") > 0')
     assert explanation.first_points[0] == "(a, b) = (3, 'nobody')"
 
-    # Together they are over 10,000 keys: keys between them are read as well, and filtered.
+    # Together they are more than 10,000 keys, so keys between them are read as well, and filtered.
     wide = table.scan(where=col("b").is_in(list("uvz")) & col("a").is_in(range(0, 10_000, 2)))
     assert (await wide.explain()).residual is not None
     assert sorted((row["a"], row["b"]) for row in await wide.to_pylist()) == [

@@ -1,4 +1,4 @@
-"""Clients with little patience: idle streams, refused scans, and keepalive pings."""
+"""Clients with short timeouts: idle streams, refused scans, and keepalive pings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
 
 async def with_little_patience(attempt: Callable[[float], Awaitable[None]]) -> None:
-    """Makes an attempt with a timeout of so many seconds, and with longer ones when it fails.
+    """Runs the test with a timeout of some seconds, and with longer ones if it fails.
 
     A busy machine takes longer than a short timeout for what has to be answered within it. What breaks at a timeout
     breaks at each.
@@ -75,7 +75,7 @@ async def test_a_mirror_of_an_idle_table_outlives_its_timeouts(
             connect(shared_server.url, operation_timeout=seconds, next_chunk_timeout=seconds) as hasty,
             mirror(await hasty.table(name)) as copy,
         ):
-            # No event marks that nothing has happened for two timeouts.
+            # No event shows that nothing has happened for two timeouts.
             await asyncio.sleep(2.2 * seconds)
             written = await table.upsert([{"k": 1, "v": f"after {seconds} s"}])
             await copy.wait_for(written.log_offsets)
@@ -128,7 +128,7 @@ async def _survives_pings(url: str, interval_millis: int, pings: int) -> bool:
 
 async def test_keepalive_pings_that_the_server_allows_end_no_connection(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "min_ping_interval_seconds=0.1") as server:
-        # gRPC sends them every second at most; the third that comes too soon ends the connection.
+        # gRPC sends pings at most every second; the third that comes too early ends the connection.
         assert await _survives_pings(server.url, 1000, 5)
 
 

@@ -1,4 +1,4 @@
-"""Blocking clients beside one another: what one leaves behind when it is closed is no error of the others."""
+"""Several blocking clients: what a closed client leaves behind causes no errors in the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking client at the edges of a process: its exit, a fork, and Ctrl-C."""
+"""The blocking client at the boundaries of a process: exit, fork, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_child(action):
 
 @pytest.fixture
 def run(shared_server: ServerProcess, sync_client: sync.Client, name: str) -> Callable[..., str]:
-    """Runs a script in a process of its own, where `url`, `server` and `name` are known; what it prints."""
+    """Runs a script in its own process, in which `url`, `server` and `name` are defined; returns its output."""
     table = sync_client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"])
     table.upsert(pa.table({"k": range(ROWS)}))
 
@@ -53,8 +53,7 @@ def run(shared_server: ServerProcess, sync_client: sync.Client, name: str) -> Ca
         )
         assert done.returncode == exit_code, done.stderr
         if not exit_code:
-            # gRPC itself notes a fork beside its running threads, and asyncio what took long on a busy machine: by its
-            # result, which may have several lines.
+            # gRPC logs a fork with running threads, and asyncio logs what took long on a busy machine, by its
             said = re.sub(r"^Executing <.*? took [\d.]+ seconds$", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
             assert [line for line in said.splitlines() if line and "fork_posix" not in line] == []
         return done.stdout
@@ -146,7 +145,10 @@ print(table.count())
 
 @pytest.mark.parametrize("waiting", ["table.changes(StartFrom.LATEST).stream()", "table.watch_top_n(1, 'k')"])
 def test_ctrl_c_that_does_not_wake_the_thread_that_waits_is_noticed(run: Callable[..., str], waiting: str) -> None:
-    """As one that comes right before the wait; one to another thread is as good, and can be had at any time."""
+    """As a Ctrl-C right before the wait.
+
+    A Ctrl-C to another thread has the same effect, and can be produced at any time.
+    """
     script = f"""
 import threading
 from aio_client import StartFrom

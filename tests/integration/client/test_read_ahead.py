@@ -1,4 +1,4 @@
-"""Reading ahead for a caller that blocks: bounded, closed in every way there is, errors behind items before them."""
+"""Reading ahead for a blocking caller: bounded, closed in every possible way, and errors come after earlier items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 40_000
 
 
 class NumberGenerator:
-    """A generator of numbers, which tells how many it has made, and whether it was closed."""
+    """A generator of numbers, which records how many it has made, and whether it was closed."""
 
     def __init__(self, most: int = 1_000_000, error: Exception | None = None) -> None:
         self.made = 0
@@ -47,7 +47,7 @@ def test_items_are_made_ahead_and_never_more_of_them_than_asked_for(sync_client:
     with sync_client.read_ahead(numbers, 4) as items:
         for expected in (1, 2, 3):
             assert next(items) == expected
-            # One more than has a place: the one that waits for it.
+            # One more than the limit: the item that waits for a place.
             wait_until(lambda: numbers.made == expected + 4, "as many as there are places")  # noqa: B023
     assert numbers.closed.is_set()
     assert numbers.made == 7

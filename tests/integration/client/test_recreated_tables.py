@@ -1,4 +1,4 @@
-"""Offsets of a table that was dropped and created again under its name are refused by everything that takes offsets."""
+"""Offsets of a table that was dropped and created again are refused by every call that takes offsets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def filled(table: Table, value: int) -> None:
 
 
 async def stored(offsets: LogOffsets) -> LogOffsets:
-    """As a job keeps them: as JSON text."""
+    """Returns the offsets as a job stores them, as JSON text."""
     return LogOffsets.from_json(offsets.to_json())
 
 
@@ -217,7 +217,7 @@ async def test_what_takes_offsets_refuses_those_of_the_table_before(
     offsets = await stored(await old.log_offsets())
     await client.drop_table(name)
     table = await created(client, name)
-    # The same offsets are there again: only the incarnation tells them apart.
+    # The same offsets exist again: only the incarnation distinguishes them.
     await filled(table, 2)
     await of_a_commit_of_a_consumer(table)
     consumers = [consumer.log_offsets for consumer in await table.consumers()]
@@ -226,7 +226,7 @@ async def test_what_takes_offsets_refuses_those_of_the_table_before(
     assert caught.value.details["table"] == name
     assert await table.count(where="v = 2") == 90
     assert [consumer.log_offsets for consumer in await table.consumers()] == consumers
-    # Of the table as it is, they are taken.
+    # Offsets of the current table are accepted.
     await filled(table, 3)
     await use(table, await stored(await table.log_offsets()))
 

@@ -1,4 +1,4 @@
-"""Scans of a real server that are cut: the very rows that are missing of a snapshot, a fresh view of a live table."""
+"""Interrupted scans of a real server: exactly the missing rows of a snapshot, and a new view of a live table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aio_client import Client, Scan, ScanStream, Table
 
 SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string())])
-# With chunks this small, a cut always comes before all has been read ahead.
+# With chunks this small, an interruption always comes before everything has been read ahead.
 ROWS = 20_000
 CHUNK_ROWS = 500
 GO_ON_IN_ANOTHER_PROCESS = """
@@ -68,18 +68,18 @@ async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
 
 @pytest_asyncio.fixture
 async def cut_client(proxy: FaultProxy) -> AsyncIterator[Client]:
-    """A client whose connections can be cut."""
+    """Connects a client whose connections can be cut."""
     async with connect(proxy.address, read_ahead_bytes=64 << 10) as client:
         yield client
 
 
 def through(client: Client, scan: Scan) -> Scan:
-    """The same scan in small chunks, by another client."""
+    """Returns the same scan in small chunks, through another client."""
     return client.scan(scan.with_chunk(rows=CHUNK_ROWS).spec)
 
 
 async def read_cut(stream: ScanStream, proxy: FaultProxy, every: int) -> tuple[pa.Table, int]:
-    """All rows of a scan whose connection is cut after every so many chunks; and how often it was."""
+    """Returns all rows of a scan whose connection is cut after every few chunks, and the number of cuts."""
     batches, cuts = [], 0
     async for rows in stream:
         batches.append(rows)
@@ -128,7 +128,7 @@ async def test_a_live_scan_goes_on_over_a_fresh_view_and_says_so(
     assert isinstance(resumption.cause, Unavailable)
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == (before, {1: result.log_offsets[1]})
     assert stream.log_offsets == resumption.to_log_offsets
-    # What came before stands as it was; what comes behind it is as of now, with the rows that are new.
+    # The rows before are unchanged; the rows after it are as of now, including new ones.
     assert min(seen) > last_key
     assert seen[max(seen)] == "changed"
     assert max(seen) >= ROWS

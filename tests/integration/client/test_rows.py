@@ -1,4 +1,4 @@
-"""Rows by key: written, replaced, deleted, looked up; and bad ones refused whole."""
+"""Rows by key: written, replaced, deleted and looked up; bad requests are refused completely."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_rows_as_large_as_allowed_are_written_and_read(client: Client, nam
     await table.upsert([{"k": k, "v": large} for k in range(3)])
     sizes = [len(row["v"]) for row in await table.scan().to_pylist()]
     assert sizes == [len(large)] * 3
-    # More than one answer may hold, so it is asked for in parts.
+    # Larger than one answer may be, so the keys are requested in parts.
     assert (await table.lookup(range(3))).num_rows == 3
 
 
@@ -181,7 +181,7 @@ async def test_rows_are_looked_up_in_the_order_asked(table: Table) -> None:
     assert filled.column("player").to_pylist() == keys
     assert filled.column("score").to_pylist() == [7, None, 99, 7, 0]
     assert (await table.lookup([])).schema == table.schema
-    with pytest.raises(UsageError, match="missing is"):
+    with pytest.raises(UsageError, match="missing must be"):
         await table.lookup(keys, missing="skip")  # type: ignore[call-overload]
 
 

@@ -1,4 +1,4 @@
-"""Scans of a real server: all rows once, as of one instant, and nothing left behind."""
+"""Scans of a real server return all rows once, as of one instant, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: together they are the whole, each once, in every phase; those beyond the last bucket are empty."""
+"""Shards together read every row and change once, in every phase; shards beyond the last bucket are empty."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def read(scan: Scan) -> list[dict[str, Any]]:
 
 
 def by_bucket(found: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """The changes of each bucket, in their order."""
+    """Returns the changes of each bucket, in order."""
     buckets = defaultdict(list)
     for change in found:
         buckets[change["_bucket"]].append(change)
@@ -147,13 +147,13 @@ async def test_what_is_no_shard_is_refused_when_it_is_given(table: Table, client
     alone = client.scan(scan.spec)
     unknown: list[Callable[[], object]] = [lambda: alone.with_shard(0, 2), lambda: alone.with_bucket_filter(bool)]
     for attempt in unknown:
-        with pytest.raises(UsageError, match=r"start from table\.scan\(\), or set the buckets of the spec"):
+        with pytest.raises(UsageError, match=r"use table\.scan\(\), or set the buckets of the spec"):
             attempt()
     assert client.scan(scan.with_shard(0, 2).spec).with_buckets(2, 3).spec.buckets == (2,)
 
 
 async def test_consumers_of_all_shards_read_everything_once_while_it_is_written(table: Table) -> None:
-    """Each shard has a consumer of its own, which goes on in other streams; a key stays with its shard."""
+    """Each shard has its own consumer, which continues in other streams; a key stays in its shard."""
     rng = random.Random(3)
     await changed(table, rng)
     state: list[dict[int, int]] = [{} for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Pinned snapshots, live scans and their cancelling, as users of the client meet them."""
+"""Pinned snapshots, live scans and their cancellation, as users of the client see them."""
 
 from __future__ import annotations
 

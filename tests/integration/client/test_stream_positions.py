@@ -1,4 +1,4 @@
-"""Positions of streams: committed by token, required of a consumer, shared out, polled, and without an end."""
+"""Positions of streams: committed by token, required of a consumer, sharded, polled, and without an end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def write(table: Table, keys: range, v: int = 0) -> None:
 
 
 def changes_of(batches: list[pa.RecordBatch]) -> list[tuple[int, int]]:
-    """Keys and values of changes."""
+    """Returns keys and values of changes."""
     return [(row["k"], row["v"]) for batch in batches for row in batch.to_pylist()]
 
 
@@ -56,7 +56,7 @@ async def test_what_is_committed_by_token_is_what_was_read_before_it(table: Tabl
     await table.upsert([{"k": key, "v": 0} for key in range(40)])
     scan = table.changes(start, StopAt.LATEST, consumer_id="etl").with_chunk(rows=3)
     async with scan.stream() as stream:
-        # Reads ahead of all that is committed.
+        # Reads ahead of all commits.
         handed = [(rows, stream.resume_token) async for rows in stream]
         furthest = -1
         for finished in rng.sample(range(len(handed)), 6):
@@ -65,7 +65,7 @@ async def test_what_is_committed_by_token_is_what_was_read_before_it(table: Tabl
             offsets = await stream.commit(token)
             if finished > furthest:
                 furthest, last = finished, offsets
-            else:  # a commit never goes back
+            else:  # a commit never moves a position back
                 assert offsets == last
     async with table.changes(start, StopAt.LATEST, consumer_id="etl").stream() as stream:
         rest = [rows async for rows in stream]
@@ -104,7 +104,7 @@ async def test_a_token_that_is_none_is_refused(client: Client, table: Table, nam
             with pytest.raises(InvalidResumeToken):
                 await stream.commit(token)
         for wrong in ("text", b"", 5):
-            with pytest.raises(UsageError, match="a token is bytes"):
+            with pytest.raises(UsageError, match="a token must be bytes"):
                 await stream.commit(wrong)  # type: ignore[arg-type]
 
 
@@ -210,11 +210,11 @@ async def test_one_position_of_the_whole_table_fits_every_shard(table: Table) ->
 async def test_changes_without_an_end_are_not_gathered(table: Table) -> None:
     endless = table.changes(StartFrom.EARLIEST)
     for gather in (endless.to_arrow, endless.to_pandas, endless.to_polars, endless.to_pylist):
-        with pytest.raises(UsageError, match=f"{gather.__name__} would wait for ever"):
+        with pytest.raises(UsageError, match=f"{gather.__name__} would never return"):
             await gather()
-    with pytest.raises(UsageError, match="would wait for ever"):
+    with pytest.raises(UsageError, match="would never return"):
         await endless.to_polars(lazy=True)
-    with pytest.raises(UsageError, match="would wait for ever"):
+    with pytest.raises(UsageError, match="would never return"):
         await endless.to_duckdb(None, "t")  # type: ignore[arg-type]
     await write(table, range(3))
     assert len(await endless.limit(3).to_pylist()) == 3
@@ -223,7 +223,7 @@ async def test_changes_without_an_end_are_not_gathered(table: Table) -> None:
 def test_changes_without_an_end_are_not_gathered_by_readers_of_arrow(blocking: sync.Table) -> None:
     endless = blocking.changes(StartFrom.EARLIEST)
     for gather in (pa.table, pa.RecordBatchReader.from_stream):
-        with pytest.raises(UsageError, match="would wait for ever"):
+        with pytest.raises(UsageError, match="would never return"):
             gather(endless)
     assert pa.table(endless.stop_at(StopAt.LATEST)).num_rows == 0
 
@@ -250,7 +250,7 @@ def blocking(sync_client: sync.Client, name: str) -> sync.Table:
 
 
 def poll_until(stream: sync.ScanStream, condition: Callable[[], bool]) -> list[int]:
-    """Polls shortly until something is true; the keys that came."""
+    """Polls briefly until a condition is true; returns the keys received."""
     keys: list[int] = []
 
     def polled() -> bool:
@@ -276,7 +276,7 @@ def test_a_poll_gives_what_comes_and_never_waits_for_longer(blocking: sync.Table
         blocking.upsert([{"k": 2, "v": 1}])
         assert next(stream)["k"].to_pylist() == [2]
         for wrong in (-1, "1", None, float("nan"), True):
-            with pytest.raises(UsageError, match="timeout is a number of seconds"):
+            with pytest.raises(UsageError, match="timeout must be a number of seconds"):
                 stream.poll(wrong)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The blocking client: the same answers, from any thread, beside a running loop, and read by other libraries."""
+"""The blocking client: the same answers, from any thread, beside a running event loop, and for other libraries."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_stream_knows_its_view(table: sync.Table) -> None:
 def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         table = client.create_table("test.left", SCHEMA, primary_key=["k"])
-        # More than is on its way to a reader that does not read.
+        # More than fits between the server and a reader that does not read.
         table.upsert(pa.table({"k": range(ROWS), "name": ["x" * 500] * ROWS}))
         scan = table.scan().with_chunk(rows=10)
         for _ in scan:
@@ -198,7 +198,7 @@ def test_one_stream_has_one_reader_at_a_time(table: sync.Table) -> None:
 
 
 class _Interrupt(BaseException):
-    """What Ctrl-C is, without the danger that it ends the test run."""
+    """Stands for Ctrl-C, without the risk of ending the test run."""
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def alarm() -> Iterator[None]:
 def test_an_interrupted_read_ends_the_stream_and_its_token_loses_no_rows(table: sync.Table, alarm: None) -> None:
     scan = table.scan(["k"]).with_chunk(rows=200)
     tokens_kept: list[bool] = []
-    for attempt in range(24):  # Most interrupts meet a read, and some of them one whose rows have just come.
+    for attempt in range(24):  # Most interrupts arrive during a read, and some when its rows have just arrived.
         stream = scan.stream()
         batches: list[pa.RecordBatch] = []
         try:
@@ -279,7 +279,7 @@ def test_a_client_that_is_dropped_ends_its_thread(shared_server: ServerProcess) 
     client = sync.connect(shared_server.url)
     tables = client.tables()
     del client
-    assert len(client_threads()) == 1  # its tables still need it
+    assert len(client_threads()) == 1  # its tables still use it
     del tables
     assert no_client_thread_is_left()
 

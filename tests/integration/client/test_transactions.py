@@ -1,4 +1,4 @@
-"""Transactions through the client: seen at once, once, or not at all; conflicts, parts, merges, and what is refused."""
+"""Transactions through the client: visible together, once, or not at all; conflicts, parts, merges, and errors."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_the_last_commit_wins_unless_conflicts_are_to_abort(client: Client
     assert {k: v for k, v in (await contents(table)).items() if k in (3, 4, 5)} == {3: (0, 0), 4: (9, 0), 5: (0, 0)}
     async with client.transaction(conflict="abort") as tx:
         await tx.upsert(table, rows([3, 4, 5], 2))
-        await table.upsert(rows([6, 7, 8, 9], 9))  # of the same buckets, but other keys
+        await table.upsert(rows([6, 7, 8, 9], 9))  # with other keys of the same buckets
         await tx.delete(table, [2])
     assert (await contents(table))[4] == (2, 0)
 
@@ -332,7 +332,7 @@ async def test_a_table_dropped_since_and_a_locked_column_keep_it_from_being_comm
             await tx.upsert(table, rows([2], 1))
         await tx.upsert(table, rows([3], 1), locks=[lock])
         await tx.upsert(table, rows([1], 1), locks=[lock])
-    # Others may have written what the lock kept to it.
+    # Others may have written the columns that the lock protected.
     with pytest.raises(LockLost):
         await tx.commit()
     assert await table.count() == 0
@@ -417,7 +417,7 @@ async def test_a_transaction_reads_what_it_has_staged_itself(client: Client, tab
         await tx.delete(table, [1, 7, 8])
         await tx.upsert(table, pa.table({"k": [2, 9], "a": [3, 3]}), columns=["k", "a"])
         await tx.upsert(table, rows([4], 4) + rows([4], 5))
-        await table.upsert(rows([3, 4, 9], 9, 9))  # of others, what is committed
+        await table.upsert(rows([3, 4, 9], 9, 9))  # committed writes of others
         found = await tx.lookup(table, [9, 8, 4, 3, 2, 1, 0, 0], missing="null")
         assert [(row["k"], row["a"], row["b"]) for row in found.to_pylist()] == [
             (9, 3, 9),

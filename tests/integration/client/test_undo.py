@@ -1,4 +1,4 @@
-"""Undo: what a named writer did behind some offsets goes, what others did stays."""
+"""Undo reverts what a named writer has done since some offsets, and leaves what others did."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_inserts_go_and_changed_and_deleted_rows_come_back(client: Client,
     assert report.log_offsets == await offsets_of(table)
     again = await table.undo("job", offsets)
     assert (again.restored, again.deleted, again.log_offsets) == (0, 0, report.log_offsets)
-    # What the writer does after an undo can be undone, too.
+    # What the writer does after an undo can be undone as well.
     async with table.writer(id="job") as writer:
         await writer.upsert([row(1, 50), row(8, 50)])
     assert (await table.undo("job", offsets)).restored == 1
@@ -134,7 +134,7 @@ async def test_the_job_undoes_what_its_own_lock_protects(client: Client, name: s
         checkpoint = await table.log_offsets()
         await writer.upsert([{"k": k, "a": 9} for k in range(8)])
         await writer.flush()
-    # The job is killed: its lock stays. Who restarts it takes the lock over, and undoes with it.
+    # The job is killed, and its lock remains. The restarted job takes the lock over, and uses it for the undo.
     left = await table.lock_columns(["a"], owner="job", ttl=600)
     with pytest.raises(ColumnLocked):
         await table.undo("job", checkpoint)
@@ -157,11 +157,12 @@ async def test_only_rows_that_go_are_counted_as_deleted(client: Client, name: st
     async with table.writer(id="job", columns=["a"]) as writer:
         await writer.upsert([{"k": k, "a": k} for k in range(30)])
         await writer.flush()
-        # Others fill the other column: of every third with a value, of others with null, which is nothing.
+        # Other writers fill the other column: for every third key with a value, for the others with null, which changes
+        # nothing.
         await table.upsert([{"k": k, "b": k if k % 3 == 0 else None} for k in range(30)], columns=["k", "b"])
         await writer.delete(list(range(10)))
     report = await table.undo("job", checkpoint)
-    # Of the keys of which the job had left nothing itself, nothing is to be taken back.
+    # For keys without changes of the job itself, nothing is reverted.
     assert await contents(table) == {k: (None, k) for k in range(0, 30, 3)}
     assert (report.restored, report.deleted, report.conflicts) == (6, 14, 0)
     again = await table.undo("job", checkpoint)
@@ -183,7 +184,7 @@ async def test_columns_that_cannot_be_undone_exactly_are_refused_before_anything
     )
     await table.upsert([{"k": k, "a": 1.0, "b": 1} for k in range(40)])
     checkpoint = await table.log_offsets()
-    # Only the last bucket has a write of the column.
+    # Only the last bucket contains a write of the column.
     async with table.writer(id="job", columns=["b"]) as writer:
         await writer.upsert([{"k": k, "b": 1} for k in range(60)])
         await writer.flush()
@@ -220,7 +221,7 @@ async def test_random_histories_go_back_as_a_model_says(client: Client, name: st
         table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
         await table.upsert([row(k, 0) for k in range(0, 40, 2)])
         offsets, rows = await offsets_of(table), await contents(table)
-        # Of each key that the writer has changed: what it was before, and whether others have written it since.
+        # For each key that the writer has changed: its earlier value, and whether others have written it since.
         first: dict[int, tuple[int | None, int | None] | None] = {}
         others: set[int] = set()
         async with table.writer(id="job") as writer:
@@ -229,7 +230,7 @@ async def test_random_histories_go_back_as_a_model_says(client: Client, name: st
                 own, deletes = rng.random() < 0.6, rng.random() < 0.3
                 target: Any = writer if own else table
                 for key in keys:
-                    # Written again as it is, a row is no change; nor is deleting what is not there.
+                    # Writing a row again unchanged is not a change, and neither is deleting a missing row.
                     if deletes and key not in rows:
                         continue
                     if own:

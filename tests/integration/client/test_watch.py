@@ -1,4 +1,4 @@
-"""Watching the first rows against a real server: every change once, with what moved, whatever happens to the server."""
+"""Watching the first rows of a real server: every change once, with movements, despite failures of the server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pairs(moves: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def impatient(watch: TopNWatch) -> TopNWatch:
-    """The same watch, which asks again after a short time also while nothing changes."""
+    """Returns the watch with short waits, so that it asks again soon while nothing changes."""
     watch._polls._wait = WAIT
     return watch
 
@@ -83,7 +83,7 @@ async def test_the_first_answer_comes_at_once_and_then_what_changes(client: Clie
         assert ranks(top) == [("cid", 9), ("ann", 5)]
         assert (pairs(top.entered), pairs(top.left), pairs(top.moved)) == ([("cid", 1)], [("bob", 2)], [("ann", 1, 2)])
         assert await table.top_n_if_changed(top.version, 2, "score") is None
-        # Another value at the same rank: nothing moved, and yet it is told.
+        # Another value at the same rank is not a movement, but is reported.
         await table.upsert(scores(["cid"], [8]))
         top = await told(watch)
         assert ranks(top) == [("cid", 8), ("ann", 5)]
@@ -200,13 +200,13 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
     before, began = await client.server_stats(), time.monotonic()
     waits: list[float] = []
     number = 0
-    # Until one is told in time, since other tests share this machine.
+    # Repeated until a change arrives in time, because other tests share this machine.
     while time.monotonic() < began + 5 * every or (min(waits) > every + 0.05 and len(waits) < 30):
         reading = asyncio.ensure_future(told(watch))
         while not reading.done():
             number += 1
             await table.upsert(scores(["ann"], [100 + number]))
-        # What was written since the last answer is told together.
+        # Changes since the last answer are reported together.
         assert 100 < (await reading).rows["score"][0].as_py() <= 100 + number
         number += 1
         written = time.monotonic()
@@ -229,7 +229,7 @@ async def test_reads_that_are_given_up_make_no_more_questions_than_the_cadence_h
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await anext(watch)
-        questions.add(watch._polls._due)  # which each question moves
+        questions.add(watch._polls._due)  # which each query advances
     assert 2 <= len(questions) <= (time.monotonic() - began) / 0.5 + 2
     await table.upsert(scores(["ann"], [6]))
     assert ranks(await told(watch)) == [("ann", 6)]

@@ -1,4 +1,4 @@
-"""Predicates are evaluated at the server: the rows are those that the whole table has, and few others are read."""
+"""The server evaluates predicates: it returns exactly the matching rows of the table, and reads few others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def table(client: Client) -> Table:
 
 
 def expected(where: Predicate) -> set[tuple[int, str]]:
-    """The keys of the rows for which a predicate is true, evaluated over the whole table here."""
+    """Returns the keys of the rows for which a predicate is true, evaluated by the test over all rows."""
     bound, batch = bind(where, SCHEMA), DATA.combine_chunks().to_batches()[0]
     kept = batch.filter(evaluate(bound, batch))
     return set(zip(kept["k"].to_pylist(), kept["name"].to_pylist(), strict=True))
@@ -185,7 +185,7 @@ async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_start
 
 @pytest.mark.asyncio
 async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Table) -> None:
-    """With 900 searches through text, a chunk of 8,192 rows would hold the server's event loop for half a second."""
+    """With 900 text searches, a chunk of 8,192 rows would hold the server's event loop for half a second."""
     searches = [col("name").contains(f"{number} no") for number in range(900)]
     few, many = (any_of([col("k") >= 0, *searches[:count]]) for count in (3, 900))
     sizes: dict[int, list[int]] = {}
@@ -213,7 +213,7 @@ async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
 async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_does_not_start_over(
     tmp_path: Path,
 ) -> None:
-    """The reader waits for each message for less time than the whole scan takes, and is cut off in the middle of it."""
+    """The reader waits for each message for less time than the complete scan takes, and is interrupted midway."""
     rows = 400_000
     with ServerProcess(tmp_path / "data", "--set", "heartbeat_seconds=0.02") as server:
         async with connect(server.url) as client:
@@ -242,7 +242,7 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
             after = (await client.server_stats()).rows_scanned
             assert live.rows > rows // 4
             assert statistics.attempts == 2
-            # The second attempt read what the first had not, but for what lay between its last two heartbeats.
+            # The second attempt read what the first one had not, apart from what lies between its last two heartbeats.
             assert after < 3 * rows // 4
             assert statistics.rows_returned == 0
             assert before == 0

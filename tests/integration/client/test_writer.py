@@ -1,4 +1,4 @@
-"""Writers: batches in the background, each row once and in order, whatever becomes of connection and server."""
+"""Writers: batches in the background, each row once and in order, despite failures of connection and server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
 
 
 async def made(client: Client, name: str, buckets: int = 3) -> Table:
-    """A table in whose changelog each application of a write is a change."""
+    """Makes a table in whose changelog each application of a write is a change."""
     return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=buckets, row_deduplicate=False)
 
 
@@ -53,7 +53,7 @@ def rows(keys: range | list[int], value: int) -> pa.Table:
 
 
 async def applied(table: Table) -> list[tuple[int, int]]:
-    """Key and value of every insert and update, by bucket in the order in which they were applied."""
+    """Returns key and value of every insert and update, by bucket in the order of application."""
     scan = table.changes(StartFrom.EARLIEST, StopAt.LATEST)
     changes = (await scan.to_arrow()).to_pylist()
     return [(change["k"], change["v"]) for change in changes if change["_change_type"] in ("+I", "+U")]
@@ -68,7 +68,7 @@ async def test_rows_are_written_in_batches_and_flush_tells_where(client: Client,
         assert writer.buffered_bytes > 0
         first = await writer.flush()
         assert (first.rows, sum(first.log_offsets.values()), writer.buffered_bytes) == (1000, 1000, 0)
-        # One request for each lane, of which three buckets have three.
+        # One request for each lane; there are three buckets.
         assert writer.next_sequence == 3
         await writer.delete(range(500))
         second = await writer.flush()
@@ -104,7 +104,7 @@ async def test_writes_of_one_key_are_applied_in_their_order(
     by_key: dict[int, list[int]] = {}
     for key, value in await applied(table):
         by_key.setdefault(key, []).append(value)
-    # Of several rows of one key in one request the last one counts: some may be left out, none comes twice or late.
+    # Of several rows with one key in a request, the last one wins: some may be missing, but none is repeated or late.
     for key, values in by_key.items():
         assert values == sorted(set(values)), key
         assert values[-1] == 29, key
@@ -166,7 +166,7 @@ async def test_a_named_writer_fences_the_one_before_and_goes_on_behind_it(client
                 await new.upsert(rows([1], 4))
                 await other.upsert(rows([2], 5))
 
-    # Leaving the block of the old one raises it once more.
+    # Leaving the block of the old writer raises it once more.
     with pytest.raises(WriterFenced):
         await open_twice()
     assert sorted(await applied(table)) == [(1, 1), (1, 4), (2, 1), (2, 5), (3, 1)]
@@ -240,7 +240,7 @@ async def test_rows_that_are_too_long_are_refused_before_any_is_taken(client: Cl
     async with table.writer() as writer:
         with pytest.raises(RequestTooLarge):
             await writer.upsert([{"k": 1, "v": b""}, {"k": 2, "v": bytes(17 << 20)}])
-        # More than a request aims at, but not more than it may have.
+        # More than the target size of a request, but less than its limit.
         await writer.upsert([{"k": key, "v": bytes(3 << 20)} for key in range(6)])
     assert await table.count() == 6
 
@@ -269,7 +269,8 @@ async def test_a_writer_locks_its_columns_while_it_is_entered(client: Client, na
                 raise AssertionError("both have the lock")
         await writer.upsert(rows([1], 2))
         await writer.flush()
-        # The same job begins anew, while its last instance is still there: that one is fenced, and its lock goes over.
+        # The same job starts again while its earlier instance still runs: that one is fenced, and its lock is taken
+        # over.
         async with table.writer(id="job-1", columns=["v"], lock=True) as successor:
             await successor.upsert(rows([1], 3))
     assert await client.column_locks(name) == []

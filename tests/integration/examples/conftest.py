@@ -25,7 +25,7 @@ CHROMEDRIVER = shutil.which("chromedriver") or ""
 
 @pytest.fixture(scope="package")
 def first_days() -> pa.Table:
-    """The flights of a day and a half that were not cancelled, by hour."""
+    """Returns the flights of a day and a half that were not cancelled, by hour."""
     return _departures().filter(pc.field("time_hour") < "2013-01-02T20")
 
 
@@ -36,7 +36,7 @@ def browser() -> Iterator[webdriver.Chrome]:
         pytest.fail("Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    # The sandbox needs rights that containers do not have; the page is our own, on loopback.
+    # The sandbox needs privileges that containers do not have; the page is our own, on loopback.
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1100"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})

@@ -1,4 +1,4 @@
-"""The page of `python -m examples.leaderboard` in a real browser, beside the server whose tables it shows."""
+"""The page of `python -m examples.leaderboard` in a real browser, with the server whose tables it shows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Board:
         raise AssertionError(f"the command ended with {self.process.wait()} before it said its {what}")
 
     def interrupt(self) -> int:
-        """Ctrl-C; its exit code."""
+        """Presses Ctrl-C; returns the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(60)
 
@@ -98,7 +98,7 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def board(server: ServerProcess, browser: Chrome) -> Iterator[Board]:
-    """The page over the flights of the first days, of which no more depart; only where there is a browser."""
+    """Runs the page with the flights of the first days, and no further departures; only where a browser exists."""
     with running("--url", server.url, "--start", "2013-01-08", "--hours-per-second", "0") as board:
         yield board
 
@@ -110,7 +110,7 @@ return [...document.querySelectorAll("table")].map(
 
 
 def tables_of(browser: Chrome) -> list[Cells]:
-    """The cells of the four tables without their headings; none while the page is being drawn."""
+    """Returns the cells of the four tables without their headings; none while the page is being drawn."""
     tables: list[Cells] = browser.execute_script(TABLES)
     return [rows[1:] for rows in tables] if len(tables) == 4 else []
 
@@ -156,7 +156,7 @@ def delayed_days(days: Table) -> Cells:
 
 
 def more_flights(first: int) -> list[dict[str, Any]]:
-    """1,000 flights of a route that there was not; all in one bucket, so that the jobs get them at once."""
+    """Returns 1,000 flights of a new route, all in one bucket, so that the jobs receive them at once."""
     flight = {"origin": "EWR", "dest": "ZRH", "carrier": "LX", "time_hour": "2013-01-08T05:00:00Z", "dep_delay": -3}
     flights = [{**flight, "flight": number} for number in range(first, first + 6000)]
     codec = KeyCodec([SCHEMA.field(name).type for name in KEY], KEY)
@@ -169,7 +169,7 @@ def keys_of(first: int) -> list[dict[str, Any]]:
 
 
 def counted(routes: Table, flights: Table) -> bool:
-    """Whether the job has counted all the flights."""
+    """Returns whether the job has counted all flights."""
     return bool(pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL"))
 
 
@@ -247,7 +247,7 @@ def log_of(browser: Chrome, kind: str) -> list[dict[str, Any]]:
 
 
 def hosts_asked(browser: Chrome) -> set[str]:
-    """Where the page has sent requests to; those of the browser itself for its own pages have no host."""
+    """Returns the hosts to which the page has sent requests, without those of the browser's own pages."""
     messages = [json.loads(entry["message"])["message"] for entry in log_of(browser, "performance")]
     urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
     urls += [each["params"]["url"] for each in messages if each["method"] == "Network.webSocketCreated"]
@@ -301,7 +301,7 @@ def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_w
     before, started = client.server_stats(), time.monotonic()
     wait_until(lambda: time.monotonic() > started + 2 * INTERVAL, "two intervals")
     after = client.server_stats()
-    # One a watch, when the half minute that it waits is over just now.
+    # One call per watch, if its wait of half a minute ends just now.
     wait_until(all_wait, "all watches waiting still")
     assert after.unchanged_results - before.unchanged_results <= WATCHES
     assert after.rows_scanned == before.rows_scanned

@@ -1,4 +1,4 @@
-"""`examples/flights.ipynb` runs from its first cell to its last, and is committed without what that printed."""
+"""`examples/flights.ipynb` runs from its first cell to its last, and is committed without outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def code_cells() -> list[dict[str, Any]]:
     return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-# What a kernel does, without one: each cell in the same names, a plot per `show`, any warning an error.
+# What a kernel does, without a kernel: all cells share one namespace, `show` draws a plot, and warnings are errors.
 RUN = """
 import json, sys
 import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""A replay that is started anew goes on where the last one stopped, and has every flight depart."""
+"""A restarted replay continues where the last one stopped, and lets every flight depart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The totals of the two jobs are those of pandas, after any of them, or the server, was killed in the middle."""
+"""The totals of the two jobs equal those of pandas, even if a job or the server is killed in the middle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOTALS = {
 
 @contextmanager
 def jobs(url: str) -> Iterator[list[ForkedProcess[bytes]]]:
-    """Both jobs, killed at the end."""
+    """Runs both jobs, which are killed at the end."""
     with ExitStack() as stack:
         running = []
         for name in JOBS:
@@ -58,7 +58,7 @@ def jobs(url: str) -> Iterator[list[ForkedProcess[bytes]]]:
 def by_pandas(flights: pa.Table, key: list[str]) -> pd.DataFrame:
     rows = flights.to_pandas().assign(day=lambda each: each["time_hour"].str.slice(0, 10))
     totals = rows.groupby(key).agg(**TOTALS)
-    # What pandas has for a sum of nothing.
+    # The sum of no values in pandas.
     return totals.assign(arrival_delay=totals["arrival_delay"].where(totals["arrivals"] > 0))
 
 
@@ -70,7 +70,7 @@ def assert_totals_are_exact(client: Client, flights: pa.Table) -> None:
 
 
 def caught_up(client: Client, flights: pa.Table) -> bool:
-    """Whether the jobs have seen as many flights as there are in both tables; or too many."""
+    """Returns whether the jobs have read as many flights as there are in both tables, or too many."""
     wanted = {"flights": len(flights), "arrivals": len(flights) - flights["arr_delay"].null_count}
     for name in (ROUTE, CARRIER_DAY):
         sums = client.table(name).aggregate(dict.fromkeys(wanted, "sum"))
@@ -149,7 +149,7 @@ def test_a_job_commits_what_has_come_meanwhile_at_once(server: ServerProcess, fi
                 table.upsert(first_days.slice(flight, 2))
                 writes += 1
             wait_until(lambda: caught_up(client, first_days.slice(0, 600)), "all flights in the totals")
-            # Each write of its own would be two commits, or more: a write has changes in several buckets.
+            # Separate writes would be at least two commits, because a write changes several buckets.
             assert commits(client) - before < writes
             progress = {row["job"]: row["flights"] for row in client.table(PROGRESS).scan().to_pylist()}
             assert progress == dict.fromkeys(JOBS, 600)

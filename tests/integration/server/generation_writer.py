@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("key", pa.string()), ("generation", pa.int64())])
 
 
 def keys_of(writer: str, buckets: int) -> list[str]:
-    """The keys of a writer, one for each bucket, in bucket order."""
+    """Returns the keys of a writer, one for each bucket, in bucket order."""
     codec = KeyCodec([pa.string()])
     found: dict[int, str] = {}
     for number in itertools.count():

@@ -27,13 +27,13 @@ _BATCH_ROWS = 200
 
 
 def rows_of(keys: range, version: int) -> pa.RecordBatch:
-    """A row for each key, which tells which version it is of."""
+    """Returns a row for each key, with its version."""
     values = [list(keys), [version] * len(keys), [f"version {version} of {key}" for key in keys]]
     return pa.record_batch(values, schema=SCHEMA)
 
 
 async def write(url: str, name: str) -> None:
-    """Upserts and deletes until standard input ends, also while the server is away in between."""
+    """Upserts and deletes until standard input ends, even while the server is away in between."""
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     draw = random.Random(11)
     version = 0
@@ -57,7 +57,7 @@ async def write(url: str, name: str) -> None:
 
 
 async def read(url: str, spec: ScanSpec, chunks: int) -> tuple[list[pa.RecordBatch], bytes | None]:
-    """Some chunks of a scan, or all, and the token to go on with."""
+    """Reads some or all chunks of a scan; returns them and the token to continue with."""
     async with connect(url) as client, client.scan(spec).stream() as stream:
         batches: list[pa.RecordBatch] = []
         async for batch in stream:
@@ -68,7 +68,6 @@ async def read(url: str, spec: ScanSpec, chunks: int) -> tuple[list[pa.RecordBat
 
 
 def main(what: str, url: str, *arguments: str) -> None:
-    """See above."""
     if what == "write":
         asyncio.run(write(url, *arguments))
         return

@@ -1,4 +1,4 @@
-"""Aggregates and top-N past the client library: what is refused, what a view is, and how large an answer may be."""
+"""Aggregates and top-N without the client library: what is refused, the view, and the largest answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUM = lookup_pb2.AGGREGATE_FUNCTION_SUM
 
 @pytest.fixture(scope="module")
 def table(shared_server: ServerProcess) -> str:
-    """40 rows of 1 MiB each."""
+    """Makes a table with 40 rows of 1 MiB each."""
     with Wire(shared_server.url) as wire:
         wire.create(TABLE, SCHEMA)
         for start in range(0, 40, 10):
@@ -50,7 +50,7 @@ def asked(*functions: int, column: str = "score") -> lookup_pb2.ColumnAggregates
         (lookup_pb2.AggregateRequest(aggregates=[asked(99)]), "INVALID_REQUEST", "no function 99"),
         (lookup_pb2.AggregateRequest(aggregates=[asked(SUM, SUM)]), "INVALID_REQUEST", "twice"),
         (lookup_pb2.AggregateRequest(group_by=["player"] * 1001), "INVALID_REQUEST", "1000 columns"),
-        (lookup_pb2.AggregateRequest(), "INVALID_REQUEST", "nothing is asked for"),
+        (lookup_pb2.AggregateRequest(), "INVALID_REQUEST", "the query has no aggregates"),
         (lookup_pb2.TopNRequest(by="score"), "INVALID_REQUEST", "n must be between 1 and 100,000"),
         (lookup_pb2.TopNRequest(by="score", n=100_001), "INVALID_REQUEST", "n must be between 1 and 100,000"),
         (lookup_pb2.TopNRequest(n=1), "SCHEMA_MISMATCH", "no column"),

@@ -1,4 +1,4 @@
-"""A table that is altered while a scan waits to begin: the header says which version of the schema the rows have."""
+"""A table that is altered while a scan waits to start: the header has the schema version of the rows."""
 
 from __future__ import annotations
 

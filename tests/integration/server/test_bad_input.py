@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
 
 @pytest.fixture(scope="module")
 def table(shared_server: ServerProcess) -> str:
-    """A table of 300 rows, keyed by player, which no test here changes."""
+    """Makes a table of 300 rows, keyed by player, which no test here changes."""
     rows = [row(player=f"p{i}") for i in range(300)]
     with Wire(shared_server.url) as wire:
         wire.create("server.bad_input", SCHEMA)
@@ -52,14 +52,14 @@ def upsert(table: str, batch: pa.RecordBatch) -> write_pb2.UpsertRequest:
 
 
 def among_good(bad: dict[str, Any]) -> pa.RecordBatch:
-    """A batch of new rows for all buckets, in which row 70 is bad."""
+    """Returns a batch of new rows for all buckets, in which row 70 is bad."""
     rows = [row(player=f"new {i}") for i in range(100)]
     rows[70] |= bad
     return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(field.name, field.type) for field in SCHEMA]))
 
 
 def refused_without_a_trace(wire: Wire, table: str, batch: pa.RecordBatch) -> Refusal:
-    """Sends an upsert that must be refused; checks that not a row and not an offset of it is there."""
+    """Sends an upsert that must be refused; checks that it wrote no row and used no offset."""
     before = wire.statistics(table)
     found = refusal(wire.writes.Upsert, upsert(table, batch))
     after = wire.statistics(table)

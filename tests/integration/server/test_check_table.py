@@ -43,19 +43,19 @@ def put(wire: Wire, name: str, rows: int) -> None:
 
 
 def check(wire: Wire, name: str) -> list[admin_pb2.BucketCheck]:
-    """What `CheckTable` answers."""
+    """Returns the answer of `CheckTable`."""
     return list(wire.admin.CheckTable(admin_pb2.CheckTableRequest(table=name), timeout=60))
 
 
 def described(wire: Wire, name: str) -> table_pb2.GetTableResponse:
-    """What `GetTable` answers, with statistics."""
+    """Returns the answer of `GetTable`, with statistics."""
     request = table_pb2.GetTableRequest(name=name, statistics=True)
     answer: table_pb2.GetTableResponse = wire.tables.GetTable(request, timeout=60)
     return answer
 
 
 def columns_of(indexes: list[table_pb2.Index]) -> list[tuple[int, tuple[str, ...]]]:
-    """The ids and columns of indexes."""
+    """Returns the ids and columns of indexes."""
     return [(index.id, tuple(index.columns)) for index in indexes]
 
 
@@ -169,5 +169,5 @@ def test_a_damaged_bucket_is_told_and_the_others_are_checked(server: ServerProce
 
 
 def damage(mark: Path) -> None:
-    """Makes a durable watermark one that cannot be read."""
+    """Makes the durable watermark of a bucket unreadable."""
     mark.write_bytes(b"?")

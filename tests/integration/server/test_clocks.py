@@ -1,4 +1,4 @@
-"""A server whose machine's clock is set: nothing is applied twice, expires early, is kept for ever, or is misread."""
+"""A server whose machine's clock is set: nothing is applied twice, expires early, is kept forever, or is misread."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_a_clock_that_was_wrong_for_one_write_changes_neither_retention_no
         stats = await client.server_stats()
         assert stats.clock_offset_millis == 300 * DAY * 1000
         assert stats.clock_jumps == 1
-        # From now on by the wrong clock: refused, because it could as well be the right one.
+        # By the wrong clock from now on: refused, because the clock could also be right.
         for wrong in (machine.wall_micros, machine.wall_micros - 60_000_000, before + 60_000_000):
             with pytest.raises(InvalidRequest, match="clock of the server's machine has jumped"):
                 await changed_keys(table, StartFrom.timestamp(at(wrong)))
@@ -220,7 +220,7 @@ async def test_a_clock_that_was_wrong_at_a_reboot_is_not_read_as_the_times_of_la
     machine.set_wall(300 * DAY)
     async with serving(tmp_path / "data", machine) as (server, client):
         table = await client.table("a.b")
-        # Nobody can tell that it is wrong.
+        # The server cannot know that it is wrong.
         await put(table, 2)
         machine.set_wall(-300 * DAY)
         await put(table, 3)
@@ -231,7 +231,7 @@ async def test_a_clock_that_was_wrong_at_a_reboot_is_not_read_as_the_times_of_la
         scan = table.scan().with_source(ScanSource.LOG).start_from(StartFrom.EARLIEST).stop_at(StopAt.LATEST)
         times = (await scan.with_row_kind().to_arrow())["_commit_timestamp"].to_pylist()
         assert times == sorted(times)
-        # Retention does not look at these times.
+        # Retention does not use these times.
         machine.pass_time(900)
         await look_after(server, "a.b")
         assert await changed_keys(table, StartFrom.EARLIEST) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Scans read from columnar bases: the rows, order, tokens and limits of those read from RocksDB, and as live."""
+"""Scans of columnar bases have the same rows, order, tokens and limits as scans of RocksDB, and are as current."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NEVER_ANEW = (*SOON, "--set", "base_changed_share=10")
 
 
 def rows_of(players: range, version: int = 0) -> pa.Table:
-    """Rows whose values follow from player and version; the score ascends with the key but where it is null."""
+    """Returns rows whose values follow from player and version; the score ascends with the key, except for nulls."""
     numbers = np.arange(players.start, players.stop, players.step)
     return pa.table(
         {
@@ -55,22 +55,22 @@ def rows_of(players: range, version: int = 0) -> pa.Table:
 
 
 def keys_of(players: range) -> list[tuple[str, int]]:
-    """The keys of the rows of some players."""
+    """Returns the keys of the rows of some players."""
     rows = rows_of(players)
     return list(zip(rows["league"].to_pylist(), rows["player"].to_pylist(), strict=True))
 
 
 @pytest.fixture(scope="module")
 def based(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose bases are built once, and a table with such bases, many changes since and a column since."""
-    # Not before almost all rows are there.
+    """Runs a server whose bases are built once, with a table with bases, many later changes and a later column."""
+    # Not before almost all rows are written.
     settings = (*NEVER_ANEW, "--set", "base_min_rows=49000")
     with ServerProcess(tmp_path_factory.mktemp("based") / "data", *settings) as server:
         with sync.connect(server.url) as client:
             table = client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=BUCKETS, columnar_base="auto")
             table.upsert(rows_of(range(ROWS)))
             for _ in table.scan():
-                break  # which is asking for one
+                break  # which requests a base
             wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base")
             table.upsert(rows_of(range(0, ROWS, 97), version=1))
             table.delete(keys_of(range(20_000, 22_000)))
@@ -141,7 +141,7 @@ async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, s
     scan = table.scan().key_range(("l0", -60_000), ("l0", -59_500 if "rows" in size else -40_000)).with_chunk(**size)
     batches = [batch async for batch in scan.read_path("columnar").stream()]
     assert max(batch.num_rows for batch in batches) <= size.get("rows", 32_768)
-    # The bytes asked for are those of stored rows.
+    # The requested bytes are those of stored rows.
     assert max(batch.nbytes for batch in batches) <= 2 * size.get("bytes", 8 << 20)
     assert pa.Table.from_batches(batches).equals(await scan.read_path("rocksdb").to_arrow())
 
@@ -229,7 +229,7 @@ async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table)
 @pytest.mark.asyncio
 async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Client, table: Table) -> None:
     other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1)
-    # There is nothing to be read.
+    # Nothing is left to read.
     assert (await other.scan().read_path("columnar").to_arrow()).num_rows == 0
     await other.upsert(rows_of(range(10)))
     with pytest.raises(InvalidRequest, match='bucket 0 cannot be read with read_path "columnar": it has none yet'):
@@ -315,7 +315,7 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
                 await await_until(lambda: _only_one(server.data_dir), "nothing but the bases in use")
                 found = built_at(server.data_dir, TABLE)
                 if changelog == "none":
-                    # What was written since is nowhere but in RocksDB.
+                    # The later writes are only in RocksDB.
                     assert all(found[bucket] > built[bucket] for bucket in built)
                     built = found
                 assert found == built, "they were not taken up, but built again"
@@ -337,7 +337,7 @@ async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterat
             assert seen.equals(await table.scan().read_path("rocksdb").to_arrow())
 
             async def is_anew() -> bool:
-                # For a moment there is none.
+                # For a moment, no base exists.
                 return max(bases_on_disk(server.data_dir, TABLE)[0], default="") > before.name
 
             await await_until(is_anew, "a new base")
@@ -359,7 +359,7 @@ async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_
             await await_bases(table)
             (name,) = bases_on_disk(server.data_dir, TABLE)[0]
             for number in range(1, 11):
-                # A change of a row is two of the changelog: with every third of these writes a new base is due.
+                # An update is two changes in the changelog: with every third of these writes, a new base is due.
                 await table.upsert(rows_of(range(100), version=number))
 
                 async def is_due(name: str = name, anew: bool = number % 3 == 0) -> bool:

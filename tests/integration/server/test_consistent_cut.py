@@ -1,4 +1,4 @@
-"""One stream is one instant over all buckets, whoever writes meanwhile."""
+"""One stream reads one instant of all buckets, whatever is written in the meantime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITERS = ("first", "second")
 
 @contextmanager
 def writing(url: str, table: str, writer: str) -> Iterator[None]:
-    """A process that stamps generations during the block."""
+    """Runs a process that stamps generations during the block."""
     command = [sys.executable, "-m", generation_writer.__name__, url, table, writer]
     with ForkedProcess[str](command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -46,7 +46,7 @@ def writing(url: str, table: str, writer: str) -> Iterator[None]:
 
 
 def generations_of(rows: pa.Table, writer: str) -> list[int]:
-    """The generations of a writer's rows in bucket order, which is the order in which they were written."""
+    """Returns the generations of a writer's rows in bucket order, which is the order in which they were written."""
     found = dict(zip(rows.column("key").to_pylist(), rows.column("generation").to_pylist(), strict=True))
     return [found[key] for key in keys_of(writer, BUCKETS)]
 
@@ -64,7 +64,7 @@ async def test_every_scan_sees_one_instant_of_all_buckets(
     client: Client, shared_server: ServerProcess, name: str, scans: int, columnar_base: str
 ) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS, columnar_base=columnar_base)
-    # Rows of nobody, so that a scan is many chunks long.
+    # Rows of no writer, so that a scan has many chunks.
     await table.upsert(pa.table({"key": [f"none {i}" for i in range(ROWS)], "generation": [0] * ROWS}))
     if columnar_base == "eager":
         await await_bases(table)
@@ -79,7 +79,7 @@ async def test_every_scan_sees_one_instant_of_all_buckets(
 
 
 async def read(table: Table, scans: int) -> dict[str, set[int]]:
-    """Scans so many times; which generations it saw of each writer."""
+    """Scans several times; returns the generations of each writer that it saw."""
     seen: dict[str, set[int]] = {writer: set() for writer in WRITERS}
     latest = dict.fromkeys(WRITERS, 0)
     for _ in range(scans):

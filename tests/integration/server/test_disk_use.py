@@ -1,4 +1,4 @@
-"""What the server says that it takes on disk is what the files take, and of what it is."""
+"""The disk use that the server reports equals the size of its files, by kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 20_000
 
 
 def on_disk(path: Path) -> int:
-    """Bytes that a directory takes, each file once."""
+    """Returns the bytes that a directory takes, with each file counted once."""
     found = {}
     for directory, _, names in os.walk(path):
         for name in names:

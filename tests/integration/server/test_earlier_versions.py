@@ -1,4 +1,4 @@
-"""This version reads every data directory that a released version has left, and one that it has left itself."""
+"""This version reads every data directory of a released version, and one of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELEASED = sorted(FIXTURES.glob("*/data.tar.gz"))
 
 @pytest.fixture(scope="module", params=[None, *RELEASED], ids=["this", *(path.parent.name for path in RELEASED)])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with `data`, which no test changes, and `record`."""
+    """Returns a directory with `data`, which no test changes, and `record`."""
     directory = tmp_path_factory.mktemp("fixture")
     archive: Path | None = request.param
     if archive is None:
@@ -41,7 +41,7 @@ def record(directory: Path) -> Record:
 
 @pytest.fixture
 def client(directory: Path, tmp_path: Path) -> Iterator[sync.Client]:
-    """The client of a server on a copy of the data."""
+    """Connects to a server on a copy of the data."""
     shutil.copytree(directory / "data", tmp_path / "data")
     with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
         yield client

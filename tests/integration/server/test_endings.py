@@ -1,4 +1,4 @@
-"""What ends a scan before its time: each ending frees the iterators within a second, and is told by its own error."""
+"""Ways in which a scan ends early: each frees the iterators within a second, and has its own error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOBODY = expression_pb2.Predicate(
 
 
 def fill(wire: Wire, name: str = TABLE) -> None:
-    """A table of 15 MB, far more than lies between a server and a reader that does not read."""
+    """Makes a table of 15 MB, far more than fits between a server and a reader that does not read."""
     wire.create(name, SCHEMA, buckets=3)
     batch = pa.record_batch([list(range(ROWS)), [f"{key:0500}" for key in range(ROWS)]], schema=SCHEMA)
     wire.writes.Upsert(write_pb2.UpsertRequest(table=name, rows=ipc_stream(SCHEMA, batch)), timeout=60)
@@ -58,7 +58,7 @@ class Settings:
         self._stack = stack
 
     def scan(self, **fields: Any) -> Any:
-        """A scan of which the first chunk was read; none of it is on its way to the end."""
+        """Starts a scan and reads its first chunk; it cannot end by itself."""
         call = self.wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, **fields), timeout=60)
         assert next(call).HasField("header")
         assert next(call).HasField("chunk")
@@ -81,7 +81,7 @@ def settings(tmp_path: Path) -> Iterator[Any]:
 
 
 def ending(call: Any) -> Refusal:
-    """How a scan that is read on ends."""
+    """Returns how a scan ends if it is read to its end."""
     try:
         for _ in call:
             pass
@@ -111,7 +111,7 @@ def test_a_reader_that_takes_nothing_loses_its_scan_and_is_told_when_it_reads_on
 
 
 def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> None:
-    """It takes longer than the stall timeout in all, and a small part of it at once."""
+    """In total, the scan takes longer than the stall timeout, but each pause is a small part of it."""
     here = settings("stall_timeout_seconds=2")
     started = time.monotonic()
     call = here.scan(chunk=scan_pb2.ChunkBounds(max_rows=1000))
@@ -125,7 +125,7 @@ def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> Non
 
 
 def test_a_reader_that_took_everything_keeps_its_scan_while_that_finds_nothing(settings: Any) -> None:
-    """The scan takes longer than the stall timeout, and has nothing to send; on a fast machine it reads row by row."""
+    """The scan takes longer than the stall timeout without anything to send. It reads row by row, for fast machines."""
     here = settings("stall_timeout_seconds=0.5", "heartbeat_seconds=60")
     for rows in (64, 8, 1):
         request = scan_pb2.ScanKvRequest(table=TABLE, chunk=scan_pb2.ChunkBounds(max_rows=rows), where=NOBODY)
@@ -228,7 +228,7 @@ def test_the_scan_of_a_frozen_reader_is_freed_by_the_stall_timeout(settings: Any
 
 
 def seconds_until_freed(here: Settings, how: signal.Signals) -> float:
-    """Kills or freezes a reader; how long its scan was live from then on."""
+    """Kills or freezes a reader; returns how long its scan stayed live."""
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, here.server.url, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -305,14 +305,14 @@ def test_scans_ended_while_their_readers_take_nothing_keep_nobody_out(settings: 
 
 
 def test_a_connection_with_too_many_scans_that_it_does_not_read_gets_no_more(settings: Any) -> None:
-    """Each of them holds a message or two; only the connection's end, or reading, gives them back."""
+    """Each scan holds one or two messages, which only reading or the end of the connection frees."""
     here = settings("stall_timeout_seconds=0.2")
     calls = [here.scan() for _ in range(MAX_UNREAD_ENDINGS)]
 
     def all_are_stalled() -> bool:
         stats = here.wire.server()
         if stats.live_scans == 0 and stats.undelivered_errors < MAX_UNREAD_ENDINGS:
-            # gRPC may give a reader more room late, so that it gets its ending without asking for it.
+            # gRPC may enlarge a reader's window late, so that it receives its error without reading.
             calls.append(here.scan())
         return bool(stats.undelivered_errors == MAX_UNREAD_ENDINGS)
 
@@ -347,7 +347,7 @@ def test_ten_thousand_cancelled_scans_leave_nothing_behind(settings: Any) -> Non
 
 
 def _cancel_many(here: Settings, scans: int) -> None:
-    """Cancelled at once, behind the header, and behind some chunks, from several connections."""
+    """Cancels scans at once, after the header, and after some chunks, over several connections."""
 
     async def cancel_some(number: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -377,7 +377,7 @@ def _cancel_many(here: Settings, scans: int) -> None:
     def as_before() -> bool:
         after = here.wire.server()
         seen.append((after.tasks, after.open_files))
-        # Connections that their clients have closed may be noticed a little later.
+        # The server may notice closed connections a little later.
         return after.tasks <= before.tasks and after.open_files <= before.open_files + 2 * CONNECTIONS
 
     try:

@@ -1,4 +1,4 @@
-"""The server's event loop stays free while it streams: no piece of work holds it for long."""
+"""The server's event loop stays free while it streams: no step holds it for long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIES = 12
 
 
 def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: Path) -> None:
-    """Takes the best of some scans: what the machine does besides makes ticks late too, but not in all of them."""
+    """Uses the best of some scans: other load on the machine makes ticks late as well, but not in all of them."""
     command = [sys.executable, "-m", ticking_server.__name__, str(tmp_path / "data"), str(ROWS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdin is not None
@@ -49,6 +49,7 @@ def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: P
         finally:
             process.kill()
     assert min(delays) < LONGEST_MILLIS, f"the loop was held for {delays} ms"
-    # These have up to six times the rows; on a slow host they take longer than the limit for chunks as they are made.
+    # These chunks have up to six times the rows; on a slow host they take longer than the limit for chunks that are
+    # decoded.
     longest_of_largest = max(LONGEST_MILLIS, 6 * min(delays))
     assert min(delays_of_largest) < longest_of_largest, f"{delays_of_largest} ms for the largest, {delays} for others"

@@ -1,4 +1,4 @@
-"""A server that may have few files open goes on writing, however often a table is pinned and its pins are read."""
+"""A server with few file descriptors accepts writes, however often a table is pinned and its pins are read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LIMITED = ("sh", "-c", f'ulimit -n {FEW_FILES}; exec "$0" "$@"')
 
 
 def write(table: sync.Table, number: int) -> None:
-    """Upserts rows whose keys ascend: RocksDB itself would never make their files one."""
+    """Upserts rows with ascending keys, whose files RocksDB itself would never merge."""
     table.upsert(pa.table([range(number * ROWS, (number + 1) * ROWS), [number] * ROWS], schema=SCHEMA))
 
 
-# Twelve pins, of which every fourth is read, were enough for writes to fail; 115 without readers.
+# Twelve pins, of which every fourth is read, were enough to make writes fail; without readers, 115.
 @pytest.mark.parametrize("pins", [40, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.timeout(180)  # 40 pins, each with a flush
 def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: Path, pins: int) -> None:
@@ -75,7 +75,7 @@ def test_writes_go_on_after_the_server_has_run_out_of_files(server: ServerProces
 
 @contextmanager
 def few_files(server: ServerProcess, limit: int) -> Iterator[None]:
-    """Lets a server have no more files open for the block."""
+    """Limits the server's open files during the block."""
     before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     yield

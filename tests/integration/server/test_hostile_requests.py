@@ -1,4 +1,4 @@
-"""Requests that no honest client sends: each is refused with a typed error, and the server goes on as before."""
+"""Requests that no valid client sends: each is refused with a typed error, and the server continues."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ FIELD_777 = b"\xca\x30\x04junk"
 
 
 def assert_refused(found: Refusal) -> None:
-    """A typed refusal that is the sender's fault and fits into the metadata of any gRPC client."""
+    """Checks for a typed error that blames the sender and fits into the metadata of any gRPC client."""
     assert found.reason in REFUSED.get(found.code, ()), found
     assert len(found.message.encode()) + sum(len(k) + len(v.encode()) for k, v in found.details.items()) < 4096
 
 
 @pytest.fixture(scope="module")
 def table(shared_server: ServerProcess) -> str:
-    """A table of three rows, which no test here changes."""
+    """Makes a table of three rows, which no test here changes."""
     with Wire(shared_server.url) as wire:
         wire.create("server.hostile", SCHEMA)
         wire.writes.Upsert(write_pb2.UpsertRequest(table="server.hostile", rows=good_request()))
@@ -75,7 +75,7 @@ def table(shared_server: ServerProcess) -> str:
 
 @pytest.fixture(autouse=True)
 def unharmed(wire: Wire, shared_server: ServerProcess) -> object:
-    """After each test the same process still serves, and has no incident in its log."""
+    """Checks after each test that the same process still serves, and has no incident in its log."""
     incarnation, log = wire.server().incarnation, len(shared_server.log)
     yield
     assert shared_server.process.poll() is None
@@ -110,7 +110,7 @@ def test_a_short_request_that_means_gigabytes_costs_little(
 
 
 def test_the_most_rows_that_fit_into_a_request_cost_a_bounded_amount(server: ServerProcess) -> None:
-    """A bool takes a bit in a request and far more once it is a row."""
+    """A bool takes one bit in a request, and far more as a stored row."""
     rows = 25 * MEBIBYTE * 8
     column = pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bytes(rows // 8))])
     schema = pa.schema([pa.field("k", pa.bool_(), nullable=False)])
@@ -228,7 +228,7 @@ def test_a_definition_that_no_table_can_have_is_refused(wire: Wire, name: str, f
     assert refusal(wire.tables.GetTable, table_pb2.GetTableRequest(name=name)).reason == "TABLE_NOT_FOUND"
 
 
-# Made by the test: some are large, and every worker collects this module.
+# Made by the test, because some are large and every worker collects this module.
 SCANS: dict[str, Callable[[], dict[str, Any]]] = {
     "an unknown column": lambda: {"columns": scan_pb2.ColumnNames(names=["k", "nobody"])},
     "a column twice": lambda: {"columns": scan_pb2.ColumnNames(names=["k", "k"])},
@@ -263,7 +263,7 @@ def test_a_scan_that_makes_no_sense_is_refused(wire: Wire, table: str, scan_name
     ids=["a long start", "a long end", "a bucket very often", "too many splits"],
 )
 def test_a_split_whose_answer_could_not_be_sent_is_refused(wire: Wire, table: str, asked: dict[str, object]) -> None:
-    """Each end of a range may come back in every split."""
+    """Both bounds of a range may be in every split."""
     snapshot = wire.pin(table).snapshot.snapshot_id
     request = snapshot_pb2.SplitSnapshotRequest(snapshot_id=snapshot, **({"splits": 1024} | asked))  # type: ignore[arg-type]
     assert_refused(refusal(wire.snapshots.SplitSnapshot, request))

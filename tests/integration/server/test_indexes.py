@@ -68,7 +68,7 @@ def write(wire: Wire, name: str, batch: pa.RecordBatch) -> None:
 
 @pytest.fixture(scope="module")
 def tables(shared_server: ServerProcess) -> dict[bool, str]:
-    """The same rows with indexes and without."""
+    """Makes two tables with the same rows, with and without indexes."""
     with Wire(shared_server.url) as wire:
         for indexed, name in TABLES.items():
             create(wire, name, INDEXES if indexed else [])
@@ -240,7 +240,7 @@ async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_d
 
 @pytest.mark.asyncio
 async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire: Wire, name: str) -> None:
-    """Players move between two leagues, always all of them in one batch: a scan by league sees all or none."""
+    """Players move between two leagues, always all of them in one batch: a scan by league returns all or none."""
     create(wire, name, [["league", "score"]], buckets=1)
     players = [f"player {number}" for number in range(40)]
     table = await client.table(name)

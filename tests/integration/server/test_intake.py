@@ -1,4 +1,4 @@
-"""What floods of large and malformed requests cost the server, and that others are served beside them."""
+"""The cost of floods of large and malformed requests, during which other clients are served."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_flood_of_bogus_requests_is_bounded_in_memory_and_others_are_served(
         assert table.get(1) == {"k": 1, "v": b"one"}
         reasons = {refusal_of(each.exception()).reason for each in calls}
         assert reasons <= {"SERVER_BUSY", "INVALID_REQUEST"}
-        # 40 of them are 800 MiB, and were held in several copies.
+        # 40 of them are 800 MiB, and would be in memory in several copies.
         assert peak_resident_bytes(pid) - idle < 600 * MEBIBYTE
         stats = client.server_stats()
         assert stats.request_bytes_in_flight == 0

@@ -1,4 +1,4 @@
-"""How scans and servers end: dropped tables, cancelled and killed readers, draining, and what others are told."""
+"""How scans and servers end: dropped tables, cancelled and killed readers, draining, and the errors that others get."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = 60_000
 
 
 async def filled(client: Client, name: str) -> Table:
-    """A table of 16 MB, which does not fit into the buffers between server and client."""
+    """Makes a table of 16 MB, which does not fit into the buffers between server and client."""
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
     await table.upsert(pa.table({"k": range(ROWS), "v": [f"{k:0250}" for k in range(ROWS)]}))
     return table
@@ -54,7 +54,7 @@ async def own_client(server: ServerProcess) -> AsyncIterator[Client]:
 
 
 async def no_scan_is_left(client: Client) -> float:
-    """Waits until no scan is live; for how many seconds."""
+    """Waits until no scan is live; returns the seconds waited."""
 
     async def none_is_live() -> bool:
         return (await client.server_stats()).live_scans == 0
@@ -83,7 +83,7 @@ async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_c
 
 @pytest.mark.asyncio
 async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own_client: Client) -> None:
-    """The server cannot send the error before what is on its way, and nothing of the scan must be held meanwhile."""
+    """The error can only follow the data that is on its way, and the scan must hold nothing in the meantime."""
     table = await filled(own_client, "test.dropped")
     streams = [table.scan().with_chunk(rows=size).stream() for size in (1, 50, 500, 5000, 50_000)]
     for stream in streams:
@@ -142,7 +142,7 @@ async def test_a_scan_that_is_given_up_is_freed_within_a_second(
     own_client: Client, server: ServerProcess, how: str
 ) -> None:
     await filled(own_client, "test.given_up")
-    # On a busy machine not each of them is.
+    # On a busy machine, not all of them are.
     seconds = [await seconds_until_freed(own_client, server.url, how)]
     while min(seconds) > 1.0 and len(seconds) < 10:
         seconds.append(await seconds_until_freed(own_client, server.url, how))
@@ -151,7 +151,7 @@ async def test_a_scan_that_is_given_up_is_freed_within_a_second(
 
 
 async def seconds_until_freed(own_client: Client, url: str, how: str) -> float:
-    """Gives up a scan; how long it was live from then on."""
+    """Abandons a scan; returns how long it stayed live."""
     async with connect(url) as other:
         stream = (await other.table("test.given_up")).scan().with_chunk(rows=100).stream()
         await anext(stream)
@@ -192,7 +192,7 @@ async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> No
             table = await filled(client, "test.popular")
             refused = (await hasty.table("test.popular")).scan().stream()
             async with table.scan().stream(), table.scan().stream():
-                # The time may run out in the middle of an attempt.
+                # The timeout may end in the middle of an attempt.
                 with pytest.raises((TooManyScans, DeadlineExceeded)) as caught:
                     await anext(refused)
                 assert isinstance(caught.value, DeadlineExceeded) or caught.value.retry_after
@@ -260,7 +260,7 @@ async def test_every_write_acknowledged_while_draining_is_there_afterwards(serve
                 return
             acknowledged.append(writer * 100_000 + number)
 
-    # When the server is gone, the writers give up after the operation timeout.
+    # After the server is gone, the writers give up when the operation timeout ends.
     async with connect(server.url, operation_timeout=5) as client:
         await client.create_table("test.last_words", SCHEMA, primary_key=["k"], buckets=3)
         async with asyncio.TaskGroup() as group:

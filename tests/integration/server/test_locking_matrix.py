@@ -1,4 +1,4 @@
-"""The matrix of docs/guides/locking.md: every two operations on one table at once end, both, as that page says.
+"""The matrix of docs/guides/locking.md: every two concurrent operations on one table end as that page says.
 
 Whatever is read meanwhile is whole, and afterwards the table is what one order of the two makes of it.
 """
@@ -51,7 +51,7 @@ def rows_of(rows: Rows) -> pa.Table:
 
 @dataclass(frozen=True)
 class Operation:
-    """Something done to a table.
+    """An operation on a table.
 
     Attributes:
         run: Does it.
@@ -63,7 +63,7 @@ class Operation:
 
 
 def check_whole(found: pa.Table) -> None:
-    """Each row was written by one write."""
+    """Checks that each row was written by a single write."""
     assert found["v"].equals(found["w"]), "a row is half of one write"
     assert found.num_rows == len(set(found["k"].to_pylist())), "a key is there twice"
 
@@ -85,7 +85,7 @@ async def pin(_: Client, table: Table) -> None:
 
 async def log(_: Client, table: Table) -> None:
     found: Rows = {}
-    # Exact from a full start on, however much is written or trimmed meanwhile.
+    # Exact since a full start, however much is written or trimmed in the meantime.
     async with aclosing(_changes(table).stream()) as stream:
         async for batch in stream:
             for change in batch.to_pylist():
@@ -132,15 +132,15 @@ def after_transaction(rows: Rows) -> Rows:
 
 
 async def undo(_: Client, table: Table) -> None:
-    """Of a writer that has written nothing, so that the table stays as it is."""
+    """Reverts a writer that has written nothing, so that the table stays unchanged."""
     await table.undo("job-2", dict.fromkeys(range(2), 0), any_incarnation=True)
 
 
 async def trim(_: Client, table: Table) -> None:
-    """Waits until the first changes are gone; the table keeps next to none."""
+    """Waits until the first changes are trimmed; the table keeps almost none."""
 
     async def is_trimmed() -> bool:
-        # So that there is something behind them.
+        # So that changes follow them.
         await table.upsert(rows_of({FILLER: 1}))
         await table.delete([FILLER])
         try:
@@ -180,7 +180,7 @@ WRITES = ("upsert", "delete", "conditional", "writer", "transaction")
 
 
 def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
-    """What may become of `one` because of `other`, beside success."""
+    """Returns the allowed outcomes of `one` because of `other`, besides success."""
     errors: set[type[ScanKvError]] = set()
     if other == "drop":
         errors |= {TableNotFound, SnapshotLost}
@@ -207,7 +207,7 @@ def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that looks after its tables all the time."""
+    """Runs a server with continuous maintenance."""
     settings = (*ALL_THE_TIME, "--set", "log_maintenance_seconds=0.02")
     with ServerProcess(tmp_path_factory.mktemp("matrix") / "data", *settings) as server:
         yield server
@@ -245,12 +245,12 @@ async def _both(client: Client, name: str, one: str, other: str) -> None:
         return
     assert applied or one == other, "each of the two was refused because of the other"
     await _check(client, name, before, applied)
-    # A server that looks after its tables all the time is to have few of them.
+    # A server with continuous maintenance should have few tables.
     await client.drop_table(name)
 
 
 async def _check(client: Client, name: str, before: Rows, applied: list[Callable[[Rows], Rows]]) -> None:
-    """The table is what one order of the effects makes of it, key by key, and all that is stored of it agrees."""
+    """Checks that the table is the result of one order of the effects, key by key, and that it is consistent."""
     table = await client.table(name)
     found = await table.scan().to_arrow()
     check_whole(found)

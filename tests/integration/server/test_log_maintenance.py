@@ -1,4 +1,4 @@
-"""Changelogs in the background: small records become segments that read the same, and old changes go."""
+"""Maintenance of changelogs: small records become segments with the same changes, and old changes are trimmed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
 @pytest.fixture
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that looks after its changelogs all the time, and lets nobody hold much of them."""
+    """Runs a server with continuous maintenance of changelogs and small retention holds."""
     arguments = ("--set", "log_maintenance_seconds=0.05", "--set", f"max_retention_hold_bytes={4 << 20}")
     with ServerProcess(tmp_path_factory.mktemp("maintenance") / "data", *arguments) as server:
         yield server
@@ -36,7 +36,7 @@ def rows(start: int, count: int, value: str) -> pa.Table:
 
 
 def noise(count: int) -> pa.Table:
-    """Rows that are others each time, and that no compression makes smaller."""
+    """Returns rows with different values each time, which no compression makes smaller."""
     return pa.table({"k": range(count), "v": [os.urandom(40).hex() for _ in range(count)]})
 
 
@@ -82,7 +82,7 @@ def test_old_changes_go_by_bytes_and_a_position_before_them_is_expired(busy: Ser
         kept = changes_of(table).to_arrow()
         assert kept.num_rows > 0, "the newest ones are there"
         assert changes_of(table, start).start_from(start, clamp=True).to_arrow()["_log_offset"][0].as_py() > 0
-        # All of it still amounts to what the changelog said: nothing but its beginning is gone.
+        # The changes still have the same effect: only the beginning is gone.
         offsets = kept["_log_offset"].to_pylist()
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
 
@@ -125,7 +125,7 @@ def test_a_table_without_changelog_needs_no_maintenance_and_goes_on_counting(bus
             "maintenance.beside", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1
         )
         beside.upsert(rows(0, 10, "old"))
-        # Once the other one is trimmed, this one was looked at as well.
+        # Once the other table is trimmed, this one was visited as well.
         wait_until(lambda: _is_trimmed(beside), "old changes are gone")
         assert table.upsert(rows(0, 1, "last")).log_offsets == {0: 15_001}
     assert "changelog of bucket" not in busy.log
@@ -154,7 +154,7 @@ def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy:
             tx.upsert(read, rows(number, 1, "in the transaction"))
         for table in (written, read, beside):
             table.upsert(rows(50, 10, "meanwhile"))
-        # Once the last one is trimmed, the others were looked at as well.
+        # Once the last table is trimmed, the others were visited as well.
         wait_until(lambda: _is_trimmed(beside), "old changes are gone")
         assert (writing[0].commit().rows, reading[0].commit().rows) == (1, 1)
 

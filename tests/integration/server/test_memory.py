@@ -1,4 +1,4 @@
-"""What a scan costs the server in memory: a few chunks, however large the rows or the table, or slow the reader."""
+"""The memory of the server for a scan: a few chunks, however large the rows or the table, or slow the reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_scan_of_rows_of_a_mebibyte_stays_within_its_bound(server: ServerProce
 
 
 def big_rows(rows: int) -> Iterator[pa.RecordBatch]:
-    """Rows of 1 MiB; they repeat within, so that the disk has less to do."""
+    """Returns rows of 1 MiB; they are repetitive, so that the disk has less to do."""
     value = random.Random(7).randbytes(MEBIBYTE // 64) * 64
     for start in range(0, rows, 20):
         keys = range(start, min(start + 20, rows))
@@ -48,7 +48,7 @@ def big_rows(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def peak_of_scan(server: ServerProcess, scan: sync.Scan, expected: int) -> int:
-    """Reads a scan to its end; how much more memory the server had meanwhile than before."""
+    """Reads a scan to its end; returns how much more memory the server used in the meantime."""
     pid = server.process.pid
     idle = resident_bytes(pid)
     forget_peak(pid)

@@ -41,7 +41,7 @@ async def put(table: Table, keys: range, value: str = "v") -> None:
 
 
 async def keys_since(table: Table, offsets: Mapping[int, int]) -> set[int]:
-    """The keys of all changes from some offsets on."""
+    """Returns the keys of all changes since some offsets."""
     start = StartFrom.offsets(offsets)
     scan = table.scan().with_source(ScanSource.LOG).start_from(start).stop_at(StopAt.LATEST).with_row_kind()
     return set((await scan.to_arrow())["k"].to_pylist())
@@ -120,7 +120,7 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
         with pytest.raises(PositionExpired):
             await keys_since(table, snapshot.log_offsets)
         assert len(await table.scan().at(snapshot).to_pylist()) == 10
-        # Another lease of the same view does not hold what is not there any more.
+        # Another lease on the same view does not hold changes that are already gone.
         again = await table.snapshot(ttl=86_400)
         await put(table, range(20, 30))
         await pass_retention(server, machine)
@@ -180,7 +180,7 @@ async def test_holds_that_change_while_a_bucket_is_opened_are_as_they_are_afterw
         live = tables.table(TABLE).buckets[0]
         async with live.mutex:
             live._open()
-            # As it is for who looks at it before the thread has ended.
+            # As seen by an observer before the thread has ended.
             opened, live._bucket = live._bucket, None
             await tables.snapshots.release(kept.snapshot_id)
             await tables.snapshots.release(released.snapshot_id)

@@ -1,4 +1,4 @@
-"""Partitions of a pinned table, read all over the place while it is written: together the table at the pin, once."""
+"""Partitions of a pinned table, read in several processes during writes, are together the table at the pin, once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORKER = [sys.executable, "-m", partition_worker.__name__]
 
 @contextmanager
 def writing(url: str, table: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes during the block, unless it was ended in it."""
+    """Runs a process that writes during the block, unless it was ended before."""
     command = [*WORKER, "write", url, table]
     with ForkedProcess[str](command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,7 +47,7 @@ def writing(url: str, table: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_elsewhere(url: str, spec: ScanSpec, chunks: int = 0) -> tuple[list[pa.RecordBatch], bytes]:
-    """Reads so many chunks of a scan, or all, in another process; the batches, and the token behind them."""
+    """Reads some or all chunks of a scan in another process; returns the batches, and the token after them."""
     done = run_forked(*WORKER, "read", url, str(chunks), stdin=pickle.dumps(spec))
     assert done.returncode == 0, done.stderr.decode()
     result: tuple[list[pa.RecordBatch], bytes] = pickle.loads(done.stdout)
@@ -55,7 +55,7 @@ def read_elsewhere(url: str, spec: ScanSpec, chunks: int = 0) -> tuple[list[pa.R
 
 
 async def read_here(url: str, part: Scan) -> list[pa.RecordBatch]:
-    """Reads a scan with a client of its own."""
+    """Reads a scan with its own client."""
     async with connect(url) as client:
         return [batch async for batch in client.scan(part.spec).stream()]
 
@@ -86,7 +86,7 @@ async def test_partitions_of_a_pinned_table_are_the_table_at_the_pin_and_the_cha
 
 
 async def read_partitions(server: ServerProcess, parts: list[Scan]) -> list[pa.Table]:
-    """Reads all partitions: two in other processes, of which one fails and is read anew, one is cut by a kill -9."""
+    """Reads all partitions: two in other processes, one of which fails and is read again, and one with a kill -9."""
     url = server.url
     failed, cut = parts[-2].spec, parts[-1]
     lost, begun, *here = await asyncio.gather(
@@ -109,7 +109,7 @@ async def read_partitions(server: ServerProcess, parts: list[Scan]) -> list[pa.T
 
 
 def ended(writer: subprocess.Popen[str]) -> str:
-    """Ends a writer in order; what it says."""
+    """Ends a writer in order; returns its output."""
     assert writer.poll() is None, "the writer did not write all the time"
     said, _ = writer.communicate(timeout=60)
     assert writer.returncode == 0
@@ -122,7 +122,7 @@ async def log_offsets(table: Table) -> dict[int, int]:
 
 
 def check_pinned(buckets: list[OfflineBucket], offsets: dict[int, int], rows: list[tuple[object, ...]]) -> None:
-    """The changes up to the pin amount to exactly these rows, each of them once."""
+    """Checks that the changes up to the pin lead to exactly these rows, each once."""
     expected = [row for number, offline in enumerate(buckets) for row in replayed_to(offline, offsets[number])]
     assert len(set(rows)) == len(rows) == len(expected)
     assert set(rows) == set(expected)
@@ -134,11 +134,11 @@ def check_replay(
     pinned: list[tuple[object, ...]],
     live: list[tuple[object, ...]],
 ) -> None:
-    """The changes since the pin lead from the pinned rows to the live ones, each from the row that is there."""
+    """Checks that the changes since the pin lead from the pinned rows to the live ones, each from the existing row."""
     state = {row[0]: row for row in pinned}
     for number, offline in enumerate(buckets):
         for stored in offline.log():
-            # A segment may have changes of before the pin, too.
+            # A segment may also contain changes from before the pin.
             record = stored.between(offsets[number], offline.bucket.state.log_offset)
             for kind, row in zip(record.changes.kinds, exact_rows(record.changes.rows), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):

@@ -1,4 +1,4 @@
-"""A scan that was cut goes on behind its token: over the wire, without the client library."""
+"""An interrupted scan continues after its token: over the wire, without the client library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def request_for(name: str, **fields: Any) -> scan_pb2.ScanKvRequest:
 
 
 def read(wire: Wire, request: scan_pb2.ScanKvRequest, chunks: int | None = None) -> list[scan_pb2.ScanKvResponse]:
-    """The messages up to so many chunks, or all."""
+    """Returns some or all of the messages."""
     call, messages = wire.scans.ScanKv(request, timeout=30), []
     for message in call:
         messages.append(message)

@@ -1,4 +1,4 @@
-"""Rows through the whole server: each once, of every type, as of one instant."""
+"""Rows through the complete server: each once, of every type, as of one instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned snapshots over the wire: what is answered, what outlives the server, and that a view is one instant."""
+"""Pinned snapshots over the wire: the answers, restarts of the server, and that a view is one instant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = "game.scores"
 
 @pytest.fixture
 def own(server: ServerProcess) -> Iterator[Wire]:
-    """A server of this test alone, with a table of a few rows."""
+    """Runs a server for this test only, with a table of a few rows."""
     with Wire(server.url) as wire:
         wire.create(NAME, SCORES)
         asyncio.run(write(server.url, {f"player {i}": i for i in range(50)}))
@@ -170,7 +170,7 @@ def test_snapshots_outlive_the_server(own: Wire, server: ServerProcess, number: 
 
 
 async def scores_of(data_dir: Path, snapshot_ids: list[str]) -> list[dict[str, int]]:
-    """The rows of some snapshots of a stopped server."""
+    """Returns the rows of some snapshots of a stopped server."""
     found = []
     async with tables_in(data_dir) as tables:
         for snapshot_id in snapshot_ids:
@@ -184,7 +184,7 @@ BIG_ROWS = 4_000
 
 
 def begun_scan(wire: Wire, snapshot_id: str) -> Any:
-    """A scan of a big table's snapshot whose reader has taken the first message, and no more than its window."""
+    """Starts a scan of a large table's snapshot whose reader takes the first message, and at most its window."""
     batch = pa.record_batch({"k": range(BIG_ROWS), "text": ["x" * 4_000] * BIG_ROWS}, schema=BIG)
     wire.create("game.big", BIG)
     wire.writes.Upsert(write_pb2.UpsertRequest(table="game.big", rows=ipc_stream(BIG, batch)), timeout=60)
@@ -239,7 +239,7 @@ def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_say
         pins = []
         for _ in range(12):
             pins.append(wire.pin(name).snapshot)
-            # A pin may take less time than a write on a busy machine: each writer has a turn before the next one.
+            # On a busy machine, a pin may take less time than a write, so each writer gets a turn before the next pin.
             least = changes_of(wire, name) + 2 * BUCKETS * len(WRITERS)
             wait_until(partial(has_changes, wire, name, least), "more written")
     assert server.stop() == 0
@@ -263,7 +263,7 @@ def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_say
 
 
 async def rows_by_bucket(data_dir: Path, name: str, snapshot_ids: list[str]) -> list[dict[int, pa.Table]]:
-    """For some snapshots of a stopped server, the rows of each bucket."""
+    """Returns, for some snapshots of a stopped server, the rows of each bucket."""
     async with tables_in(data_dir) as tables:
         return [
             {bucket: await pinned_rows(tables.snapshots, snapshot_id, name, [bucket]) for bucket in range(BUCKETS)}

@@ -1,4 +1,4 @@
-"""Whatever reads rows reads the same ones out of columnar bases as row by row: of the live table and of a snapshot."""
+"""Every kind of read returns the same rows from columnar bases as row by row, for the live table and a snapshot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEVER_ANEW: Final = (*SOON, "--set", "base_changed_share=10")
 
 
 def rows_of(numbers: range, version: int = 0) -> pa.Table:
-    """Rows whose values follow from number and version; many have the same level, and some have none."""
+    """Returns rows whose values follow from number and version; many have the same level, and some have none."""
     ids = np.arange(numbers.start, numbers.stop, numbers.step)
     scattered = ids * 7919 % 10_007
     return pa.table(
@@ -59,7 +59,7 @@ def keys_of(numbers: range) -> list[tuple[str, int]]:
 
 
 class Sources(NamedTuple):
-    """A table with bases and changes since, and a snapshot of it that was taken before some of them."""
+    """A table with bases and later changes, and a snapshot of it from between these changes."""
 
     table: Table
     snapshot: Snapshot
@@ -91,7 +91,7 @@ async def client(server: ServerProcess) -> AsyncIterator[Client]:
 
 
 async def based(client: Client) -> Table:
-    """A table with bases and changes since."""
+    """Makes a table with bases and later changes."""
     table = await client.create_table("test.sources", SCHEMA, primary_key=KEY, buckets=BUCKETS, columnar_base="eager")
     await table.upsert(rows_of(range(ROWS)))
     await await_bases(table)
@@ -177,12 +177,12 @@ async def test_nothing_of_it_opens_a_rocksdb_cursor(client: Client, sources: Sou
 
 
 async def cursors_of(client: Client, scan: Scan) -> int:
-    """How many RocksDB cursors a scan has while it runs."""
+    """Returns how many RocksDB cursors a scan has while it runs."""
     for _ in range(50):
         async with scan.with_chunk(rows=100).stream() as stream:
             await anext(stream)
             stats = await client.server_stats()
-        if stats.live_scans == 1:  # it was not over already
+        if stats.live_scans == 1:  # it was not already over
             return stats.open_cursors
     raise AssertionError("no scan was seen while it ran")
 
@@ -319,7 +319,7 @@ async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_
             (file,) = (view / "bases" / "0001").rglob(name)
             data = bytearray(file.read_bytes())
             data[len(data) // 2] ^= 16
-            # A file of its own: the live base has the same one.
+            # A separate file: the live base has the same content.
             file.unlink()
             file.write_bytes(data)
             if name in ("rows.arrow", "keys.arrow"):

@@ -1,4 +1,4 @@
-"""A hundred readers that stop: what they cost in memory, in speed of others, and on disk, and that all of it ends."""
+"""A hundred readers that stop: their cost in memory, speed of others and disk, and that all of it ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def serving(directory: Path, stall_seconds: float, *others: str) -> Iterator[Ser
         "stall_timeout_seconds": stall_seconds,
         "max_live_scans": 2 * READERS,
         "max_live_scans_per_bucket": 2 * READERS,
-        # Little, so that what a writer needs is soon all there, and table files are made and compacted all the time.
+        # Small, so that a writer's memory is soon at its maximum, and table files are written and compacted
+        # continuously.
         "write_buffer_bytes": 8 * MEBIBYTE,
         "block_cache_bytes": 8 * MEBIBYTE,
     }
@@ -76,7 +77,7 @@ def serving(directory: Path, stall_seconds: float, *others: str) -> Iterator[Ser
 
 
 class ChangingRows:
-    """All rows of the table, other ones each time, so that writing them leaves nothing of the files before."""
+    """All rows of the table, with other values each time, so that writing them leaves nothing of the earlier files."""
 
     def __init__(self) -> None:
         self._text = random.Random(5).randbytes(2 * ROWS).hex()
@@ -90,7 +91,7 @@ class ChangingRows:
 
 
 async def filled(client: Client, rows: ChangingRows, columnar_base: str = "off") -> Table:
-    """A table that has been written several times over, so that a writer's memory is at its usual height."""
+    """Makes a table that has been written several times, so that a writer's memory is at its usual level."""
     table = await client.create_table(
         TABLE, SCHEMA, primary_key=["k"], buckets=BUCKETS, compression="none", columnar_base=columnar_base
     )
@@ -101,7 +102,7 @@ async def filled(client: Client, rows: ChangingRows, columnar_base: str = "off")
 
 @asynccontextmanager
 async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
-    """Readers, each with a connection of its own, that read one chunk and stop."""
+    """Connects readers, each with its own connection, that read one chunk and stop."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(url)) for _ in range(READERS)]
         tables = await asyncio.gather(*(client.table(TABLE) for client in clients))
@@ -118,17 +119,17 @@ async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_ea
         async with connect(server.url) as client:
             table = await filled(client, ChangingRows(), "eager")
             await await_bases(table)
-            # What the writer took is not to be mistaken for room that the readers do without.
+            # The writer's memory must not be attributed to the readers.
             assert server.stop() == 0
             server.restart()
             await client.wait_ready()
             await await_bases(table)
             for _ in range(2):
-                # So that the bases are in memory, which are files.
+                # So that the files of the bases are in memory.
                 assert sum([batch.num_rows async for batch in table.scan().read_path("columnar").stream()]) == ROWS
             idle = await resident(client)
             async with stalled_readers(server.url) as streams:
-                # Some of them have read enough to be trusted with large chunks.
+                # Some of them have read enough to get large chunks.
                 for stream in streams[::5]:
                     read = 0
                     while read < 5 * MEBIBYTE:
@@ -154,7 +155,7 @@ async def seconds_of_a_scan(table: Table) -> float:
 
 
 async def relative_rate(table: Table, other: Table, pairs: int) -> float:
-    """The rate of a fast reader of a table, divided by that of one of another server, which nobody else uses.
+    """Returns the rate of a fast reader of a table, divided by that of a reader of another, unused server.
 
     Pair by pair, so that both have the same machine, whatever else it does.
     """
@@ -169,21 +170,21 @@ async def relative_rate(table: Table, other: Table, pairs: int) -> float:
 
 
 def row_files(data_dir: Path) -> set[Path]:
-    """The table files that hold rows, not changes."""
+    """Returns the table files that contain rows rather than changes."""
     files = [file for bucket in range(BUCKETS) for file in bucket_path(data_dir, TABLE, bucket).glob("*.sst")]
     found = set()
     for file in files:
         try:
-            # The column family's name, as a table file's properties have it.
+            # The name of the column family in a table file's properties.
             if b"namerows" in file.read_bytes()[-16_384:]:
                 found.add(file)
-        except FileNotFoundError:  # Compacted away meanwhile.
+        except FileNotFoundError:  # Removed by compaction in the meantime.
             continue
     return found
 
 
 def deleted_files(pid: int) -> list[str]:
-    """Table files that a process holds open although they are deleted."""
+    """Returns the deleted table files that a process still has open."""
     names = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -229,7 +230,7 @@ async def check_stalled_readers(
 ) -> None:
     async with connect(server.url) as client:
         table = await filled(client, rows)
-        # The servers are alike: what one of them is faster by is chance.
+        # The servers are equal, so a difference between them is chance.
         rate_before = min(await relative_rate(table, alone, phases.pairs), 1.0)
         idle = await resident(client)
         async with stalled_readers(server.url) as streams:
@@ -237,7 +238,7 @@ async def check_stalled_readers(
             each = (await resident(client) - idle) / READERS
             assert each < MOST_BYTES_A_READER, f"{each / MEBIBYTE:.1f} MiB a reader"
             shares = [await relative_rate(table, alone, phases.pairs) / rate_before]
-            # Not the readers alone may be in the way of a scan.
+            # Readers are not the only possible obstacle for a scan.
             while max(shares) < LEAST_SHARE_OF_RATE and len(shares) < TRIES:
                 shares.append(await relative_rate(table, alone, phases.pairs) / rate_before)
             assert (await client.server_stats()).live_scans == READERS, "the readers were not there all the time"
@@ -262,7 +263,7 @@ async def check_stalled_readers(
 async def growth_while_written(
     client: Client, table: Table, rows: ChangingRows, flat_seconds: float
 ) -> tuple[int, float]:
-    """Writes all rows over and over, for so many seconds at least, and waits until the first readers are gone.
+    """Writes all rows repeatedly, for at least some seconds, until the first readers are gone.
 
     Returns growth of the memory, and seconds watched.
     """
@@ -280,7 +281,7 @@ async def growth_while_written(
             break
     assert len(seen) >= 4, f"too few writes in {watched:.1f} s to tell"
     half = len(seen) // 2
-    # Of halves, because what a writer needs goes up and down by tens of MiB.
+    # Compares halves, because a writer's memory varies by tens of MiB.
     return round(statistics.median(seen[half:]) - statistics.median(seen[:half])), watched
 
 
@@ -289,7 +290,7 @@ async def some_are_gone(client: Client) -> bool:
 
 
 async def check_all_is_freed(server: ServerProcess, client: Client, held: set[Path]) -> None:
-    """No scan, cursor or file is left of the readers, although all rows have been written anew since."""
+    """Checks that no scan, cursor or file of the readers is left, although all rows have been written again since."""
 
     async def nothing_is_live() -> bool:
         stats = await client.server_stats()

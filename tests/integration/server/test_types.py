@@ -1,4 +1,4 @@
-"""Every type through the whole server: written, scanned and looked up, and the same to the bit."""
+"""Every type through the complete server: written, scanned, looked up, and exactly the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERYTHING = pa.schema(
 
 @pytest.fixture(scope="module")
 def everything(shared_server: ServerProcess) -> Iterator[sync.Table]:
-    """A table with columns of all types."""
+    """Makes a table with columns of all types."""
     with sync.connect(shared_server.url) as client:
         yield client.create_table("server.everything", EVERYTHING, primary_key=["key"], buckets=3)
 

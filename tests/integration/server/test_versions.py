@@ -1,4 +1,4 @@
-"""Polling for nothing: versions, what is answered with "unchanged", what is computed once; and no write is missed."""
+"""Polling without changes: versions, "unchanged" answers, shared computations, and no missed write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def version_of(table: Table) -> bytes:
 
 
 def polls_of(table: Table, since: bytes | None) -> list[Callable[[], Awaitable[object]]]:
-    """Every kind of question that has a version."""
+    """Returns every kind of query that has a version."""
     return [
         lambda: table.count_if_changed(since),
         lambda: table.count_if_changed(since, col("score") > 10),
@@ -77,7 +77,7 @@ async def test_an_answer_is_given_again_without_reading_until_something_changes(
     before = await client.server_stats()
     again = [await poll() for poll in polls_of(table, None)]
     told = moved(before, await client.server_stats())
-    # A count of all rows costs nothing, and is not kept.
+    # A count of all rows costs nothing, and is not cached.
     assert (told["rows_scanned"], told["cached_results"], told["computed_results"]) == (0, 5, 1)
     assert again == first
     await table.upsert(scores(["new"], [5_000]))
@@ -118,7 +118,7 @@ async def test_writes_that_change_nothing_leave_the_version_and_others_do_not(cl
     assert await version_of(table) in seen
     for change in (
         lambda: table.upsert(scores(["p00000"], [7])),
-        # Back to what it was, and yet another version: what was between may have been seen.
+        # The same rows as before, but another version: the state in between may have been read.
         lambda: table.upsert(scores(["p00000"], [0])),
         lambda: table.delete(["p00000"]),
         lambda: client.alter_table(name, add_columns=pa.schema([("extra", pa.int64())])),
@@ -224,14 +224,14 @@ async def test_who_gives_up_takes_the_answer_from_nobody(client: Client, name: s
 
 
 async def test_a_write_that_was_acknowledged_is_in_every_answer_asked_for_after_it(client: Client, name: str) -> None:
-    # So many rows that reading them takes longer than a write.
+    # Enough rows that reading them takes longer than a write.
     table = await client.create_table(name, SCORES, primary_key=["player"], buckets=3)
     rows = 5_000
     await table.upsert(scores([f"p{number:05}" for number in range(rows)], list(range(rows))))
     versions: dict[bytes, int] = {}
 
     async def ask(floor: int, since: bytes | None) -> None:
-        """Asks in two ways what the highest score is, which is at least this one."""
+        """Reads in two ways the highest score, which must be at least this one."""
         for poll in (
             table.top_n_if_changed(since, 1, "score", columns=["score"]),
             table.aggregate_if_changed(since, {"score": "max"}),
@@ -248,7 +248,7 @@ async def test_a_write_that_was_acknowledged_is_in_every_answer_asked_for_after_
     async with asyncio.TaskGroup() as asking:
         for number in range(rows, rows + 40):
             await table.upsert(scores([f"p{number % 50:05}"], [number]))
-            # Beside those asked before, of which some are being computed.
+            # In addition to earlier queries, some of which are being computed.
             asking.create_task(ask(number, next(reversed(versions), None)))
     stats = await client.server_stats()
     assert stats.live_scans == stats.open_cursors == 0
@@ -311,10 +311,10 @@ async def test_scans_of_some_buckets_and_of_snapshots_have_versions_too(client: 
                 assert stream.unchanged
                 assert [rows async for rows in stream] == []
             assert stream.statistics().rows_scanned == 0
-        # Of a pin, nothing ever changes.
+        # A pin never changes.
         await table.upsert(scores(PLAYERS, [7] * ROWS))
         async with pinned.if_changed_since(version).stream() as stream:
-            assert not stream.unchanged  # That is the version of two of its buckets.
+            assert not stream.unchanged  # This is the version of two of its buckets.
         async with again.stream() as stream:
             assert stream.unchanged
     with pytest.raises(SnapshotLost):

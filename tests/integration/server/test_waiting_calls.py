@@ -1,4 +1,4 @@
-"""Questions that wait at the server for another answer: what wakes them, what does not, and that they leave nothing."""
+"""Queries that wait at the server for another answer: what wakes them, what does not, and that they leave nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Questions:
         self.request = lookup_pb2.TopNRequest(table=name, by="score", n=3)
 
     def since_now(self, wait_millis: int = WAIT_SECONDS * 1000, **fields: Any) -> TopNRequest:
-        """What waits until there is another answer than the one of now."""
+        """Returns a query that waits until its answer is not the current one."""
         request = lookup_pb2.TopNRequest()
         request.CopyFrom(self.request)
         request.MergeFrom(lookup_pb2.TopNRequest(**fields))
@@ -57,7 +57,7 @@ class Questions:
         return request
 
     def waiting(self, calls: int = 1, *, timeout: float = 100, **fields: Any) -> list[Any]:
-        """Calls that are known to wait."""
+        """Returns calls that are known to wait."""
         request, before = self.since_now(**fields), self.wire.server().waiting_calls
         futures = [self.wire.lookups.TopN.future(request, timeout=timeout) for _ in range(calls)]
         wait_until(lambda: self.wire.server().waiting_calls == before + calls, f"{calls} more that wait")
@@ -72,7 +72,7 @@ def here(shared_server: ServerProcess, wire: Wire, name: str) -> Iterator[Questi
 
 @pytest.fixture
 def alone(server: ServerProcess) -> Iterator[Questions]:
-    """The same with a server of its own."""
+    """Runs the same with its own server."""
     with sync.connect(server.url) as client, Wire(server.url) as wire:
         yield Questions(client, wire, NAME)
 
@@ -280,7 +280,7 @@ def test_no_change_is_missed_by_who_asks_again_and_again_beside_a_writer(here: Q
     writer.start()
     while found < last:
         floor = written[-1]
-        # One that is missed would be found after nine tenths of this time only, and as unchanged.
+        # A missed change would only be found after nine tenths of this time, and as unchanged.
         answer = here.wire.lookups.TopN(request, timeout=60)
         assert not answer.unchanged
         found = pa.ipc.open_stream(answer.rows).read_all()["score"][0].as_py()

@@ -1,4 +1,4 @@
-"""Writes with an identity, over the wire: applied once and answered as the first time, or refused with the reason."""
+"""Writes with an identity, over the wire: applied once with the same answer, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 @pytest.fixture
 def table(wire: Wire, name: str) -> str:
-    """A table in whose changelog each application of a write is a change."""
+    """Makes a table in whose changelog each application of a write is a change."""
     create(wire, name, buckets=2)
     return name
 
@@ -68,7 +68,7 @@ def upsert(
 
 
 def changes(wire: Wire, table: str) -> int:
-    """How many changes the table has had."""
+    """Returns how many changes the table has had."""
     response = wire.tables.GetTable(table_pb2.GetTableRequest(name=table, statistics=True))
     return sum(bucket.log_offset for bucket in response.buckets)
 
@@ -87,7 +87,7 @@ def test_a_repeated_request_has_no_effect_and_the_first_answer(wire: Wire, table
     for _ in range(2):
         assert wire.writes.Upsert(upsert(table, 0, 1)) == first
     assert (changes(wire, table), value_of(wire, table)) == (30, 2)
-    # Of another writer, or without one, it is another request.
+    # With another writer, or without one, it is another request.
     wire.writes.Upsert(upsert(table, 0, 3, writer="other"))
     wire.writes.Upsert(write_pb2.UpsertRequest(table=table, rows=upsert(table, 0, 4).rows))
     assert (changes(wire, table), value_of(wire, table)) == (70, 4)
@@ -101,7 +101,7 @@ def test_a_delete_is_repeated_as_safely(wire: Wire, table: str) -> None:
     wire.writes.Upsert(upsert(table, 2, 2))
     assert wire.writes.Delete(request) == first
     assert changes(wire, table) == 30
-    # One that changed nothing is noted, too.
+    # A request that changed nothing is recorded as well.
     nothing = write_pb2.DeleteRequest(
         table=table,
         keys=ipc(pa.RecordBatch.from_pydict({"k": [77]})),
@@ -114,7 +114,7 @@ def test_a_delete_is_repeated_as_safely(wire: Wire, table: str) -> None:
 
 
 def test_a_request_that_comes_twice_at_once_is_applied_once(wire: Wire, table: str) -> None:
-    # Of several WriteBatches, so that the two take turns in its middle.
+    # With several WriteBatches, so that the two requests alternate.
     request = upsert(table, 0, 1, keys=range(60_000))
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: wire.writes.Upsert(request), range(4)))
@@ -129,7 +129,7 @@ def test_a_request_is_refused_when_it_is_too_old_to_tell(wire: Wire, table: str)
     assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "WRITER_EXPIRED")
     assert refused.details["sequence"] == "3"
     assert (changes(wire, table), value_of(wire, table)) == (10 + 19 * 20, 19)
-    # There may be gaps, and what is within the window is new.
+    # Gaps are allowed, and a number within the window is new.
     wire.writes.Upsert(upsert(table, 100, 100))
     wire.writes.Upsert(upsert(table, 60, 60))
     assert value_of(wire, table) == 60
@@ -140,7 +140,7 @@ def test_a_request_that_was_given_up_is_not_applied_behind_a_later_one(wire: Wir
     wire.writes.Upsert(upsert(table, 6, 6, acked_below=6))
     assert refusal(wire.writes.Upsert, late).reason == "WRITER_EXPIRED"
     assert value_of(wire, table) == 6
-    # In a bucket to which the later one did not write there is nothing that it could be behind.
+    # In a bucket without a write of the later request, the earlier one is applied.
     [bucket] = wire.writes.Upsert(upsert(table, 8, 8, keys=range(1), acked_below=8)).log_offsets
     others = [key for key in range(10) if bucket not in wire.writes.Upsert(_one(table, key)).log_offsets]
     wire.writes.Upsert(upsert(table, 7, 7, keys=range(others[0], others[0] + 1)))
@@ -194,7 +194,7 @@ def test_a_repeated_request_is_answered_whatever_would_refuse_it_now(wire: Wire,
     request = upsert(table, 1, 2)
     request.unchanged_since.by_bucket.update(before.log_offsets)
     first = wire.writes.Upsert(request)
-    # Its own change is no conflict, and a lock that was taken since does not concern it.
+    # Its own change is not a conflict, and a later lock does not affect it.
     wire.locks.LockColumns(lock_pb2.LockColumnsRequest(table=table, columns=["v"], owner="other"))
     assert wire.writes.Upsert(request) == first
     assert refusal(wire.writes.Upsert, upsert(table, 2, 3)).reason == "COLUMN_LOCKED"
@@ -244,9 +244,9 @@ def test_a_writer_is_forgotten_in_time_and_then_refused_for_what_is_old(tmp_path
         opened = wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table="a.b", id="named"))
         wire.writes.Upsert(upsert("a.b", 0, 1, writer="named", epoch=opened.epoch))
         wire.writes.Upsert(upsert("a.b", 0, 1))
-        # Repeating a request does not keep its writer known.
+        # Repeating a request does not extend how long its writer is remembered.
         wait_until(lambda: _is_refused(wire, upsert("a.b", 0, 1, writer="named", epoch=1)), "expired", timeout=60)
-        # A client's old request may have been applied; a new one cannot have been.
+        # An old request of a client may have been applied; a new one cannot have been.
         wait_until(lambda: _is_refused(wire, upsert("a.b", 0, 1, age_millis=1000)), "expired", timeout=60)
         wire.writes.Upsert(upsert("a.b", 1, 3))
         assert value_of(wire, "a.b") == 3

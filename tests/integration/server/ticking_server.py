@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 250_000
 
 
 class Ticker:
-    """Measures by how much its ticks are late, which is how long something else had the event loop.
+    """Measures how late its ticks are, which is how long other work has held the event loop.
 
     Only what this process has worked meanwhile counts, whichever of its threads: others make ticks late, too.
     """
@@ -36,20 +36,20 @@ class Ticker:
         self._delays: list[float] = []
 
     async def run(self) -> None:
-        """Ticks for ever."""
+        """Ticks forever."""
         while True:
             due, worked = time.monotonic() + _TICK_SECONDS, time.process_time()
             await asyncio.sleep(_TICK_SECONDS)
             self._delays.append(min(time.monotonic() - due, time.process_time() - worked))
 
     def take(self) -> float:
-        """The delay in milliseconds that all but a twentieth of the ticks stayed within since this was asked before."""
+        """Returns the delay in milliseconds that 95 % of the ticks since the previous call did not exceed."""
         delays, self._delays = sorted(self._delays), []
         return delays[len(delays) * 19 // 20] * 1000 if delays else 0.0
 
 
 async def fill(server: Server, rows: int) -> None:
-    """Writes the rows past the wire."""
+    """Writes the rows without a client."""
     await server._tables.create(
         "test.ticks", SCHEMA, primary_key=["k"], bucket_key=[], buckets=4, options={"row_deduplicate": "false"}
     )

@@ -1,4 +1,4 @@
-"""Reading of files as tests do it: everything at once, with what was reported."""
+"""Reads files for tests: everything at once, with the reported messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reading:
 def read(
     path: Path, schema: pa.Schema, *, skip: bool = False, null: Sequence[str] = (), delimiter: str | None = None
 ) -> Reading:
-    """Reads a whole file; the file's name is taken out of the reports."""
+    """Reads a complete file. The file's name is removed from the reported messages."""
     reported: list[str] = []
     bad = BadRows("file", skip=skip, report=lambda message: reported.append(message.removeprefix("file: ")))
     csv = CsvOptions(tuple(null), delimiter)

@@ -98,8 +98,8 @@ def test_a_header_alone_is_no_rows(csv: Path) -> None:
         ("player,score,score\n", 'the header has the column "score" twice'),
         ("player,scores\n", 'the table has no column "scores"; did you mean "score"?'),
         ("player\n", 'the file has no column "score"'),
-        ("player:score\nann:1\n", 'its header is the one column "player:score", which the table has not'),
-        ('"player,score\nann,1', "a quote in the header has no end"),
+        ("player:score\nann:1\n", 'the single column "player:score", which is not a column of the table'),
+        ('"player,score\nann,1', "a quote in the header is not closed"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(csv: Path, text: str, message: str) -> None:
@@ -143,7 +143,7 @@ def test_many_bad_rows_are_counted_but_only_some_reported(csv: Path) -> None:
     reading = read(csv, SCORES, skip=True)
     assert reading.bad_rows == 100
     assert len(reading.reported) == 21
-    assert reading.reported[-1] == "further bad rows are only counted"
+    assert reading.reported[-1] == "more than 20 bad rows: the rest are counted but not shown"
 
 
 def test_rows_larger_than_a_block_are_read(csv: Path) -> None:

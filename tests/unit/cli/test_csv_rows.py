@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.formats import csv_rows
-from scankv.formats.csv_rows import read_rows, whole_rows
+from scankv.formats.csv_rows import length_of_complete_rows, read_rows
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from scankv.formats.csv_rows import read_rows, whole_rows
     ],
 )
 def test_a_block_ends_where_a_row_does(data: bytes, whole: bytes) -> None:
-    assert data[: whole_rows(data)] == whole
+    assert data[: length_of_complete_rows(data)] == whole
 
 
 FIELDS = st.text(st.sampled_from('ab",\n 5'), max_size=6)
@@ -49,4 +49,4 @@ def test_blocks_divide_rows_and_nothing_else(rows: list[tuple[str, str]], size: 
 
 def test_a_quote_behind_another_delimiter_begins_a_field() -> None:
     data = b'a;"b\nc"\nd;"e\n'
-    assert data[: whole_rows(data, ";")] == b'a;"b\nc"\n'
+    assert data[: length_of_complete_rows(data, ";")] == b'a;"b\nc"\n'

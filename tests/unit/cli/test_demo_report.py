@@ -38,7 +38,7 @@ WRONG = {
 
 def verdict(outcome: Outcome) -> tuple[bool, str]:
     output = io.StringIO()
-    passed = Report(Console(file=output, width=80)).verdict(checks_of(outcome, TRUTH), outcome.streamed)
+    passed = Report(Console(file=output, width=80)).print_verdict(checks_of(outcome, TRUTH), outcome.streamed)
     return passed, output.getvalue()
 
 

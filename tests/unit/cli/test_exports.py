@@ -1,4 +1,4 @@
-"""Users import `scankv` and what is below it, and see these names in tracebacks, `help()` and pickles."""
+"""Users import `scankv` and its public modules, and see these names in tracebacks, `help()` and pickles."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_the_ending_of_a_name_says_its_format() -> None:
         (CONTENTS["csv.gz"][0][:-6], "ended before the end"),
         (b"\x1f\x8b" + b"x" * 50, "Unknown compression method"),
         (CONTENTS["zip"][0][:-10], "not a zip file"),
-        (zip_bytes("a.csv", "b.csv"), "holds 2 files"),
+        (zip_bytes("a.csv", "b.csv"), "must have one file, not 2"),
     ],
     ids=["gzip cut short", "no gzip", "zip cut short", "two files"],
 )

@@ -107,7 +107,8 @@ def test_json_values_that_no_type_holds_together_are_named_with_their_line(
 ) -> None:
     path = tmp_path / "mixed.jsonl"
     _write_jsonl(path, [*[first] * FAR, last, first])
-    with pytest.raises(BadFile, match=f'line {FAR + 1}: "value" is .* here and .* before'):
+    message = f'line {FAR + 1}: the field "value" is .* in this line and .* in the lines before'
+    with pytest.raises(BadFile, match=message):
         infer(path)
     assert infer(path, skip=True).names == ["id", "value", "filler"]
 
@@ -115,7 +116,7 @@ def test_json_values_that_no_type_holds_together_are_named_with_their_line(
 def test_a_file_without_rows_has_no_columns_to_infer(tmp_path: Path) -> None:
     path = tmp_path / "empty.jsonl"
     path.write_text("")
-    with pytest.raises(BadFile, match="no rows to take the columns from"):
+    with pytest.raises(BadFile, match="the file has no rows to infer columns from"):
         infer(path)
 
 

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from scankv.cli.outcome import complain, needs
+from scankv.cli.outcome import complain, require_extra
 from scankv.model.errors import UsageError
 
 
 def test_a_missing_package_is_named_with_what_installs_it() -> None:
-    with pytest.raises(UsageError) as raised, needs("server"):
+    with pytest.raises(UsageError) as raised, require_extra("server"):
         raise ModuleNotFoundError("No module named 'rocksdict'", name="rocksdict")
     assert raised.value.message == 'rocksdict is not installed; run: pip install "scankv[server]"'
 
 
 def test_a_missing_module_of_our_own_is_a_bug() -> None:
-    with pytest.raises(ModuleNotFoundError), needs("server"):
+    with pytest.raises(ModuleNotFoundError), require_extra("server"):
         raise ModuleNotFoundError("No module named 'streaming_server.x'", name="streaming_server.x")
 
 

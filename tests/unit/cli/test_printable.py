@@ -1,4 +1,4 @@
-"""What a terminal is shown has nothing in it that could steer it."""
+"""Text shown on a terminal contains nothing that can control the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users import has docstrings: `help()` and the reference of the documentation are made of them."""
+"""Every public name has a docstring, because `help()` and the generated reference use them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def members(module: ModuleType) -> Iterator[object]:
 
 
 def undocumented(owner: type) -> Iterator[str]:
-    """The public methods and properties of a class without a docstring, those of its own bases included."""
+    """Returns the public methods and properties of a class without a docstring, including those of our base classes."""
     for base in owner.__mro__:
         if base.__module__.split(".")[0] not in OURS:
             continue

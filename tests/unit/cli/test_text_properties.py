@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @st.composite
 def any_columns(draw: Callable[..., pa.Array]) -> pa.Array:
-    """Arrays of any type that a table can hold, with nulls, some of them slices."""
+    """Generates arrays of any type that a table can hold, with nulls; some of them are slices."""
     type_ = draw(storable_types())
     values = draw(st.lists(values_of(type_), min_size=1, max_size=5))
     return pa.array(values, type_).slice(draw(st.integers(0, len(values) - 1)))
@@ -34,7 +34,7 @@ def test_any_column_comes_back_from_json_lines(column: pa.Array, name: str) -> N
 
 
 def same(left: pa.Array, right: pa.Array) -> bool:
-    """Equality with one NaN."""
+    """Returns whether two values are equal; NaN equals NaN."""
     left.validate(full=True)
     assert left.type == right.type
     return left.equals(right) or repr(left.to_pylist()) == repr(right.to_pylist())

@@ -29,7 +29,7 @@ def top(
     left: dict[str, int] | None = None,
     moved: dict[str, tuple[int, int]] | None = None,
 ) -> TopN:
-    """Players in their order, with scores 100, 99, ..., and what has become of them."""
+    """Returns a top-N with these players in order, with scores 100, 99, ..., and with their movements."""
     return TopN(
         rows=pa.table({"player": players, "score": [100 - place for place in range(len(players))]}),
         version=b"v",
@@ -47,7 +47,7 @@ def _ranked(ranks: dict[str, int]) -> pa.Table:
 
 
 def drawn(shown: object, *, width: int = 60, height: int = 24) -> list[str]:
-    """What a terminal of that size shows, line by line, without colours."""
+    """Returns what a terminal of this size shows, line by line, without colors."""
     text = io.StringIO()
     Console(file=text, width=width, height=height).print(shown)
     return [line.rstrip() for line in text.getvalue().splitlines()]
@@ -83,7 +83,7 @@ def test_a_screen_is_no_higher_and_no_wider_than_its_terminal() -> None:
     screen.change(top(*(f"p{number}" for number in range(100))))
     screen.change(top(*(f"p{number}" for number in range(100)), moved={"p99": (2, 100)}, left={"x" * 500: 100}))
     lines = drawn(screen, width=40, height=12)
-    # One line is left to the cursor.
+    # One line is left for the cursor.
     assert len(lines) == 11
     assert all(len(line) <= 40 for line in lines)
     assert lines[8] == "and 94 more"

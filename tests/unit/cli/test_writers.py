@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from scankv.formats.files import Format
-from scankv.formats.writers import row_writer, whole_directory, whole_file
+from scankv.formats.writers import atomic_directory, atomic_file, row_writer
 from scankv.model.errors import UsageError
 from tests.unit.cli.reading import read
 from tests.unit.cli.test_text import COLUMNS
@@ -63,7 +63,7 @@ def test_parquet_joins_chunks_into_large_row_groups() -> None:
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    with whole_file(path) as stream:
+    with atomic_file(path) as stream:
         stream.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
@@ -76,7 +76,7 @@ def test_what_is_replaced_keeps_its_permissions_and_nobody_reads_it_before(tmp_p
     file.write_bytes(b"old")
     file.chmod(mode)
     directory.mkdir(mode=0o700)
-    with whole_file(file) as stream, whole_directory(directory) as part:
+    with atomic_file(file) as stream, atomic_directory(directory) as part:
         assert os.fstat(stream.fileno()).st_mode & 0o077 == part.stat().st_mode & 0o077 == 0
     assert file.stat().st_mode & 0o777 == mode
     assert directory.stat().st_mode & 0o777 == 0o700
@@ -86,7 +86,7 @@ def test_what_is_replaced_keeps_its_permissions_and_nobody_reads_it_before(tmp_p
 def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "out.csv"
     path.write_bytes(b"old")
-    with pytest.raises(failure), whole_file(path) as stream:  # noqa: PT012  # the write is part of what fails
+    with pytest.raises(failure), atomic_file(path) as stream:  # noqa: PT012  # the write is part of what fails
         stream.write(b"new")
         raise failure
     assert path.read_bytes() == b"old"
@@ -99,7 +99,7 @@ def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
     received: list[bytes] = []
     thread = threading.Thread(target=lambda: received.append(path.read_bytes()))
     thread.start()
-    with whole_file(path) as stream:
+    with atomic_file(path) as stream:
         stream.write(b"rows")
     thread.join(10)
     assert received == [b"rows"]
@@ -115,11 +115,11 @@ def test_a_directory_is_there_when_it_is_whole_and_the_one_before_until_then(
         return sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*"))
 
     for name in ("first", "second"):
-        with whole_directory(path) as directory:
+        with atomic_directory(path) as directory:
             (directory / name).write_text(name)
             assert not (path / name).exists()
         assert files() == ["parts", f"parts/{name}"]
-    with pytest.raises(failure), whole_directory(path) as directory:  # noqa: PT012  # the write is part of what fails
+    with pytest.raises(failure), atomic_directory(path) as directory:  # noqa: PT012  # the write is part of what fails
         (directory / "third").write_text("half of it")
         raise failure
     assert files() == ["parts", "parts/second"]

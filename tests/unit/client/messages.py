@@ -1,4 +1,4 @@
-"""The messages of a scan that keeps its contract, for tests to spoil."""
+"""The messages of a valid scan, which tests can corrupt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 LOG_OFFSETS = {0: 7, 1: 0, 2: 12}
 
-# The first conversion of a process imports pandas, for which tests with short timeouts have no time.
+# The first conversion of a process imports pandas, which takes longer than the timeouts of some tests.
 pa.array([0])
 
 
@@ -51,19 +51,19 @@ def header(
 
 
 def checksum(record_batch: bytes, changes: bytes = b"", *, after: int = 0) -> int:
-    """That of a chunk, as `scan.proto` has it."""
+    """Returns the checksum of a chunk, as `scan.proto` defines it."""
     return int(google_crc32c.value(record_batch + changes + after.to_bytes(4, "little")))
 
 
 def chunk(rows: pa.RecordBatch, bucket: int = 0, *, after: Iterable[ScanChunk] = ()) -> ScanChunk:
-    """A chunk that is sent after the others of its call."""
+    """Returns a chunk that follows the given number of chunks of its call."""
     after = list(after)
     data = rows.serialize().to_pybytes()
     return ScanChunk(
         bucket=bucket,
         record_batch=data,
         row_count=rows.num_rows,
-        # The last key: enough for a scripted server to go on behind it.
+        # The last key is enough for a scripted server to continue after the token.
         resume_token=b"after %d" % rows["id"][-1].as_py() if rows.num_rows and rows.num_columns else b"somewhere",
         rows_scanned=sum(each.row_count for each in after) + rows.num_rows,
         crc32c=checksum(data, after=after[-1].crc32c if after else 0),
@@ -71,7 +71,7 @@ def chunk(rows: pa.RecordBatch, bucket: int = 0, *, after: Iterable[ScanChunk] =
 
 
 def chunks(count: int = 3, rows: int = 5, first: int = 0) -> list[ScanChunk]:
-    """The chunks of one call, of which the first one has the given number."""
+    """Returns the chunks of one call, of which the first one has the given number."""
     sent: list[ScanChunk] = []
     for index in range(first, count):
         sent.append(chunk(batch(index * rows, rows), index % len(LOG_OFFSETS), after=sent))
@@ -108,12 +108,12 @@ def response(part: ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> Scan
 
 
 def received(part: ScanKvResponse | ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> ScanMessage:
-    """The same as it comes to a client."""
+    """Returns the message as the client receives it."""
     message = part if isinstance(part, ScanKvResponse) else response(part)
     return ScanMessage.from_bytes(message.SerializeToString())
 
 
 def whole_scan() -> list[ScanKvResponse]:
-    """A header, three chunks and a trailer."""
+    """Returns the messages of a complete scan: a header, three chunks and a trailer."""
     sent = chunks()
     return [response(header()), *map(response, sent), response(trailer(sent))]

@@ -35,14 +35,14 @@ FOREVER = 3600.0
 
 
 class OnlyScans(ScanServiceServicer):
-    """Has no answer to the other calls of the service."""
+    """Answers no other call of the service."""
 
     async def ExplainScan(self, request: ScanKvRequest, context: Any) -> ExplainScanResponse:
         raise NotImplementedError
 
 
 class KeepsItsContract(OnlyScans):
-    """Answers every scan as it should; what the others do instead.
+    """Answers every scan correctly; base of the others.
 
     Attributes:
         sent: Messages written.
@@ -144,7 +144,7 @@ class NeverEnds(KeepsItsContract):
 
 
 class EndsWith(KeepsItsContract):
-    """Ends with a status, after so many messages of a scan."""
+    """Ends with a status after some messages of a scan."""
 
     def __init__(
         self, code: grpc.StatusCode, *, after: int = 0, reason: str | None = None, retry_after: float | None = None
@@ -162,7 +162,7 @@ class EndsWith(KeepsItsContract):
 
 
 class SendsUnreadableMessages:
-    """Sends bytes that are no protobuf message."""
+    """Sends bytes that are not a protobuf message."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         async def scan(request: bytes, context: Context) -> AsyncIterator[bytes]:
@@ -182,7 +182,7 @@ class OnlyTables(TableServiceServicer):
 
 
 class ShedsTables(OnlyTables):
-    """Drops the first calls as a proxy or an overloaded gRPC server does, and says how many came; then answers."""
+    """Drops the first calls, as a proxy or an overloaded gRPC server does, and counts them; then answers."""
 
     def __init__(self, code: grpc.StatusCode, sheds: int) -> None:
         self._code = code
@@ -204,7 +204,7 @@ class ShedsTables(OnlyTables):
 
 
 class AnswersTogether(OnlyTables):
-    """Answers when as many calls are in flight as it is told, or `release` is set; keeps the most there ever were."""
+    """Answers when the given number of calls is in flight, or when `release` is set; records the maximum."""
 
     def __init__(self, together: int) -> None:
         self._together = together
@@ -240,7 +240,7 @@ class RefusesTables(OnlyTables):
 async def end_with(
     context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, reason: str | None, retry_after: float | None
 ) -> None:
-    """Ends a call with a status; with the typed detail of ScanKV when it has a reason."""
+    """Ends a call with a status, and with the typed detail of ScanKV if a reason is given."""
     if reason is None:
         await context.abort(code, "what the server says")
     info = error_details_pb2.ErrorInfo(reason=reason, domain="scankv", metadata={"table": "game.scores"})
@@ -261,7 +261,7 @@ async def end_with(
 async def serving(
     *servicers: ScanServiceServicer | TableServiceServicer | SendsUnreadableMessages, port: int = 0
 ) -> AsyncIterator[str]:
-    """A server of these in this event loop; its address."""
+    """Runs one of these servers in this event loop; yields its address."""
     server = grpc.aio.server()
     for servicer in servicers:
         if isinstance(servicer, ScanServiceServicer):

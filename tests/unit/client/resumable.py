@@ -1,4 +1,4 @@
-"""A small server whose scans can be resumed, and whose calls end as a script says."""
+"""A small server whose scans can be resumed, and whose calls end as scripted."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class GoesOn(OnlyScans):
 
 
 class SendsOnlyHeartbeats(OnlyScans):
-    """Finds nothing for a while: a heartbeat every tenth of a second, and then the trailer."""
+    """Finds no rows for some time: sends a heartbeat every tenth of a second, then the trailer."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -103,7 +103,7 @@ class SendsOnlyHeartbeats(OnlyScans):
 
 
 def _position(request: ScanKvRequest) -> int:
-    """The first chunk behind the token, which has the last key."""
+    """Returns the number of the first chunk after the token, which contains the last key."""
     token = request.resume_token
     return (int(token.removeprefix(b"after ")) + 1) // ROWS_OF_A_CHUNK if token else 0
 

@@ -1,4 +1,4 @@
-"""A blocking scan is an Arrow stream to every library that reads one; a scan that is cut is an error there, too."""
+"""A blocking scan is an Arrow stream for every library that reads one, and an interrupted scan is an error there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def duckdb_rows(scan: sync.Scan) -> int:
 
 
 class OnlySpeaksTheProtocol:
-    """Knows nothing of a scan but its capsule, as a consumer in C does."""
+    """Exposes only the capsule of a scan, as a consumer in C would use it."""
 
     def __init__(self, source: Any) -> None:
         self._capsule = source.__arrow_c_stream__()

@@ -1,4 +1,4 @@
-"""How many calls of a client are in flight, who is next, and what becomes of calls that were dropped on the way."""
+"""The limit on a client's calls in flight, the order of waiting calls, and calls that were dropped on the way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     await asyncio.sleep(0)
     waiting[0].cancel()
     queue.leave()
-    waiting[1].cancel()  # Its turn may have come already.
+    waiting[1].cancel()  # The call may already have its turn.
     await asyncio.wait(waiting[:2])
     if not waiting[1].cancelled():
         queue.leave()
@@ -76,7 +76,7 @@ async def test_waiting_for_a_turn_is_no_part_of_the_attempt() -> None:
         first = [asyncio.create_task(client.tables()) for _ in range(SHORT_CALLS)]
         await await_until(server.is_full, "all turns taken")
         late = asyncio.create_task(client.tables())
-        # Those in flight end with their attempt; the one that waited has all of its own time yet.
+        # The calls in flight end with their attempt timeout. The call that waited still has its full attempt timeout.
         assert {type(each) for each in await asyncio.gather(*first, return_exceptions=True)} == {DeadlineExceeded}
         server.release.set()
         assert await late == []

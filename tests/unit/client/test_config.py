@@ -1,4 +1,4 @@
-"""How a client is configured: addresses that are understood, and values that are refused with their field."""
+"""The configuration of a client: addresses that can be parsed, and errors that name the invalid field."""
 
 from __future__ import annotations
 

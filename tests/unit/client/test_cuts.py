@@ -1,4 +1,4 @@
-"""A scan that is cut: at every phase, over the live table and a pinned snapshot, it goes on or says how to."""
+"""A scan that is interrupted in any phase, live or pinned, continues, or its error says how to continue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LATEST = ScanSpec("game.scores", resume=Resume.LATEST)
 PINNED = ScanSpec("game.scores", snapshot_id="pin")
 PINNED_NEVER = ScanSpec("game.scores", snapshot_id="pin", resume=Resume.NEVER)
 ALL_KEYS = list(range(ROWS))
-# Header, chunks, trailer: what the cuts are counted in.
+# The messages after which a scan is interrupted: header, chunks, trailer.
 AFTER_LAST_ROW = 1 + CHUNKS
 FULL = Ends(0, CODE.RESOURCE_EXHAUSTED, "TOO_MANY_SCANS")
 
@@ -67,7 +67,7 @@ async def drain(stream: ScanStream) -> list[int]:
 
 
 async def keys_until(stream: ScanStream, error: type[ScanKvError]) -> tuple[list[int], ScanKvError]:
-    """What was returned before the error, and the error."""
+    """Returns the keys received before the error, and the error."""
     keys: list[int] = []
 
     async def read() -> None:
@@ -81,7 +81,7 @@ async def keys_until(stream: ScanStream, error: type[ScanKvError]) -> tuple[list
 
 @pytest.mark.parametrize(
     ("spec", "after"),
-    # A live scan does not wait for a server that is not there.
+    # A live scan does not wait for an absent server.
     [(spec, after) for spec in (PINNED, LATEST) for after in range(AFTER_LAST_ROW + 2) if spec is PINNED or after],
     ids=str,
 )
@@ -92,7 +92,7 @@ async def test_a_cut_at_any_place_loses_and_doubles_nothing(
     async with serving(server := GoesOn(Ends(after, code, reason))) as url, connect(url) as client:
         stream = client.scan(spec).stream()
         assert await drain(stream) == ALL_KEYS
-        # With the trailer, nothing was missing.
+        # The trailer had arrived, so nothing is missing.
         assert len(server.requests) == (1 if after > AFTER_LAST_ROW else 2)
         statistics = stream.statistics()
         assert (statistics.attempts, statistics.chunks) == (len(server.requests), CHUNKS)
@@ -254,7 +254,7 @@ async def test_a_full_server_is_asked_until_it_admits(spec: ScanSpec) -> None:
 
 async def test_a_server_that_stays_full_is_an_error_after_the_operation_timeout() -> None:
     async with serving(server := GoesOn(*[FULL] * 1000)) as url, connect(url, operation_timeout=1) as client:
-        # The time may run out in the middle of an attempt, whether that has come to the server or not.
+        # The timeout may end in the middle of an attempt, whether or not the server received it.
         with pytest.raises((TooManyScans, DeadlineExceeded)) as caught:
             await client.scan(LIVE).to_arrow()
         assert (asked := len(server.requests)) > 1
@@ -291,7 +291,7 @@ async def test_a_header_alone_is_no_progress() -> None:
 
 
 async def test_a_chunk_renews_the_time_for_all_attempts() -> None:
-    # Four times 0.6 s are more than the timeout, each of them is less.
+    # Four waits of 0.6 s exceed the timeout, but each single wait does not.
     slow = Ends(2, CODE.UNAVAILABLE, "SERVER_DRAINING", retry_after=0.6)
     async with serving(GoesOn(*[slow] * 4)) as url, connect(url, operation_timeout=2) as client:
         started = time.monotonic()
@@ -304,7 +304,7 @@ async def test_a_stall_is_a_cut() -> None:
         stream = client.scan(PINNED).stream()
         assert await drain(stream) == ALL_KEYS
         assert isinstance(stream.resumptions[0].cause, DeadlineExceeded)
-        # The end of the first comes over a connection of its own.
+        # The end of the first scan arrives over its own connection.
         await _ended(server, len(server.requests))
 
 
@@ -328,7 +328,7 @@ async def test_another_schema_after_a_cut_is_refused() -> None:
 
 @pytest.fixture
 def no_cycles() -> Iterator[None]:
-    """Whatever is freed in the test is freed by counting references."""
+    """Disables the garbage collector: objects of the test must be freed by reference counting."""
     gc.disable()
     yield
     gc.enable()
@@ -357,12 +357,12 @@ async def test_a_cancelled_read_keeps_the_token() -> None:
         assert caught.value.resume_token == b"after 9"
 
 
-# The server asks to be left alone for long, so the reader is surely in the pause before its next attempt.
+# The server asks for a long pause, so the reader is certainly waiting for its next attempt.
 LATER = Ends(0, CODE.RESOURCE_EXHAUSTED, "TOO_MANY_SCANS", retry_after=30)
 
 
 async def _pausing(server: GoesOn, scan: Scan) -> tuple[ScanStream, asyncio.Task[list[int]]]:
-    """A stream whose reader waits to make another attempt."""
+    """Returns a stream whose reader waits to make another attempt."""
     stream = scan.stream()
     reader = asyncio.create_task(drain(stream))
     await server.called.wait()

@@ -1,4 +1,4 @@
-"""What rows may be given as: every form gives the same batches, and bad rows are named."""
+"""Rows are accepted in all documented forms with equal results, and errors name the invalid row."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ def test_no_rows_are_no_rows(data: object) -> None:
     ("data", "message"),
     [
         ({"player": "ann", "score": 1}, "put a single row into a list"),
-        ("ann", "not as str"),
-        (None, "not as NoneType"),
-        (7, "not as int"),
-        ((row for row in ROWS), "not as generator"),
+        ("ann", "list of dictionaries, .*, not str"),
+        (None, "list of dictionaries, .*, not NoneType"),
+        (7, "list of dictionaries, .*, not int"),
+        ((row for row in ROWS), "list of dictionaries, .*, not generator"),
         ([ROWS[0], "bob"], "row 1 is a str, not a dictionary"),
         (TABLE.to_batches(), "row 0 is a RecordBatch, not a dictionary"),
-        (pl.Series("player", ["ann"]), "a Series has no rows"),
-        (pa.array([1]), "has no rows"),
+        (pl.Series("player", ["ann"]), "rows cannot be read from a Series"),
+        (pa.array([1]), "rows cannot be read from"),
     ],
 )
 def test_what_has_no_rows_is_refused_with_what_is_expected(data: object, message: str) -> None:
@@ -165,5 +165,5 @@ def test_what_has_no_rows_is_refused_with_what_is_expected(data: object, message
 
 def test_a_column_there_twice_is_named() -> None:
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["player", "player"])
-    with pytest.raises(SchemaMismatch, match='"player" is there twice'):
+    with pytest.raises(SchemaMismatch, match='"player" is given twice'):
         read(twice, parse_schema("player string"))

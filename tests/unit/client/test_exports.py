@@ -1,4 +1,4 @@
-"""What `aio_client` exports: names are added here on purpose, and never renamed."""
+"""The public names of `aio_client`: names are added here on purpose, and never renamed."""
 
 from __future__ import annotations
 

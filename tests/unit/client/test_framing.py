@@ -1,4 +1,4 @@
-"""A message that the client reads by itself is what protobuf makes of it, and its rows stay where they are."""
+"""The client decodes a message exactly as protobuf does, without copying its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def varint(number: int) -> bytes:
 
 
 def as_protobuf_reads(message: bytes) -> tuple[ScanKvResponse, bytes]:
-    """The message without its rows, and these."""
+    """Returns the message without its rows, and the rows, as protobuf decodes them."""
     fields = ScanKvResponse.FromString(message)
     rows = fields.chunk.record_batch
     if rows:
@@ -65,7 +65,7 @@ def test_any_bytes_are_read_as_by_protobuf(message: bytes) -> None:
 
 
 def check(message: bytes) -> None:
-    """Both read the same, or both refuse it."""
+    """Checks that both decoders return the same, or both refuse the message."""
     try:
         expected = as_protobuf_reads(message)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Ranges of keys by value hold exactly the keys whose values are between, and refuse what is no key."""
+"""Key ranges given by values contain exactly the keys between them, and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WHOLE = [
 
 
 def parts(end: object) -> tuple[object, ...]:
-    """The values of an end, text as bytes, which compare as keys do."""
+    """Returns the values of a bound, with text as bytes, so that they compare as keys do."""
     values = end if isinstance(end, tuple) else (end,)
     return tuple(part.encode() if isinstance(part, str) else part for part in values)
 
 
 def leading(key: object, end: object) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """As much of a key as an end has, and the end."""
+    """Returns as many leading values of a key as the bound has, and the bound."""
     return parts(key)[: len(parts(end))], parts(end)
 
 
@@ -102,12 +102,12 @@ def test_a_reversed_range_and_an_offset_and_a_spec_alone_are_refused(kind: type[
         scan.key_range("b", "a")
     with pytest.raises(UsageError, match="start of the key range is greater than its end"):
         scan.key_range(("b", 1), "a")
-    with pytest.raises(UsageError, match="inclusive is one of both, left, right, neither"):
+    with pytest.raises(UsageError, match="inclusive must be both or left or right or neither"):
         scan.key_range("a", "b", inclusive="all")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"has no offset.*resume_from.*key_range"):
         scan.offset(10)
     alone = kind(None, ScanSpec("a.b"))  # type: ignore[arg-type]  # nothing is called
-    with pytest.raises(UsageError, match=r"key_range takes values.*table\.scan\(\)"):
+    with pytest.raises(UsageError, match=r"key_range needs the types of the key.*table\.scan\(\)"):
         alone.key_range("a")
     with pytest.raises(UsageError, match=r"prefix takes values.*table\.scan\(\)"):
         alone.prefix("a")

@@ -1,4 +1,4 @@
-"""What keys may be given as, and how a bad one is named."""
+"""Keys are accepted in all documented forms, and errors name the invalid key."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def test_no_keys_are_no_keys(keys: object) -> None:
         (("ann", "bob"), ONE, r"2 values.* \(player\); several keys go into a list", {"row": "0"}),
         ("ann", TWO, r"1 values.* \(day, id\); write it as a tuple", {"row": "0"}),
         ([(DAY, 1), (DAY,)], TWO, "key 1 has 1 values", {"row": "1"}),
-        ({"playr": "ann"}, ONE, '"playr" is no key column; did you mean "player"', {"column": "playr", "row": "0"}),
+        ({"playr": "ann"}, ONE, '"playr" is not a key column; did you mean "player"', {"column": "playr", "row": "0"}),
         ({"day": DAY}, TWO, 'key column "id" is missing', {"column": "id", "row": "0"}),
-        ({"player": "ann", "score": 1}, ONE, '"score" is no key column', {"column": "score", "row": "0"}),
+        ({"player": "ann", "score": 1}, ONE, '"score" is not a key column', {"column": "score", "row": "0"}),
         ([2**31], parse_schema("id int32"), 'key column "id", row 0', {"column": "id", "row": "0"}),
         (pa.table({"score": [1]}), ONE, 'column "player" is missing', {"column": "player"}),
         (pa.table({"player": ["a", None]}), ONE, 'column "player", row 1', {"column": "player", "row": "1"}),
-        (np.array([1]), TWO, "an array holds keys of one column", {}),
+        (np.array([1]), TWO, "an array has keys of one column", {}),
         (pa.array([1.5]), NUMBER, 'column "id", row 0', {"column": "id", "row": "0"}),
     ],
 )

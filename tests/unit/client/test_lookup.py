@@ -1,4 +1,4 @@
-"""How answers to lookups become one table."""
+"""The answers to lookups are joined into one table."""
 
 from __future__ import annotations
 

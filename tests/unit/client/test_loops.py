@@ -1,4 +1,4 @@
-"""What a client says that is used in the wrong place: another event loop, after its end, or never closed."""
+"""The errors of a client that is used in another event loop, after it was closed, or that was never closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a package that is not installed says how to install it."""
+"""Features that need a missing package raise an error that says how to install it."""
 
 from __future__ import annotations
 

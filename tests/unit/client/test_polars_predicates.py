@@ -1,4 +1,4 @@
-"""What of a Polars predicate is pushed down keeps the rows that Polars keeps, nulls, NaN and zeros included."""
+"""The part of a Polars predicate that is pushed down keeps the same rows as Polars, including nulls, NaN and zeros."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROWS = 60
 
 
 def _rows() -> pa.RecordBatch:
-    """Each value of each column, and nulls, next to others of the other columns."""
+    """Returns rows with each value of each column, and nulls, combined with other values of the other columns."""
     columns = [[*VALUES.get(name, []), None] for name in SCHEMA.names]
     return pa.RecordBatch.from_arrays(
         [
@@ -97,7 +97,7 @@ predicates = st.recursive(
 
 
 def optimized(predicate: pl.Expr) -> pl.Expr:
-    """The predicate as Polars gives it to a source: literals cast, constants folded."""
+    """Returns the predicate as Polars passes it to a source, with literals cast and constants folded."""
     seen: list[pl.Expr] = []
 
     def source(_columns: object, predicate: pl.Expr | None, _rows: object, _batch: object) -> Any:

@@ -1,4 +1,4 @@
-"""What a scan asks for, and that no answer passes which breaks the contract of `scan.proto`."""
+"""The request of a scan, and the refusal of every answer that breaks the contract of `scan.proto`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_rows_without_columns_keep_their_number() -> None:
 
 
 def of_changes(changes: bytes) -> list[ScanHeader | ScanChunk | ScanTrailer]:
-    """A stream of three inserts, of which these bytes tell."""
+    """Returns the messages of a stream with three inserts, described by these bytes."""
     sent = chunk(batch(0, 3))
     sent.changes = changes
     sent.crc32c = checksum(sent.record_batch, changes)

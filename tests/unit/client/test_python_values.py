@@ -1,4 +1,4 @@
-"""How Python values become columns: each stays what it was, or is refused with its row."""
+"""Python values become columns without change, or are refused with their row."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_arrow_value_keeps_what_python_has_no_room_for(text: str, scalar: pa.
         ("double", 10**400, "double"),
         ("float", 10**400, "float"),
         ("float", 1e300, "out of range"),
-        ("float", 2**24 + 1, "between the numbers"),
+        ("float", 2**24 + 1, "no value that is exactly this number"),
         ("halffloat", 70_000, "out of range"),
         ("decimal128(5, 2)", Decimal("1.255"), "data loss"),
         ("decimal128(5, 2)", 1000, "decimal128"),
@@ -106,8 +106,8 @@ def test_an_arrow_value_keeps_what_python_has_no_room_for(text: str, scalar: pa.
         ("timestamp[s]", NOON.replace(microsecond=1), "more precise than s"),
         ("timestamp[us]", pd.Timestamp(1), "more precise than us"),
         ("timestamp[us]", np.datetime64(1, "ns"), "more precise than us"),
-        ("timestamp[us]", NOON_UTC, "it has a time zone, the column has none"),
-        ("timestamp[us, tz=UTC]", NOON, "it has no time zone, the column is in UTC"),
+        ("timestamp[us]", NOON_UTC, "it has a time zone, but the column has none"),
+        ("timestamp[us, tz=UTC]", NOON, "it has no time zone, but the column is in UTC"),
         ("timestamp[ns]", dt.datetime(9999, 1, 1), "nanosecond"),
         ("timestamp[us]", 0, "of type int, not datetime"),
         ("list<item: int32>", [1.5], "not a whole number"),
@@ -149,7 +149,7 @@ def test_a_long_value_is_not_shown() -> None:
 
 @given(st.data())
 def test_what_arrow_gives_out_is_taken_back_unchanged(data: st.DataObject) -> None:
-    # No Python type holds a time of day with nanoseconds.
+    # No Python type can represent a time of day with nanoseconds.
     type_ = data.draw(key_types().filter(lambda type_: type_ != pa.time64("ns")))
     column = data.draw(columns(type_, 3))
     assert order_of(column_of(column.to_pylist(), type_)) == order_of(column)

@@ -1,4 +1,4 @@
-"""How rows are cut into requests: in order, none lost, none over its bounds unless it is one row."""
+"""Rows are divided into requests in order and completely, and only a single row may exceed the bounds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_large_row_goes_alone() -> None:
 
 def test_a_row_over_the_limit_is_refused_by_its_index() -> None:
     huge = pa.record_batch({"text": ["x", "y" * (17 << 20)]})
-    with pytest.raises(RequestTooLarge, match=r"row 4 has .* at most 16,777,216") as caught:
+    with pytest.raises(RequestTooLarge, match=r"row 4 has .* the limit is 16,777,216") as caught:
         list(cut([batch_of([1, 2, 3]), huge]))
     assert caught.value.details["row"] == "4"
 

@@ -1,4 +1,4 @@
-"""What follows from an error of a scan, as a table; and what a scan knows of itself over several attempts."""
+"""The verdict on an error of a scan, as a table; and the progress of a scan over several attempts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_only_a_scan_that_knows_where_it_stands_waits_for_a_server(error: type[S
 
 def test_every_error_of_the_connection_is_in_the_tables() -> None:
     decided_here = {*BROKEN, *CUT}
-    # ScanInterrupted is what a verdict makes.
+    # ScanInterrupted is made only after a verdict.
     assert {cls.__name__ for cls in ConnectionFailed.__subclasses__()} - {"ScanInterrupted"} <= {
         cls.__name__ for cls in decided_here
     }
@@ -139,7 +139,7 @@ def parts(*messages: ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> li
 
 
 def resumptions(scan: ScanProgress) -> tuple[Resumption, ...]:
-    """A call, for what has changed meanwhile."""
+    """Returns the resumptions. A call, because mypy would assume that the property has not changed."""
     return scan.resumptions
 
 
@@ -155,7 +155,7 @@ def test_progress_is_the_sum_of_the_attempts() -> None:
     for part in parts(header(resumed_from=LOG_OFFSETS), *rest, trailer(rest)):
         scan.book(received(part))
     scan.close()
-    # The trailer of the messages counts one row more than was sent.
+    # The trailer counts one row more than was sent.
     assert (scan.rows, scan.chunks, scan.rows_scanned, scan.attempts) == (30, 6, 61, 2)
     assert scan.bytes == sum(len(each.record_batch) for each in (*sent[:2], *rest))
     assert scan.complete

@@ -1,4 +1,4 @@
-"""Trying again: in time, apart, and for what is worth it."""
+"""Retries: which errors are retried, how long apart, and when to give up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Clock:
-    """Seconds that pass only where something waits."""
+    """A clock whose time passes only while something waits on it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,7 +26,7 @@ class Clock:
 
 
 class FailsThenSucceeds:
-    """An attempt that raises these errors in turn, each after so many seconds of the clock."""
+    """An attempt that raises these errors in turn, each after some seconds of the clock, and then succeeds."""
 
     def __init__(self, clock: Clock, *errors: ScanKvError, takes: float = 0.0) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Refining a scan: each step is a copy, and says what it asks for."""
+"""Each method that refines a scan returns a copy, whose spec contains the refinement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEC = ScanSpec("game.scores")
 
 @pytest.fixture(params=[Scan, sync.Scan])
 def scan(request: pytest.FixtureRequest) -> Scan | sync.Scan:
-    made: Scan | sync.Scan = request.param(None, SPEC)  # nothing is called
+    made: Scan | sync.Scan = request.param(None, SPEC)  # no call is made
     return made
 
 
@@ -32,13 +32,13 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
 
 
 def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
-    with pytest.raises(UsageError, match="at takes a snapshot or its id, not ''"):
+    with pytest.raises(UsageError, match="at must be a snapshot or its id, not ''"):
         scan.at("")
-    with pytest.raises(UsageError, match="at takes a snapshot or its id, not None"):
+    with pytest.raises(UsageError, match="at must be a snapshot or its id, not None"):
         scan.at(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"resume must be Resume\.NEVER"):
         scan.resume("latest")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a resume token is bytes"):
+    with pytest.raises(UsageError, match="a resume token must be bytes"):
         scan.resume_from(None)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Pins, renewals and releases against a server whose answers are lost, late or refusals; and what is cut into parts."""
+"""Pins, renewals, releases and splits with a server whose answers are lost, late or errors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def seen(condition: Callable[[], bool], what: str) -> None:
 
 
 def noted(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the client has logged; a busy machine makes asyncio warn of slow callbacks besides."""
+    """Returns the client's log messages. On a busy machine, asyncio also logs slow callbacks."""
     return [record for record in caplog.records if record.name == "aio_client"]
 
 
@@ -164,7 +164,7 @@ async def test_a_pin_whose_answer_is_lost_is_repeated_under_the_same_name() -> N
 async def test_a_pin_is_given_up_when_the_operation_timeout_is_over(failure: Failure, error: type[Exception]) -> None:
     server = ScriptedSnapshots(pin=[failure] * 10_000)
     async with table_of(server, operation_timeout=0.5) as table:
-        # The last attempt may be cut by the end of the time.
+        # The last attempt may be cut short by the timeout.
         with pytest.raises((error, DeadlineExceeded)) as raised:
             await table.snapshot()
     assert len(server.pins) > 1
@@ -212,11 +212,11 @@ async def test_a_pinning_is_in_one_context_at_a_time_so_that_each_snapshot_is_re
 async def test_a_ttl_out_of_its_range_is_refused_before_anything_is_sent(ttl: Any) -> None:
     server = ScriptedSnapshots()
     async with table_of(server) as table:
-        with pytest.raises(UsageError, match="1 to 604,800 seconds"):
+        with pytest.raises(UsageError, match="between 1 and 604,800 seconds"):
             table.snapshot(ttl)
         if ttl is not None:
             snapshot = await table.snapshot()
-            with pytest.raises(UsageError, match="1 to 604,800 seconds"):
+            with pytest.raises(UsageError, match="between 1 and 604,800 seconds"):
                 await snapshot.renew(ttl)
     assert server.renewals == []
 
@@ -396,7 +396,7 @@ async def test_a_scan_that_has_no_parts_is_not_cut(spec: ScanSpec, message: str)
         with pytest.raises(UsageError, match=message):
             await split_scan(transport, spec, 2)
         for n in (0, -1, 1025, 1.5, True):
-            with pytest.raises(UsageError, match="1 to 1,024 parts"):
+            with pytest.raises(UsageError, match="n must be a whole number between 1 and 1,024"):
                 await split_scan(transport, SPEC, cast("int", n))
     assert server.cuts == []
 

@@ -1,4 +1,4 @@
-"""One running scan: how it ends well, how it breaks, and that nothing is left of it at the server."""
+"""A running scan: how it ends, how it fails, and that it leaves nothing at the server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 @pytest.fixture
 def no_cycles() -> Iterator[None]:
-    """Whatever is freed in the test is freed by counting references."""
+    """Disables the garbage collector: objects of the test must be freed by reference counting."""
     gc.disable()
     yield
     gc.enable()
@@ -142,7 +142,7 @@ async def test_what_the_header_says_is_refused_before_the_start(what: str) -> No
 async def test_a_broken_scan_is_an_error_that_stays(
     server: type[KeepsItsContract], error: type[ScanKvError], message: str
 ) -> None:
-    # One that is dropped before it has begun is made again, so that it fails with the operation.
+    # A scan that is dropped before it has begun is retried, so it fails with the operation timeout.
     async with serving(server()) as url, connect(url, operation_timeout=0.5) as client:
         stream = client.scan(SPEC).stream()
         with pytest.raises(error, match=message) as first:

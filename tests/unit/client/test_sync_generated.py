@@ -1,4 +1,4 @@
-"""Each public member of the asynchronous client has a blocking twin, and the generated twins are up to date."""
+"""Each public member of the asynchronous client has a blocking counterpart, and the generated code is up to date."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ GENERATOR = ROOT / ".ci" / "generate_sync.py"
 CLASSES = [name for name in sync.__all__ if name != "connect"]
 TWIN_OF = {"aclose": "close", "__aenter__": "__enter__", "__anext__": "__next__"}
 
-# What the blocking client has beside the twins.
+# Members that only the blocking client has.
 BLOCKING_ONLY = {"Client": {"read_ahead"}, "Scan": {"batches"}, "ScanStream": {"poll"}, "TopNWatch": {"latest"}}
 
-# What an asynchronous function returns, and its twin.
+# The result types of asynchronous functions, and their blocking counterparts.
 RETURNS = {
     "SnapshotOpener": "Snapshot",
     "ColumnLockOpener": "ColumnLock",
@@ -36,7 +36,7 @@ RETURNS = {
     "BlockingStream": "ScanStream",
 }
 
-# Where the blocking client has a shorter docstring: `stream_sync` is `stream`, of which a blocking scan has no other.
+# Members with a shorter docstring in the blocking client: there, `stream_sync` is only another name of `stream`.
 OWN_DOCSTRING = {"Scan.stream_sync"}
 
 
@@ -50,7 +50,7 @@ ids = [f"{cls}.{name}" for cls, name in FUNCTIONS]
 
 
 def pair(cls: str, name: str) -> tuple[Any, Any]:
-    """A member of an asynchronous class, and its twin."""
+    """Returns a member of an asynchronous class, and its blocking counterpart."""
     found = inspect.getattr_static(getattr(aio_client, cls), name)
     return found, inspect.getattr_static(getattr(sync, cls), TWIN_OF.get(name, name))
 
@@ -61,7 +61,7 @@ def generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["generate_sync"] = module  # dataclasses look their module up
+    sys.modules["generate_sync"] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -166,7 +166,7 @@ def test_scankv_sync_has_the_same_classes() -> None:
 
 
 def entries(docstring: str | None) -> set[str]:
-    """The sections, arguments and errors that a docstring names."""
+    """Returns the sections, arguments and errors that a docstring names."""
     assert docstring
     sections = re.findall(r"^([A-Z]\w+):$", docstring, re.MULTILINE)
     listed = re.findall(r"^    (\*{0,2}[\w.]+(?:, [\w.]+)*):(?: |$)", docstring, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The faults of `scankv.testing` as values, and what a seed draws."""
+"""The faults of `scankv.testing` as values, and the faults drawn from a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAWN = RandomFaults(7, ("cut", "reset", "stall"), ("to_client", "to_server"), (
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "explode"}, "cut, reset, stall, slow, half_close, not 'explode'"),
+        ({"kind": "explode"}, "one of cut, reset, stall, slow, half_close, not 'explode'"),
         ({"kind": "cut", "after_bytes": -1}, "after_bytes .* not -1"),
         ({"kind": "cut", "after_bytes": 1.5}, "after_bytes"),
         ({"kind": "cut", "direction": "sideways"}, "direction"),
@@ -40,7 +40,7 @@ def test_a_seed_draws_the_same_fault_for_a_connection_whatever_was_drawn_before(
     forwards = [DRAWN.of(number) for number in range(1, 50)]
     backwards = [DRAWN.of(number) for number in reversed(range(1, 50))][::-1]
     assert forwards == backwards
-    # Pinned: a seed that was printed yesterday must draw the same today.
+    # Fixed values: a seed that was printed yesterday must draw the same faults today.
     assert forwards[0] == Fault("cut", 575, "to_client")
 
 

@@ -1,4 +1,4 @@
-"""The fault proxy over plain sockets: exact bytes, every fault in both directions, and nothing left behind."""
+"""The fault proxy with plain sockets: exact bytes, every fault in both directions, and nothing left open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW = 8 << 20
 
 
 class StreamKeeper:
-    """Takes connections; keeps their streams for the test to use."""
+    """Accepts connections, and keeps their streams for the test."""
 
     def __init__(self) -> None:
         self.streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
@@ -50,7 +50,7 @@ class StreamKeeper:
 
 
 class ConnectionEnds:
-    """The two ends of one connection through the proxy, by the direction of what they send or receive."""
+    """The two ends of one connection through the proxy, named by the direction in which they receive."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ async def test_a_cut_comes_after_exactly_so_many_bytes(
         async with connected(proxy, accepting) as ends:
             ends.writer[direction].write(bytes(200_000))
             received = bytearray()
-            with contextlib.suppress(ConnectionError):  # The sender's data that nobody read makes it a reset.
+            with contextlib.suppress(ConnectionError):  # Data that was not read turns the close into a reset.
                 while part := await asyncio.wait_for(ends.reader[direction].read(65536), 60):
                     received += part
             assert len(received) == bytes_before
@@ -125,7 +125,7 @@ async def test_a_cut_comes_after_exactly_so_many_bytes(
 
 
 async def echo(ends: ConnectionEnds) -> None:
-    """The connection works both ways."""
+    """Checks that the connection works in both directions."""
     for direction in ("to_client", "to_server"):
         ends.writer[direction].write(b"hello")
         assert await asyncio.wait_for(ends.reader[direction].readexactly(5), 60) == b"hello"
@@ -200,7 +200,7 @@ async def test_a_reader_that_stops_stops_the_sender(accepting: StreamKeeper) -> 
 
 
 async def _send_until_stuck(writer: asyncio.StreamWriter) -> int:
-    """Sends until the other side has taken nothing for a while; how much was sent, and is yet to come."""
+    """Sends until the other side stops reading; returns the bytes sent and the bytes still to arrive."""
     part, sent = bytes(65536), 0
     while sent < 2 * WINDOW:
         writer.write(part)
@@ -357,14 +357,14 @@ async def test_nothing_is_left_when_the_block_ends(accepting: StreamKeeper) -> N
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         await await_until(_async(lambda: _open_files() <= files), "every socket is closed")
-    gc.collect()  # A socket that was forgotten warns, which is an error here.
+    gc.collect()  # A socket that was not closed warns, and warnings are errors here.
 
 
 async def test_a_connection_that_came_at_the_last_moment_is_closed_with_the_others(accepting: StreamKeeper) -> None:
     async with accepting as url, FaultProxy(url) as proxy:
         host, port = proxy.address.split(":")
         with socket.create_connection((host, int(port)), timeout=5) as late:
-            proxy._take()  # As the loop does; the block ends before it goes on with the connection.
+            proxy._take()  # As the event loop does. The block ends before the loop continues with the connection.
             await proxy.__aexit__(None, None, None)
             assert late.recv(1) == b""
         assert proxy.connections == 1
@@ -424,4 +424,4 @@ async def test_a_proxy_runs_in_a_thread_for_code_that_blocks(accepting: StreamKe
 
     async with accepting as url:
         await asyncio.to_thread(blocking, url)
-    assert threading.active_count() <= threads + 1  # That of `to_thread`.
+    assert threading.active_count() <= threads + 1  # The thread of `to_thread`.

@@ -1,4 +1,4 @@
-"""The scripted server: what a test writes down, a real client reads, with all that the real stream makes of it."""
+"""A real client and stream read exactly what the script of a `ScriptedServer` contains."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ async def test_what_is_not_in_the_script_is_refused() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ([rows(0).select(["score"])], "a batch of a script has rows of"),
-        ([rows(0, 0)], "a batch of a script has rows of"),
+        ([rows(0).select(["score"])], "a batch of a script must have rows of"),
+        ([rows(0, 0)], "a batch of a script must have rows of"),
         (["rows"], "record batches, ScanKvErrors and Steps, not 'rows'"),
         ([ValueError("no error of ours")], "not ValueError"),
         ([Unavailable("cut"), rows(0)], "nothing can follow Unavailable"),

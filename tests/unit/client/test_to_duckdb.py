@@ -1,4 +1,4 @@
-"""What becomes of DuckDB's table, and of its connection, when the scan behind `to_duckdb` does not come to its end."""
+"""The table and connection of DuckDB if the scan of `to_duckdb` fails before its end."""
 
 from __future__ import annotations
 

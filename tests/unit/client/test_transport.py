@@ -1,4 +1,4 @@
-"""How calls with one answer fail: every status becomes an error of ours that names the server."""
+"""Failures of calls with one answer: every status becomes one of our errors, which names the server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODE = grpc.StatusCode
 
 
 class NotesPeers(KeepsItsContract):
-    """Answers as it should, and keeps from which connection each scan came."""
+    """Answers correctly, and records the connection of each scan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class NotesPeers(KeepsItsContract):
 async def test_a_status_without_a_detail_goes_by_its_code(
     code: grpc.StatusCode, error: type[ScanKvError], message: str
 ) -> None:
-    # Reads that were dropped on the way are made again, so that those fail with the operation.
+    # Reads that were dropped on the way are retried, so they fail with the operation timeout.
     async with serving(RefusesTables(code)) as url, connect(url, operation_timeout=0.3) as client:
         with pytest.raises(error, match=message.replace("ADDRESS", url)) as caught:
             await client.table("game.scores")
@@ -85,7 +85,7 @@ async def test_a_status_without_a_detail_goes_by_its_code(
     [
         (CODE.NOT_FOUND, "TABLE_NOT_FOUND", TableNotFound),
         (CODE.UNAVAILABLE, "SERVER_DRAINING", ServerDraining),
-        # A reason of a newer server goes by its code.
+        # An unknown reason, as of a newer server, is mapped by its status code.
         (CODE.INVALID_ARGUMENT, "MOON_PHASE", InvalidRequest),
     ],
 )
@@ -175,7 +175,7 @@ async def test_a_server_that_comes_later_is_found(unused_port: int) -> None:
 
 
 async def _once_connected(client: Client) -> None:
-    """Asks until the client has noticed the server; it tries again about every second."""
+    """Calls until the client has connected to the server; it reconnects about every second."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -196,7 +196,7 @@ async def test_a_schema_of_another_kind_is_refused_before_it_is_sent(schema: obj
 @pytest.mark.parametrize("buckets", [0, -1, 1.5, "4", True])
 async def test_a_number_of_buckets_that_is_none_is_refused_before_it_is_sent(buckets: object) -> None:
     async with connect("localhost:1") as client:
-        with pytest.raises(UsageError, match="buckets is a number of at least 1"):
+        with pytest.raises(UsageError, match="buckets must be a whole number of at least 1"):
             await client.create_table(
                 "a.b",
                 pa.schema([("k", pa.int64())]),
@@ -210,7 +210,7 @@ async def test_scans_share_a_connection_for_each_window_and_close_them_all() -> 
         plain = client.scan(ScanSpec("game.scores"))
         small, smaller = plain.with_chunk(bytes=64 << 10), plain.with_chunk(bytes=60_000)
         tiny = plain.with_chunk(bytes=1024)
-        # 1 MiB is the most that is read ahead, so larger chunks are read as those of the default size.
+        # At most 1 MiB is read ahead, so larger chunks use the same window as the default size.
         large = plain.with_chunk(bytes=16 << 20)
         for scan in (plain, small, smaller, tiny, large, plain, small):
             await scan.to_arrow()

@@ -1,4 +1,4 @@
-"""What a watch of the first rows tells: which are new, which are gone, which moved."""
+"""The changes that a watch of the first rows reports: rows that entered, left and moved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ranking(rows: pa.Table, key: Sequence[str], hidden: Sequence[str] = (), vers
 
 @st.composite
 def key_columns(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.Table]]:
-    """Two lists of distinct keys of one or two columns; their names are those that the answers have, too."""
+    """Generates two lists of distinct keys with one or two columns. Their names also occur in the answers."""
     parts = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
     schema = pa.schema([pa.field(name, type_, False) for name, (type_, _) in zip(("rank", "key"), parts, strict=False)])
     one_key = st.tuples(*(values for _, values in parts))

@@ -1,4 +1,4 @@
-"""Who writes without a name, and which lane of a writer a key takes."""
+"""Anonymous writers, and the lane of a writer that each key takes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_key_always_takes_the_same_lane_and_lanes_share_no_bucket_unless_there
             rows += split.num_rows
             assert 0 <= lane < made
             for row in split.to_pylist():
-                # -0.0 and 0.0 are one key.
+                # -0.0 and 0.0 are the same key.
                 assert lane_of.setdefault((row["a"], row["x"]), lane) == lane
             keys = codec.encode([codec.canonical(split.column(name)) for name in bucket_key])
             buckets_of.setdefault(lane, set()).update(bucket_of(keys, buckets).tolist())

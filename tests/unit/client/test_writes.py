@@ -1,4 +1,4 @@
-"""A write that is repeated tells the server how old it is, by a clock that nobody sets."""
+"""A repeated write reports its age to the server, measured by a clock that cannot be set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every aggregate function on every type, for all short series of inputs and nulls, added and taken back."""
+"""Every aggregate function on every type, for all short series of inputs and nulls, added and retracted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EVENTS = 4
 
 
 def samples(type_: pa.DataType) -> list[Any]:
-    """Two values of a type."""
+    """Returns two values of a type."""
     day, noon = datetime.date(2020, 2, 29), datetime.time(12, 30)
     if pat.is_floating(type_):
         return [pa.scalar(value, type_).as_py() for value in (1.1, -2.7)]

@@ -1,4 +1,4 @@
-"""Work beside the calls of a server goes on after a failure, and ends with the server."""
+"""Background tasks continue after a failure, and end with the server."""
 
 from __future__ import annotations
 

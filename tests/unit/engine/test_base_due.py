@@ -1,4 +1,4 @@
-"""When a columnar base is built: the reasons, and what stands against each of them."""
+"""When a columnar base is due: the reasons to build it, and the reasons not to."""
 
 from __future__ import annotations
 

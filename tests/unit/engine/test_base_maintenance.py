@@ -1,4 +1,4 @@
-"""How columnar bases are kept: built of the right rows whatever happens meanwhile, and at whose cost."""
+"""Maintenance of columnar bases: built with the right rows despite concurrent writes, and at a bounded cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PLAN = ReadPlan(
 
 
 async def scores_table(tables: Tables, rows: int = 100, **options: str) -> LiveTable:
-    """A table of one bucket that has no base yet."""
+    """Makes a table of one bucket without a base."""
     wanted = {"columnar_base": "eager", **options}
     await tables.create(NAME, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=wanted)
     table = tables.table(NAME)
@@ -72,7 +72,7 @@ def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
 
 
 async def look(tables: Tables, table: LiveTable) -> None:
-    """What is done for the table in the background, once."""
+    """Runs the background maintenance of the table once."""
     await tables._bases.maintain_bucket(table.state, table.buckets[0])
 
 
@@ -196,7 +196,7 @@ async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Pa
 
 
 class NotesNothing(Delta):
-    """Fails as it would with no memory left."""
+    """Fails to record changes, as if no memory were left."""
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
         raise MemoryError("there is no memory left")
@@ -286,7 +286,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
 
 
 async def ask(table: LiveTable) -> None:
-    """Begins a scan that would read a base if there was one."""
+    """Begins a scan that would read a base if one existed."""
     (await table.reads.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
 
 
@@ -382,7 +382,7 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
         figures = base_stats_of(live, table.state.clock.commit_micros())
         assert live.columnar.base is not None
         assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
-        # Rows that stay as they are make no change, and are not noted.
+        # Writes that do not change a row make no change, and are not recorded.
         assert (figures.changes_since, figures.delta_rows) == (3, 3)
         assert 0 < figures.delta_bytes < 100_000
         assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes

@@ -1,4 +1,4 @@
-"""The check of a bucket: says nothing of what is sound, and tells every kind of disagreement from the others."""
+"""The check of a bucket reports nothing for a consistent bucket, and distinguishes every kind of damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = 3_000
 
 
 async def found_after(data_dir: Path, tamper: Callable[[OfflineBucket, StoreBatch], None]) -> BucketFindings:
-    """What a check finds in a table with the indexes (score) and (name, score) that was tampered with."""
+    """Returns the result of checking a table with indexes on (score) and (name, score) after a manipulation."""
     async with tables_in(data_dir) as tables:
         await players_table(tables, indexes=[["score"], ["name", "score"]], rows=ROWS)
     with offline_table(data_dir, INDEXED_TABLE) as (offline,):
@@ -48,7 +48,7 @@ def write(offline: OfflineBucket, tamper: Callable[[OfflineBucket, StoreBatch], 
 
 
 def problems(found: BucketFindings) -> list[str]:
-    """What was found of the bucket, of (score) and of (name, score)."""
+    """Returns the problems of the bucket, of (score) and of (name, score)."""
     return [found.problem, *(index.problem for index in found.indexes)]
 
 

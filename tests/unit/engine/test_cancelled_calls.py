@@ -1,4 +1,4 @@
-"""Callers that give up at any moment: what they began is finished or never was, and nothing of it is in others' way."""
+"""Calls that are cancelled at any moment: their work is completed or never happened, and nothing blocks others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.fixture(autouse=True)
 def _no_garbage_collection() -> Iterator[None]:
-    """What only the collector would free must not be needed: nobody knows when it comes."""
+    """Disables the garbage collector: nothing may depend on when it runs."""
     gc.disable()
     yield
     gc.enable()
 
 
 async def cancelled_after(steps: int, call: Coroutine[Any, Any, Any]) -> bool:
-    """Lets the event loop turn so often, then cancels the call; whether it was still running."""
+    """Cancels the call after this number of turns of the event loop; returns whether it was still running."""
     task = asyncio.create_task(call)
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""While a transaction is written: who waits at its gate, who sees what was there before, and who notices nothing."""
+"""While a transaction is applied: who waits at the barrier, who sees the earlier state, and who is not affected."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
                 "other": asyncio.create_task(other.reads.count(None)),
                 "alter": asyncio.create_task(tables.alter(table.definition.name, add_indexes=[["score"]])),
             }
-            # Those of the bucket whose mutex the held batch has would wait for it.
+            # Lookups in the bucket whose mutex the held batch has would wait for it.
             held_bucket = next(live for live in table.buckets if live.mutex.locked())
             free = next(live for live in table.buckets if not live.mutex.locked())
             found, offsets = await looked_up_in(table.buckets, {free.number: [b"nobody"]})

@@ -1,4 +1,4 @@
-"""For how long commits are remembered."""
+"""How long commits are remembered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DAY = 86_400
 
 
 def commit(number: int, id_: str, day: float = 0.0, table: str = "a.b") -> CommittedTransaction:
-    # Commit times tell nothing: the clock was set while these were made.
+    # Commit times mean nothing here, because the clock was set in between.
     return CommittedTransaction(
         number=number,
         token=f"t{number}",

@@ -1,4 +1,4 @@
-"""Consumers in the engine: what they keep of the changelog, how long they last, and what bounds them."""
+"""Consumers in the engine: what they keep of the changelog, how long they live, and their limits."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def plan(consumer_id: str = "c", start: StartFrom = StartFrom.EARLIEST, **others
 
 @asynccontextmanager
 async def streaming(tables: Tables, asked: LogPlan | None = None) -> AsyncIterator[OpenedLog]:
-    """A stream of a consumer, which ends when it is fenced."""
+    """Opens a stream of a consumer, which ends when it is fenced."""
     ended: list[ScanKvError] = []
     async with tables.consumers.stream(tables.table(TABLE).changes, asked or plan(), "scan", ended.append) as opened:
         yield opened
 
 
 async def read_and_commit(tables: Tables, asked: LogPlan | None = None) -> None:
-    """Reads all that there is, and commits it."""
+    """Reads all available changes, and commits them."""
     asked = asked or plan()
     async with streaming(tables, asked) as opened:
         while getattr(opened.source.next_chunk(8192, 1 << 20), "batch", None) is not None:
@@ -74,7 +74,7 @@ async def fill(table: LiveTable, value: int) -> None:
 
 
 async def trimmed(table: LiveTable) -> int:
-    """Removes what nobody keeps; how many changes are gone."""
+    """Trims changes that are not held; returns how many were removed."""
     for live in table.buckets:
         async with live.mutex:
             bucket = await live.open()
@@ -214,7 +214,7 @@ async def test_a_consumer_whose_changes_are_gone_is_told_and_keeps_nothing_until
         await fill(table, 1)
         async with streaming(tables):
             pass
-        for live in table.buckets:  # as the maintenance does with those that keep too much
+        for live in table.buckets:  # as maintenance does with consumers that hold too much
             live.release_log("consumer:c")
         await trimmed(table)
         with pytest.raises(PositionExpired):
@@ -224,7 +224,7 @@ async def test_a_consumer_whose_changes_are_gone_is_told_and_keeps_nothing_until
         await fill(table, 2)
         assert await trimmed(table) == await changes(table) > 30
         async with streaming(tables, plan(clamp=True, buckets=(0,))):
-            pass  # In the others it stays where nothing is.
+            pass  # In the other buckets, its position stays, because they have no changes.
         await fill(table, 3)
         await trimmed(table)
         states = [live.state for live in table.buckets]

@@ -1,4 +1,4 @@
-"""The deletion of a table's rows while it is being staged: asked for again, too large, aborted, dropped, stopped."""
+"""Staging the deletion of all rows of a table: repeated, too large, aborted, dropped and stopped."""
 
 from __future__ import annotations
 

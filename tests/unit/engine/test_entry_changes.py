@@ -1,4 +1,7 @@
-"""What merges do to index entries, against a dictionary: exactly the entries of the rows, and no write too many."""
+"""The index entries that merges write, compared with a dictionary:
+
+exactly the entries of the rows, without extra writes.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ class Indexed:
         return change
 
     def expected(self) -> dict[bytes, bytes]:
-        """The entries of the rows, one row after another, made anew; none of rows that are too long for one."""
+        """Returns the entries computed from the rows, without those of rows that are too long for an entry."""
         entries = {}
         for key, row in self.rows.items():
             batch = self.codec.decoder().decode(pa.array([row], pa.binary()))
@@ -113,7 +116,7 @@ def test_after_any_history_the_entries_are_those_of_the_rows(
     merged = Indexed(INDEXED, row_deduplicate=deduplicate)
     for name, argument in steps:
         if name == "alter":
-            # An index that is added has no entries of the rows that are there: its building is tested elsewhere.
+            # A new index has no entries of existing rows: its build is tested elsewhere.
             merged.rows.clear()
             merged.entries.clear()
             merged.use(WIDER)

@@ -1,4 +1,4 @@
-"""Group commit: a waiter is told once a sync has ended that began behind its write."""
+"""Group commit: a waiting write is acknowledged after a sync that began after the write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Disk:
-    """Syncs when it is let."""
+    """Syncs when the test allows it."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -28,7 +28,6 @@ class Disk:
         self.failure: Exception | None = None
 
     def sync(self, _: int) -> None:
-        """One sync."""
         self.begun.release()
         assert self.let.acquire(timeout=60)
         if self.failure is not None:
@@ -47,7 +46,7 @@ async def test_what_took_no_offset_waits_for_a_sync_that_begins_behind_it(execut
     commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
     first = asyncio.create_task(commit.wait_written())
     await asyncio.to_thread(disk.begun.acquire)
-    # Written while the first sync runs, which may be past it.
+    # Written while the first sync runs, which may not include it.
     second, third = (asyncio.create_task(commit.wait_written()) for _ in range(2))
     disk.let.release()
     await first

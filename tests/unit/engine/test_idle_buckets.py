@@ -1,4 +1,4 @@
-"""Idle buckets are closed and opened again with nothing lost, and none that anybody uses is closed."""
+"""Idle buckets are closed and opened again without loss, and no bucket in use is closed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCAN = ReadPlan(
 
 
 async def rest_all(tables: Tables) -> None:
-    """Closes all that may be closed now."""
+    """Closes all buckets that may be closed now."""
     idle = IdleBuckets(tables._states, most=1000, idle_seconds=0.0)
     await idle.look(time.monotonic() + 1)
 
@@ -185,7 +185,7 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
         assert open_count(table) == 8
 
 
-@pytest.mark.timeout(180)  # opens and closes buckets all the time
+@pytest.mark.timeout(180)  # opens and closes buckets continuously
 async def test_pins_work_on_buckets_at_rest_and_while_they_are_closed_all_the_time(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=3)

@@ -1,4 +1,4 @@
-"""Indexes added to and dropped from tables in use: built while others write, whole or not used, gone for good."""
+"""Indexes added to and dropped from tables in use: built during writes, complete or unused, and removed completely."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def no_builds() -> Iterator[None]:
-    """Lets no build begin in the block, as if the server ended before it could."""
+    """Prevents builds in the block, as if the server ended before they could begin."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_builds.IndexBuilds, "wake", lambda self, live: None)
         yield
 
 
 def ready_indexes(table: LiveTable) -> list[tuple[int, ...]]:
-    """For each open bucket the ids of its ready indexes."""
+    """Returns the ids of the ready indexes of each open bucket."""
     return [live._bucket.state.ready_indexes for live in table.buckets if live._bucket is not None]
 
 
@@ -165,7 +165,7 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
 async def test_a_build_that_was_interrupted_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So many steps that a slow machine, which looks seldom, does not miss all of them.
+    # Enough steps that a slow machine, which polls rarely, does not miss all of them.
     monkeypatch.setattr(index_builds, "STEP_ROWS", 5)
     positions: list[int] = []
     for attempt in range(3):
@@ -212,7 +212,7 @@ async def test_a_row_too_long_for_the_index_makes_its_build_fail_and_nothing_els
         await put_players(table, [player(8, -1), dict(player(9), name="short")])
         with pytest.raises(RequestTooLarge, match=r"row 1: the columns of index \(name, k\) take over 16,384 bytes"):
             await put_players(table, [player(200), dict(player(201), name=TOO_LONG)])
-        # The row itself can be changed and deleted.
+        # The row itself can still be changed and deleted.
         await put_players(table, [dict(player(7, -5), name="short")])
         await tables.alter(INDEXED_TABLE, drop_indexes=[("name", "k")])
         await tables.alter(INDEXED_TABLE, add_indexes=[("name", "k")])
@@ -330,10 +330,10 @@ async def test_a_table_dropped_in_mid_build_is_gone_at_once(tmp_path: Path, smal
     ("change", "error", "message"),
     [
         ({}, InvalidRequest, "there is nothing to change"),
-        ({"add_indexes": [("score",)]}, InvalidRequest, r"has an index on \(score\) already"),
+        ({"add_indexes": [("score",)]}, InvalidRequest, r"already has an index on \(score\)"),
         ({"drop_indexes": [("name",)]}, InvalidRequest, r"has no index on \(name\); its indexes: \(score\)"),
         ({"add_indexes": [("scroe",)]}, SchemaMismatch, 'no column "scroe"; did you mean "score"'),
-        ({"add_indexes": [("name",), ("name",)]}, InvalidRequest, r"has an index on \(name\) already"),
+        ({"add_indexes": [("name",), ("name",)]}, InvalidRequest, r"already has an index on \(name\)"),
         (
             {"add_columns": pa.schema([("tags", pa.list_(pa.int8()))]), "add_indexes": [("tags",)]},
             SchemaMismatch,

@@ -1,4 +1,4 @@
-"""Estimates of how many keys lie where: every key is in a stretch, few looks are made, even keys are counted well."""
+"""Estimates of the number of keys by range: every key is in a range, few seeks are made, even keys are counted well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CountedKeys:
-    """Keys in memory that count how many of them were given."""
+    """Keys in memory that count how many of them were read."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys

@@ -1,4 +1,4 @@
-"""The `last_row` merge, against a dictionary: what is stored, and which changes the log gets in which order.
+"""The `last_row` merge compared with a dictionary: the stored rows, and the order of their changes.
 
 With each of the three changelogs, with the old rows read and not.
 """
@@ -32,7 +32,7 @@ Change = tuple[str, dict[str, Any]]
 
 FIRST = define(pa.schema([("k", pa.int8()), ("text", pa.string()), ("items", pa.list_(pa.int8()))]))
 SECOND = FIRST.add_columns(pa.schema([("more", pa.float32())]))
-# Of these nothing but the key may be null: a deleted row is null in all else even so.
+# Only the key of these rows cannot be null. Even so, a deleted row is null in all other columns.
 STRICT = define(pa.schema([pa.field("k", pa.int8()), pa.field("v", pa.int64(), nullable=False)]), changelog="upsert")
 
 
@@ -83,7 +83,7 @@ class Merged:
         assert len(change.entries) == len(self.indexes)
         assert change.longest_row == max(map(len, change.put_values.to_pylist()), default=0)
         if change.changes is None:
-            # A reader of the log would have as many.
+            # A reader of the changelog would see the same number.
             kinds = ["-D"] * len(change.delete_keys) + ["+U"] * len(change.put_keys)
             self.log += zip(kinds, [{}] * change.count, strict=True)
             return change
@@ -173,7 +173,7 @@ def test_any_history_merges_as_a_dictionary_does(
     for name, argument in steps:
         if name == "alter":
             if not altered:
-                # What the log said before has no such column; only what is said from now on is compared.
+                # Earlier changes do not have the new column, so only later changes are compared.
                 assert merged.log == model.log
                 merged.log.clear()
                 model.log.clear()

@@ -1,4 +1,4 @@
-"""What trimming removes: what is beyond the retention and not held, or held for more than it is worth."""
+"""Trimming removes changes beyond the retention that are not held, or that are held beyond the limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_old_changes_stay_as_long_as_they_are_held_within_the_bound(tmp_path: Pa
     with opened(tmp_path / "0000", DEFINITION, clock) as offline:
         for _ in range(3):
             offline.upsert_batch(noise(20_000))
-        offline.upsert_batch(noise(1))  # too little for a mark behind it
+        offline.upsert_batch(noise(1))  # too little for a mark after it
         bucket = offline.bucket
         assert bucket.state.log_bytes > 3 * MEBIBYTE
         bucket.log.hold("slow", bucket.log.span.offset_of(100))

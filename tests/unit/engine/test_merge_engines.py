@@ -1,4 +1,4 @@
-"""Every merge engine with every delete behaviour, whole and partial writes, rows taken back and overwritten."""
+"""Every merge engine with every delete behavior: complete and partial writes, retractions and overwrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges in a live table: what is hidden is synced before it is acknowledged, and bases show the merged rows."""
+"""Merges in a live table: hidden state is synced before the acknowledgment, and bases contain the merged rows."""
 
 from __future__ import annotations
 

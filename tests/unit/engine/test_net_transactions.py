@@ -1,4 +1,4 @@
-"""The changes of a transaction: net, one for each key, as those of one request are, and all of one time."""
+"""The changes of a transaction are net, one for each key, as for a single request, with one commit time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def commit(tables: Tables, *requests: Request) -> CommittedTransaction:
 
 
 async def changes_of(table: LiveTable) -> list[tuple[str, tuple[Any, ...]]]:
-    """All changes of a table, bucket by bucket."""
+    """Returns all changes of a table, bucket by bucket."""
     return [
         ("+I -U +U -D".split()[kind], tuple(row.values()))
         for live in table.buckets
@@ -142,7 +142,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         rows = [{"k": key, "v": key, "w": 0} for key in range(40)]
         first = await commit(tables, upsert(plain, *({**row, "v": -1} for row in rows)))
         assert set(await times_of(plain)) == {first.micros}
-        # One bucket is ahead of the clock, as after that was set back.
+        # One bucket is ahead of the clock, as after the clock was set back.
         bucket = await plain.buckets[1].open()
         ahead = time.time_ns() // 1000 + 3_600_000_000
         monkeypatch.setattr(bucket, "commit_time", lambda: ahead)

@@ -1,4 +1,4 @@
-"""What bounds a pin: leases, disk, and how long writers are held; what fails or is cancelled leaves nothing behind."""
+"""The limits of a pin (leases, disk, and how long writers wait), and that a failed or cancelled pin leaves nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_views_beyond_the_disk_limit_are_refused_until_some_go(tmp_path: P
         table = await new_table(tables, buckets=1)
         await put(table, {f"{i}": i for i in range(30_000)})
         first = await tables.snapshots.pin(table.pinning, lease_id="first")
-        # The table still has all of the view's large files.
+        # The table still contains all of the view's large files.
         assert await tables.snapshots.held_bytes() < 100_000
         await put(table, {f"{i}": -i for i in range(30_000)})
         compact(table.buckets[0])
@@ -46,13 +46,13 @@ async def test_views_beyond_the_disk_limit_are_refused_until_some_go(tmp_path: P
         assert held > 100_000
         with pytest.raises(TooManySnapshots, match=r"snapshots hold \d+ bytes on disk, and the limit is 100000"):
             await tables.snapshots.pin(table.pinning)
-        # A lease on a view that is there costs nothing.
+        # A lease on an existing view costs nothing.
         await tables.snapshots.pin(table.pinning, same_view_as="first")
         await tables.snapshots.release(first.snapshot_id)
 
 
 def compact(live: Any) -> None:
-    """Rewrites a bucket's files, so that those a snapshot has are its alone."""
+    """Rewrites a bucket's files, so that only the snapshot has its old files."""
     store = live._bucket._store
     store.flush()
     for family in (store.rows, store.log, store.meta):
@@ -74,7 +74,7 @@ async def test_a_pin_that_waits_too_long_for_writers_lets_them_go_on(tmp_path: P
             async with mutexes[2]:
                 await asyncio.wait([pinning])
 
-        # The pin looks at all buckets, to flush them, when this writer comes; then the writer has the bucket.
+        # The pin is flushing all buckets when this writer arrives. Then the writer has the bucket.
         await await_until(waits, "the pin at the third bucket")
         writer = asyncio.create_task(busy_writer())
         await asyncio.sleep(0)

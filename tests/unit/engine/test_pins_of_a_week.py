@@ -1,4 +1,4 @@
-"""A pin each minute of a table that is written leaves few files behind, however long it goes on."""
+"""Pinning a table that is written to every minute keeps the number of files small, however long it continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 BUCKETS = 2
 A_WEEK = 7 * 24 * 60
-# Of each of the four families: small ones that may stay, those of the flushes before the next look, and a few larger.
+# For each of the four families: the small files that may remain, those of the flushes before the next check, and a few
+# larger files.
 MOST_FILES = BUCKETS * 4 * (FEW_FILES + 8 + 4)
 
 
@@ -28,7 +29,7 @@ async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path,
         before, most = open_files(), 0
         expected: dict[str, int | None] = {}
         for number in range(pins):
-            # Keys ascend, as those of a changelog do: no compaction of RocksDB would merge their files.
+            # Keys ascend, as in a changelog, so no compaction of RocksDB would merge their files.
             rows: dict[str, int | None] = {f"{number:08}/{place}": number for place in range(20)}
             expected |= rows
             await put(table, rows)

@@ -1,4 +1,4 @@
-"""Rows ready to be written: the last of each key, in its bucket, in the one form that equal keys have."""
+"""Prepared rows: the last row of each key, in its bucket, in the canonical form of the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow data from outside: whatever is wrong with it is said, and nothing wrong comes through."""
+"""Invalid Arrow data from clients is refused with a reason, and never accepted."""
 
 from __future__ import annotations
 

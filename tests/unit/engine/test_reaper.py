@@ -1,4 +1,4 @@
-"""What has a time to live is ended when that is over, whatever else fails."""
+"""Everything with a time to live is ended when that is over, whatever else fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Things:
-    """Things that expire, by name; the first attempts to end some may fail."""
+    """Named objects that expire. The first attempts to end some of them may fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.expiries: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""A bucket that is opened again after a failed sync: nobody is told of a write that the system has dropped."""
+"""A bucket that is opened again after a failed sync acknowledges no write that the system has dropped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def full(_: int) -> None:
 
 
 def fail_syncs(live: LiveBucket) -> None:
-    """Lets syncs fail until the bucket is opened again."""
+    """Makes syncs fail until the bucket is opened again."""
     assert live._commit is not None
     live._commit._sync = full
 
@@ -56,7 +56,7 @@ async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_bef
             await put(table, {"player 1": 7})
         with pytest.raises(DataLoss, match=r"has lost writes that were not durable, .* restart the server"):
             await put(table, {"player 2": 8})
-        # Who has written before, and waits only now, is not told that it is durable; what was durable is.
+        # A write from before that waits only now is not acknowledged as durable; earlier durable writes are.
         with pytest.raises(DiskFull):
             await live.wait_durable(offset + 1)
         with pytest.raises(DiskFull):

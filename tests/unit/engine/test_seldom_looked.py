@@ -1,4 +1,4 @@
-"""A costly figure is found again only when finding it has become a small part of the time."""
+"""A costly value is computed again only when that has become a small part of the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Costly:
-    """A figure that takes 3 s to find, on a clock of its own; it is how often it was found."""
+    """A value that takes 3 s to compute, on its own clock: the number of times it was computed."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -1,4 +1,4 @@
-"""Pinned snapshots in the engine: who shares a view, how long it lasts, what bounds it, and what ends it."""
+"""Pinned snapshots in the engine: which pins share a view, how long it lives, its limits, and how it ends."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_of_two_leases_one_released_leaves_the_other_reading(tables: Table
 
 
 async def assert_lost(tables: Tables, snapshot_id: str) -> None:
-    """Every call refuses the id."""
+    """Checks that every call refuses the id."""
     snapshots = tables.snapshots
     with pytest.raises(SnapshotLost):
         await pinned_scores(snapshots, snapshot_id)
@@ -374,7 +374,7 @@ async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_
         assert all(info.remaining > info.ttl - 1 for info in again)
         assert await pinned_scores(tables.snapshots, "first") == SCORES_THEN
         assert await pinned_scores(tables.snapshots, "second") == SCORES_THEN | {"player 1": 1_000}
-        # Nothing has changed, so the view of before still serves.
+        # Nothing has changed, so the pin shares the earlier view.
         assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id != first.view_id
         assert tables.snapshots.views == 2
         await tables.snapshots.release("second")
@@ -459,7 +459,7 @@ async def test_buckets_that_do_not_exist_are_refused(tables: Tables, buckets: li
 
 
 class WatchedSource:
-    """What a scan of a view is to the view."""
+    """A source that uses a view, as a scan does."""
 
     def __init__(self, cursor: BucketCursor) -> None:
         self.cursor = cursor
@@ -549,7 +549,7 @@ async def test_no_file_of_a_view_stays_open_once_it_is_gone(tables: Tables, tmp_
 
 
 def open_files(name: str) -> list[str]:
-    """What this process has open below directories of a name."""
+    """Returns the files that this process has open below directories with this name."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

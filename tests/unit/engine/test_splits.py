@@ -1,4 +1,4 @@
-"""Cutting a view: the ranges cover every key once, in order, and have about equally many rows."""
+"""Splitting a view: the ranges cover every key once, in order, and have about equally many rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
 
 def sampled(buckets: Buckets, step: int) -> KeySample:
-    """The sample that holds the last of every `step` keys."""
+    """Returns the sample that contains the last of every `step` keys."""
     return KeySample(
         {bucket: len(keys) for bucket, keys in buckets.items()},
         {bucket: keys[step - 1 :: step] for bucket, keys in buckets.items()},
@@ -44,7 +44,7 @@ def sampled(buckets: Buckets, step: int) -> KeySample:
 
 
 def rows_in(buckets: Buckets, key_range: KeyRange) -> int:
-    """How many keys are in a range."""
+    """Returns the number of keys in a range."""
     total = 0
     for keys in buckets.values():
         end = len(keys) if key_range.end is None else bisect_left(keys, key_range.end)
@@ -72,7 +72,7 @@ def encoded(numbers: np.ndarray) -> list[bytes]:
 
 @st.composite
 def key_sets(draw: st.DrawFn) -> Buckets:
-    """Keys of some buckets: even, clustered, of very different sizes, or each bucket somewhere else."""
+    """Generates keys of some buckets: even, clustered, of very different sizes, or each bucket in its own range."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     count = draw(st.sampled_from([0, 1, 2, 3, 10, 100, 1000, 9000, 30_000]))
     shape = draw(st.sampled_from(["even", "clustered", "apart", "one bucket", "tiny and huge"]))
@@ -139,7 +139,7 @@ def test_a_sample_of_each_key_splits_as_evenly_as_can_be() -> None:
 
 
 async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> LiveTable:
-    """A table of so many rows with keys of one shape."""
+    """Makes a table with this number of rows and keys of one shape."""
     rng = np.random.default_rng(7)
     table = await new_table(tables, buckets=buckets, schema=SCHEMA)
     for part in np.array_split(np.arange(rows), max(rows // 20_000, 1)):
@@ -241,7 +241,7 @@ async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
         while not splitting.done():
             turns += 1
             await asyncio.sleep(0)
-        # 60,000 rows are about 10 ms of reading, in slices of one.
+        # Reading 60,000 rows takes about 10 ms, in slices of one.
         assert turns > 8
 
 
@@ -251,7 +251,7 @@ async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path)
         table = await filled(tables, 60_000, buckets=3, shape="unflushed")
         pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
-        # In every turn of the loop: it reads for a few of them only.
+        # The read uses only a few turns of the loop.
         while not any(view.open_checkpoints for view in tables.snapshots._views):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await tables.snapshots.drop(table.definition.name, TableNotFound("it was dropped"))

@@ -87,7 +87,7 @@ async def test_several_begin_one_transaction_at_the_same_time(tmp_path: Path, mo
             begun, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
             token = begun.pop().result().token
             staging = asyncio.create_task(stage(tables, token, 0, ben=1))
-            # Long enough for one that does not wait.
+            # Long enough for a call that does not wait.
             await asyncio.wait([staging], timeout=0.3)
         finally:
             created.set()
@@ -114,7 +114,7 @@ async def test_what_is_staged_survives_a_restart_and_finds_conflicts_over_it(tmp
             await transactions.commit(bad.token, "bad", [("main", 1)])
         committed = await transactions.commit(good.token, "good", [("main", 2)])
         assert await all_scores(tables) == {"ann": 2, "ben": 5}
-        # It can be committed again, without what conflicts.
+        # It can be committed again without the conflicting keys.
         await transactions.commit(bad.token, "bad", [("other", 1)])
         assert (await all_scores(tables))["cid"] == 1
     async with tables_in(tmp_path / "data") as tables:
@@ -160,7 +160,7 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
         assert bucket.state.log_first == 1
         held = bucket.log.holds.oldest()
         assert held is not None
-        # As when it holds too much.
+        # As for a hold that keeps too much.
         bucket.log.release(held[0])
         bucket.trim_log(bucket.state.log_offset)
         with pytest.raises(PositionExpired):

@@ -1,4 +1,4 @@
-"""Random rows and predicates about them, and a model that answers row by row in plain Python."""
+"""Random rows and predicates about them, and a model that evaluates predicates row by row in plain Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ _CONSTANTS = st.sampled_from([True, False, None]).map(Constant)
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """Up to 6 rows of two scalar columns and one of nested structs, nulls everywhere; sometimes a slice."""
+    """Generates up to 6 rows of two scalar columns and one of nested structs, with nulls in all of them;
+
+    sometimes a slice.
+    """
     a, b, x, z = (draw(key_types()) for _ in range(4))
     inner = pa.struct([pa.field("z", z)])
     rows = draw(st.integers(0, 7))
@@ -61,13 +64,13 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 @st.composite
 def keyed_batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
-    """Up to 8 rows of 1 to 3 key columns without nulls, and one other column; and the names of the key columns."""
+    """Generates up to 8 rows of 1 to 3 key columns without nulls and one other column, and the key columns' names."""
     rows = draw(st.integers(1, 8))
     names = ["k", "l", "m"][: draw(st.integers(1, 3))]
     arrays = []
     for _ in names:
         type_ = draw(key_types())
-        # Few values, so that leading columns are equal in several rows.
+        # Few values, so that several rows have equal leading columns.
         few = draw(st.lists(scalars(type_), min_size=1, max_size=4))
         arrays.append(pa.array(draw(_lists(st.sampled_from(few), rows)), type_))
     other = draw(key_types())
@@ -93,20 +96,20 @@ def type_of(path: FieldPath, schema: pa.Schema) -> pa.DataType:
 
 
 def predicates(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.SearchStrategy[Predicate]:
-    """Predicates that can be bound to the batch; their values are often those that it has."""
+    """Generates predicates that can be bound to the batch; their values are often values of the batch."""
     leaves = st.one_of(*(leaves_of(path, batch) for path in paths), _CONSTANTS)
     return st.recursive(leaves, _joined, max_leaves=6)
 
 
 def conjunctions(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.SearchStrategy[Predicate]:
-    """Predicates as they are asked of keys: mostly a few comparisons joined by AND."""
+    """Generates typical predicates on keys: mostly a few comparisons joined by AND."""
     leaves = st.one_of(*(leaves_of(path, batch) for path in paths))
     parts = st.lists(leaves, min_size=2, max_size=5).map(lambda found: And(tuple(found)))
     return st.one_of(leaves, parts, predicates(batch, paths))
 
 
 def disjunctions(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.SearchStrategy[Predicate]:
-    """Predicates as they are asked of several keys: some conjunctions joined by OR, perhaps within a conjunction."""
+    """Generates predicates for several keys: some conjunctions joined by OR, perhaps within a conjunction."""
     leaves = st.one_of(*(leaves_of(path, batch) for path in paths))
     parts = st.lists(leaves, min_size=2, max_size=3).map(lambda found: And(tuple(found)))
     either = st.lists(st.one_of(parts, parts, leaves, parts.map(Not)), min_size=2, max_size=4).map(tuple).map(Or)
@@ -123,7 +126,7 @@ def leaves_of(path: FieldPath, batch: pa.RecordBatch) -> st.SearchStrategy[Predi
     present = [value for value in column_of(path, batch) if value is not None]
     values = st.one_of(st.sampled_from(present), scalars(type_)) if present else scalars(type_)
     if pa.types.is_floating(type_):
-        values |= st.floats().map(pa.scalar)  # also such as are no float32
+        values |= st.floats().map(pa.scalar)  # includes values that float32 cannot represent
     literals = st.one_of(values, values, values, st.none()).map(literal_of)
     lists = st.lists(values | st.none(), max_size=4).map(lambda found: _list_of(found, type_))
     same_type = [other for other in PATHS if batch.schema.names[0] == "a" and type_of(other, batch.schema) == type_]
@@ -147,7 +150,7 @@ def _list_of(values: list[pa.Scalar | None], type_: pa.DataType) -> Any:
 
 
 def column_of(path: FieldPath, batch: pa.RecordBatch) -> list[pa.Scalar | None]:
-    """The values of a column or field, without Arrow's kernels for nested fields."""
+    """Returns the values of a column or field, without Arrow's kernels for nested fields."""
     return [_inside(batch.column(path.names[0])[row], path.names[1:]) for row in range(batch.num_rows)]
 
 
@@ -160,14 +163,14 @@ def _inside(scalar: pa.Scalar, names: Sequence[str]) -> pa.Scalar | None:
 
 
 def answers(predicate: Predicate, batch: pa.RecordBatch) -> list[bool | None]:
-    """What the predicate is of each row, by the rules of SQL and IEEE 754."""
+    """Evaluates the predicate for each row, by the rules of SQL and IEEE 754."""
     columns = {path: column_of(path, batch) for node in predicate.walk() for path in node.paths}
     rows = [{path: _plain(values[row]) for path, values in columns.items()} for row in range(batch.num_rows)]
     return [_answer(predicate, row) for row in rows]
 
 
 def _plain(scalar: pa.Scalar | None) -> Any:
-    """A value that Python compares as the rules say."""
+    """Returns a value for which Python's comparison follows these rules."""
     if scalar is None or not scalar.is_valid:
         return None
     if pa.types.is_string(scalar.type):

@@ -43,7 +43,7 @@ def decimal_types() -> st.SearchStrategy[pa.DataType]:
 
 @cache
 def key_types() -> st.SearchStrategy[pa.DataType]:
-    """Every scalar type; text and binary often, since they have no fixed width."""
+    """Generates every scalar type; text and binary often, because they have no fixed width."""
     return st.one_of(
         st.sampled_from([pa.string(), pa.binary()]),
         st.sampled_from([*INTEGERS, *FLOATS, *TIMES, pa.bool_()]),
@@ -68,7 +68,7 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
 
 @cache
 def field_names() -> st.SearchStrategy[str]:
-    # Hypothesis takes words from the code it tests, so that the refused names do come up.
+    # Hypothesis uses words of the code that it tests, so the refused names do occur.
     characters = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # the printable ones
     printable = st.text(characters, min_size=1, max_size=8).filter(lambda text: text not in CHANGE_COLUMNS)
     return st.one_of(st.sampled_from(["a", "b", "not", "Null", "int64", "list"]), printable)
@@ -82,7 +82,7 @@ def schemas() -> st.SearchStrategy[pa.Schema]:
 
 @lru_cache(_KEPT)
 def scalars(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
-    """Values of a scalar type, its ends and oddities among them; times are of the years 1 to 9999."""
+    """Generates values of a scalar type, including extreme and unusual ones; times are in the years 1 to 9999."""
     if type_ in INTEGERS:
         bits = type_.bit_width
         low = 0 if pa.types.is_unsigned_integer(type_) else -(2 ** (bits - 1))
@@ -118,7 +118,7 @@ def _times(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
         numbers = st.integers(0, 86_400 * _PER_SECOND[type_.unit] - 1)
     else:
         per_second = _PER_SECOND[type_.unit]
-        # pandas, which Arrow asks for nanoseconds, overflows where another time zone has another day.
+        # pandas, which Arrow uses for nanoseconds, overflows at days that another time zone shifts.
         furthest = 2**63 - 1 - 86_400 * per_second
         numbers = st.integers(max(_YEAR_1 * per_second, -furthest), min(_YEAR_9999 * per_second, furthest))
     carrier = pa.int32() if type_.bit_width == 32 else pa.int64()
@@ -127,7 +127,7 @@ def _times(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
 
 @lru_cache(_KEPT)
 def columns(type_: pa.DataType, rows: int) -> st.SearchStrategy[pa.Array]:
-    """Arrays of a scalar type without nulls, some of them slices."""
+    """Generates arrays of a scalar type without nulls; some of them are slices."""
 
     def build(values: list[pa.Scalar]) -> pa.Array:
         return pa.array(values, type_).slice(len(values) - rows)
@@ -138,7 +138,7 @@ def columns(type_: pa.DataType, rows: int) -> st.SearchStrategy[pa.Array]:
 
 
 def order_of(column: pa.Array) -> list[Any]:
-    """Python values that compare as the column's values do, NaN above all."""
+    """Returns Python values that compare as the column's values do, with NaN as the greatest."""
     return [_order(scalar) for scalar in column]
 
 
@@ -153,13 +153,13 @@ def _order(scalar: pa.Scalar) -> Any:
 
 
 def with_broken_names(schema: pa.Schema) -> pa.Schema:
-    """The schema as it comes from a client that writes `caf?` in Latin-1 for every `cafe` in a name."""
+    """Returns the schema as sent by a client that writes `caf?` in Latin-1 for every `cafe` in a name."""
     return pa.ipc.read_schema(pa.py_buffer(schema.serialize().to_pybytes().replace(b"cafe", b"caf\xe9")))
 
 
 @lru_cache(_KEPT)
 def values_of(type_: pa.DataType, required: bool = False) -> st.SearchStrategy[Any]:
-    """Python values or scalars that `pa.array(..., type_)` takes, nested ones too, with nulls where allowed."""
+    """Makes Python values or scalars that `pa.array(..., type_)` accepts, nested ones too, with nulls if allowed."""
     value = _VALUES.get(type_.id, scalars)(type_)
     return value if required else st.one_of(st.none(), value)
 

@@ -1,4 +1,4 @@
-"""Which bucket a key belongs to: the same for one key and for many, spread evenly, and for ever."""
+"""The bucket of a key: the same for one key and for many, evenly spread, and permanent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_keys_are_spread_over_all_buckets() -> None:
     assert counts.max() < 1_400
 
 
-# Rows lie where these numbers say: a change here loses them.
+# Rows are stored in these buckets: a change here would lose them.
 @pytest.mark.parametrize(
     ("key", "bucket"), [(b"", 138), (b"\x80\x00\x00\x00\x00\x00\x00\x01", 57), (b"ann\x00\x00", 433)]
 )

@@ -1,4 +1,4 @@
-"""What is said of changes beside their rows: the same behind the wire, in few bytes where it is as it mostly is."""
+"""The change columns of rows round-trip, and take few bytes in the usual cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scankv.model.changes.change_columns import Numbers
 
 FIRST = 1 << 40
-# Mostly a run, at times a gap; or the next epoch.
+# Mostly a run, sometimes a gap or the next epoch.
 STEPS = st.sampled_from([1, 1, 1, 2, 50, FIRST])
 COLUMNS = st.lists(st.tuples(st.integers(0, 3), STEPS, st.sampled_from([0, 0, 0, 1, 999])), min_size=1, max_size=40)
 
@@ -60,7 +60,7 @@ def test_rows_of_the_table_have_neither_offset_nor_time() -> None:
     [
         (np.arange(8192), np.zeros(8192), 30),  # one commit
         (np.arange(8192), np.repeat(np.arange(8), 1024), 130),
-        (np.arange(8192), np.arange(8192), 8192 * 8 + 40),  # a commit for each row
+        (np.arange(8192), np.arange(8192), 8192 * 8 + 40),  # one commit per row
         (np.arange(0, 16384, 2), np.arange(8192), 8192 * 16 + 40),
     ],
 )

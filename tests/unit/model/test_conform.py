@@ -1,4 +1,4 @@
-"""Whether rows fit a table: nothing is lost by a cast, and what is refused is named with column, row and reason."""
+"""Rows are cast to a table without loss; errors name the column, the row and the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOON = dt.datetime(2020, 1, 1, 12)
 
 
 def cast(column: pa.Array, text: str, first_row: int = 0) -> pa.Array:
-    """The column as the type that the text names."""
+    """Returns the column cast to the type that the text names."""
     batch = conform(pa.record_batch({"c": column}), parse_schema(f"c {text}"), first_row=first_row)
     batch.validate(full=True)
     assert batch.schema == parse_schema(f"c {text}")
@@ -219,7 +219,7 @@ def test_columns_are_matched_by_name_and_put_in_order(check: Any) -> None:
         (["player"], 'column "score" is missing; give all columns: "player", "score"'),
         (["player", "scor"], 'there is no column "scor"; did you mean "score"?'),
         (["player", "score", "x"], 'there is no column "x"'),
-        (["player", "score", "score"], 'column "score" is there twice'),
+        (["player", "score", "score"], 'column "score" is given twice'),
     ],
 )
 def test_columns_that_are_not_those_of_the_table_are_refused(check: Any, names: list[str], message: str) -> None:
@@ -249,7 +249,7 @@ def test_null_where_none_is_allowed_is_refused_with_its_place(
     check: Any, text: str, values: list[Any], path: str, row: int
 ) -> None:
     schema = parse_schema(f"c {text}")
-    # A first row more, sliced off, which would move the row if offsets were taken wrongly.
+    # One more row at the start, sliced off, shifts the rows if offsets are handled wrongly.
     column = pa.array([values[0], *values], schema.field("c").type).slice(1)
     with pytest.raises(SchemaMismatch, match=rf'column "c", row {row}: {path} is null, but it is NOT NULL') as caught:
         check(pa.record_batch({"c": column}), schema)
@@ -273,13 +273,13 @@ def test_strict_check_casts_nothing_and_tells_no_value() -> None:
 
 
 def have_same_values(left: pa.Array, right: pa.Array) -> bool:
-    """Whether types and values are the same; Arrow says that NaN is not."""
+    """Returns whether types and values are equal. For Arrow, NaN differs from NaN."""
     return left.type == right.type and (left.equals(right) or repr(left.to_pylist()) == repr(right.to_pylist()))
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """Rows of one column of any storable type, some sliced."""
+    """Generates rows of one column of any storable type; some of them are slices."""
     field = pa.field("c", draw(storable_types()), draw(st.booleans()))
     values = draw(st.lists(values_of(field.type, not field.nullable), min_size=1, max_size=4))
     column = pa.array(values, field.type)
@@ -295,7 +295,7 @@ def test_rows_of_the_tables_own_types_pass_as_they_are(batch: pa.RecordBatch) ->
 
 
 def _large(type_: pa.DataType) -> pa.DataType:
-    """The type in Arrow's layouts with 64-bit offsets."""
+    """Returns the type in Arrow's layouts with 64-bit offsets."""
     if pa.types.is_string(type_):
         return pa.large_string()
     if pa.types.is_binary(type_):

@@ -1,4 +1,4 @@
-"""Predicates as Python values: how they are written, compared, shown and limited, and what a schema refuses."""
+"""Predicates written in Python: operators, comparison, text form, limits, and what a schema refuses."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_truth_of_a_predicate_is_refused_and_names_what_to_write(use: Any) -
         (lambda: col("a").is_in([True, 1]), "one kind"),
         (lambda: col("a").is_in([dt.date(2026, 1, 1), dt.datetime(2026, 1, 1)]), "one kind"),
         (lambda: col("a").is_in([UTC_NOON, dt.datetime(2026, 1, 1)]), "one kind"),
-        (lambda: col("a").is_in([2**53 + 1, 0.5]), "no equal float"),
+        (lambda: col("a").is_in([2**53 + 1, 0.5]), "cannot be represented as a float"),
         (lambda: col("a") == [1], "cannot be compared"),
         (lambda: col("a") == {"b": 1}, "cannot be compared"),
         (lambda: col("a") == object(), "cannot be compared"),
@@ -122,10 +122,10 @@ def test_the_truth_of_a_predicate_is_refused_and_names_what_to_write(use: Any) -
         (lambda: col("a") == Decimal("NaN"), "38 digits"),
         (lambda: col("a") == Decimal("1e999999"), "38 digits"),
         (lambda: col("a").starts_with(1), "text or bytes"),  # type: ignore[arg-type]
-        (lambda: col(1), "named by text"),  # type: ignore[arg-type]
-        (lambda: col("\ud800"), "named by text"),
-        (lambda: col("a")["\ud800"], "named by text"),
-        (lambda: col("a")[0], "named by text"),  # type: ignore[index]
+        (lambda: col(1), "must be non-empty, valid text"),  # type: ignore[arg-type]
+        (lambda: col("\ud800"), "must be non-empty, valid text"),
+        (lambda: col("a")["\ud800"], "must be non-empty, valid text"),
+        (lambda: col("a")[0], "must be text"),  # type: ignore[index]
         (lambda: list(col("a")), "iterated"),
         (lambda: col("a") == (col("b") == 1), "join predicates"),
         (lambda: predicate_of(1), "where must be a predicate"),
@@ -150,9 +150,9 @@ def test_more_nodes_depth_or_values_than_the_limits_cannot_be_built() -> None:
     with pytest.raises(UsageError, match="the limit is 100,000"):
         col("a").is_in(range(MAX_LIST_VALUES + 1))
     longest = col("a").contains("x" * MAX_SEARCHED_BYTES) & col("a").contains("") & (col("a") == "x" * 2**20)
-    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+    with pytest.raises(UsageError, match="65,536 bytes of searched text"):
         longest & col("b").starts_with(b"x")
-    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+    with pytest.raises(UsageError, match="65,536 bytes of searched text"):
         col("a").contains("é" * (2**15 + 1))
 
 
@@ -208,7 +208,7 @@ def test_lists_of_arrow_times_keep_what_python_has_no_room_for() -> None:
     for mixed in ([far, late], [far, pa.scalar(1, pa.timestamp("s"))], [*instants, pa.scalar(1, pa.timestamp("ns"))]):
         with pytest.raises(UsageError, match="one kind"):
             values_of(mixed)
-    with pytest.raises(UsageError, match="together"):
+    with pytest.raises(UsageError, match="cannot be in one list"):
         values_of([pa.scalar(2**60, pa.timestamp("s")), pa.scalar(1, pa.timestamp("ns"))])
 
 
@@ -220,24 +220,24 @@ def test_lists_of_arrow_times_keep_what_python_has_no_room_for() -> None:
         (col("home")["cty"] == "x", '"cty" is not a field of column "home"; did you mean "city"'),
         (col("score")["x"] == 1, 'column "score" is int8, not a struct'),
         (col("home") == "x", "compare its fields"),
-        (col("tags").is_in(["x"]), "only is_null"),
+        (col("tags").is_in(["x"]), "use is_null()"),
         (col("score") == "x", 'column "score" is int8: it cannot be compared with a value of type string'),
-        (col("score") > 300, 'column "score" is int8: no value of it is exactly'),
-        (col("score") > 2.5, "no value of it is exactly"),
-        (col("score").is_in([1, 300]), "no value of it is exactly"),
+        (col("score") > 300, 'column "score" is int8: it cannot have exactly'),
+        (col("score") > 2.5, "it cannot have exactly"),
+        (col("score").is_in([1, 300]), "it cannot have exactly"),
         (col("score") == True, "type bool"),  # noqa: E712
-        (col("ratio") == 2**53 + 1, "no value of it is exactly"),
-        (col("ratio") == Decimal("0.1000000000000000001"), "no value of it is exactly"),
+        (col("ratio") == 2**53 + 1, "it cannot have exactly"),
+        (col("ratio") == Decimal("0.1000000000000000001"), "it cannot have exactly"),
         (col("price") > 2.5, "decimal.Decimal"),
-        (col("price") == Decimal("0.125"), "no value of it is exactly"),
+        (col("price") == Decimal("0.125"), "it cannot have exactly"),
         (col("seen") > dt.datetime(2026, 1, 1), "with a time zone"),
         (col("noted") > UTC_NOON, "without a time zone"),
-        (col("noted") > dt.datetime(2026, 1, 1, microsecond=1), "no value of it is exactly"),
+        (col("noted") > dt.datetime(2026, 1, 1, microsecond=1), "it cannot have exactly"),
         (col("noted") > "2026-01-01", "TIMESTAMP"),
         (col("day") == dt.datetime(2026, 1, 1), "give a date"),
         (col("raw") == "x", "give bytes"),
-        (col("raw").contains("x"), "contains takes bytes"),
-        (col("player").contains(b"x"), "contains takes text"),
+        (col("raw").contains("x"), "contains must be given bytes"),
+        (col("player").contains(b"x"), "contains must be given text"),
         (col("score").starts_with("1"), "needs a string or binary column"),
         (col("score") < col("player"), "cannot be compared with each other"),
         (predicate_of(col("score")), "type bool"),

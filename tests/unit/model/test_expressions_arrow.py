@@ -1,4 +1,4 @@
-"""Arrow's own expressions: taken where they mean exactly the same, also for nulls, and else refused."""
+"""Arrow expressions are accepted if their meaning is exactly the same, including nulls, and are refused otherwise."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_arrow_expression_becomes_the_predicate_that_says_the_same(
         (pc.starts_with(pc.field("a"), "x", ignore_case=True), "ignore_case=True"),
         (pc.is_nan(pc.field("a")), "Arrow's is_nan"),
         (pc.and_(pc.field("a"), pc.field("b")), "Arrow's and_"),
-        (pc.field(0) > 1, "cannot be taken"),
+        (pc.field(0) > 1, "cannot be read"),
         (pc.scalar(1), "true or false"),
         (pc.field("a") == pa.scalar([1]), "cannot be compared"),
         ((pc.field("a") > 1) == (pc.field("b") > 1), "Arrow's equal"),

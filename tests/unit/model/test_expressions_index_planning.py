@@ -1,4 +1,4 @@
-"""Planning by an index: ranges of entries with the residual keep exactly the rows that the predicate keeps."""
+"""Planning by an index: ranges of entries with the residual keep exactly the rows of the predicate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
 
 @st.composite
 def index_questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str], Predicate]:
-    """Some rows, columns of an index, and a predicate that is mostly about those."""
+    """Generates some rows, columns of an index, and a predicate that is mostly on these columns."""
     rows = draw(st.integers(1, 8))
     names = ["k", "l", "m"][: draw(st.integers(1, 3))]
     arrays = []
@@ -82,7 +82,7 @@ def test_ranges_and_residual_keep_what_the_predicate_keeps(
     if planned is None:
         return
     entries = codec.encode([batch.column(name) for name in names]).to_pylist()
-    # Every entry has a primary key behind its columns.
+    # Every entry has a primary key after its columns.
     within = [sum(entry + key in one for one in planned.ranges) for entry in entries for key in (b"\0", b"\xff")]
     assert set(within) <= {0, 1}, "ranges overlap"
     assert within[::2] == within[1::2]
@@ -150,7 +150,7 @@ def test_all_of_it_is_told_by_ranges(predicate: Predicate, columns: list[str], r
 
 
 def under(*values: object) -> KeyRange:
-    """The entries with values of league and score."""
+    """Returns the entries with these values of league and score."""
     names = ["league", "score"][: len(values)]
     arrays = [pa.array([value], SCHEMA.field(name).type) for name, value in zip(names, values, strict=True)]
     return KeyRange.under(codec_of(SCHEMA, *names).encode(arrays)[0].as_py())

@@ -1,4 +1,4 @@
-"""Planning by keys: points and ranges with the residual keep exactly the rows that the predicate keeps."""
+"""Planning by keys: points and ranges with the residual keep exactly the rows of the predicate."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def keys_of(*keys: bytes) -> KeyRanges:
 
 
 def check_order(ranges: KeyRanges) -> None:
-    """Not empty, ascending, and nothing in common."""
+    """Checks that the ranges are not empty, ascend, and do not overlap."""
     assert all(not one.is_empty for one in ranges)
     assert all(before.end is not None and before.end <= (after.start or b"") for before, after in pairwise(ranges))
 
@@ -204,7 +204,7 @@ def test_what_is_not_equal_leaves_a_gap() -> None:
     assert plan(col("player") != "ann", "player", "round") == gap
     assert plan(~(col("player") == "ann"), "player", "round") == gap
     many = ~col("round").is_in(range(0, 200, 2))
-    assert plan(many, "round") == KeyPlan(ALL_KEY_RANGES, bind(many, SCHEMA))  # as many seeks as rows left out
+    assert plan(many, "round") == KeyPlan(ALL_KEY_RANGES, bind(many, SCHEMA))  # as many seeks as rows that are skipped
 
 
 def test_many_conjunctions_are_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Predicates as text: read as SQL reads them, with positions in every error."""
+"""Predicates as text: parsed as SQL does, with positions in every error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scankv.model.expressions.nodes import MAX_DEPTH, Constant, all_of
 
 UTC_NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
-# What DuckDB is asked the same of. No NaN: there it is a number above all others.
+# Columns for the comparison with DuckDB. No NaN: in DuckDB it is greater than all numbers.
 VALUES: dict[str, list[Any]] = {
     "i": [-(2**63), -1, 0, 1, 2**63 - 1, None],
     "f": [-1.5, -0.0, 0.0, 0.1, 1e300, float("inf"), None],
@@ -177,8 +177,8 @@ def test_nanoseconds_of_a_timestamp_are_kept() -> None:
         ("a. = 1", 1, 4, "name of a field"),
         ("a = 1 -- it's\n and b = 'x", 2, 10, "a quote that is opened here is never closed"),
         ("a = '/*' /* b", 1, 10, "a comment that is opened here is never closed"),
-        ("a = 1e999", 1, 5, "greater than all floats"),
-        ("b = 1 and a = '\ud800'", 1, 15, "this text is no UTF-8"),
+        ("a = 1e999", 1, 5, "too large for a float"),
+        ("b = 1 and a = '\ud800'", 1, 15, "this text is not valid UTF-8"),
     ],
 )
 def test_text_that_cannot_be_read_is_refused_with_its_place(text: str, line: int, column: int, message: str) -> None:
@@ -207,7 +207,7 @@ def test_a_day_is_no_instant_of_a_column_with_a_time_zone() -> None:
 
 
 def test_a_pattern_that_is_too_long_has_its_place() -> None:
-    with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes to look for"):
+    with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes of searched text"):
         parse_where("a like\n'%" + "x" * 2**16 + "x%'")
 
 

@@ -1,4 +1,4 @@
-"""Predicates as messages: the same on both sides, and hostile ones refused before they cost anything."""
+"""Predicates as messages: the same after a round trip, and hostile messages are refused cheaply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_predicate_arrives_as_it_was_sent(question: tuple[pa.RecordBatch, Pred
     batch, predicate = question
     sent = to_proto(predicate).SerializeToString()
     assert from_proto(pb.Predicate.FromString(sent)) == predicate
-    # A bound one may come back with wider types; the answers are the same.
+    # A bound predicate may return with wider types; its answers are the same.
     bound = bind(predicate, batch.schema)
     again = bind(from_proto(to_proto(bound.predicate)), batch.schema)
     assert evaluate(again, batch).equals(evaluate(bound, batch))
@@ -74,7 +74,7 @@ def test_the_deepest_predicate_passes_protocol_buffers_with_room_for_the_request
     while predicate.depth < MAX_DEPTH:
         predicate = Not(predicate)
     message = to_proto(predicate)
-    # A request around it, and what may be around that one.
+    # Around the predicate: the request, and the messages that may contain a request.
     for _ in range(4):
         message = pb.Predicate(connective=pb.CONNECTIVE_NOT, operands=[message])
     received = pb.Predicate.FromString(message.SerializeToString())
@@ -130,40 +130,43 @@ def nested(levels: int) -> pb.Predicate:
         (lambda: connective(pb.CONNECTIVE_NOT, NULL, NULL), "NOT must have one operand"),
         (lambda: connective(pb.CONNECTIVE_UNSPECIFIED, NULL, NULL), "connective 0"),
         (lambda: connective(9, NULL, NULL), "connective 9"),  # type: ignore[arg-type]
-        (lambda: pb.Predicate(is_null=A, operands=[NULL]), "nothing joins"),
+        (lambda: pb.Predicate(is_null=A, operands=[NULL]), "no connective"),
         (lambda: pb.Predicate(is_null=pb.FieldPath()), "does not name a column"),
-        (lambda: pb.Predicate(is_null=pb.FieldPath(names=["a", ""])), "named by text"),
+        (lambda: pb.Predicate(is_null=pb.FieldPath(names=["a", ""])), "must be non-empty, valid text"),
         (lambda: pb.Predicate(is_null=pb.FieldPath(names=["a"] * 1000)), "at most 90 names"),
         (lambda: pb.Predicate(comparison=pb.Comparison(left=A, value=VALUE)), "operator 0"),
-        (lambda: pb.Predicate(comparison=pb.Comparison(left=A, operator=EQUAL)), "compared with nothing"),
+        (
+            lambda: pb.Predicate(comparison=pb.Comparison(left=A, operator=EQUAL)),
+            "has no value and no column on its right side",
+        ),
         (lambda: comparison(pb.Literal()), "missing"),
         (lambda: comparison(pb.Literal(decimal="1e999999999")), "38 digits"),
         (lambda: comparison(pb.Literal(decimal="9" * 39)), "38 digits"),
         (lambda: comparison(pb.Literal(decimal="9" * 38 + ".9")), "38 digits"),
         (lambda: comparison(pb.Literal(time=pb.TimeValue(type="int64", value=1))), "cannot be of type int64"),
         (lambda: comparison(pb.Literal(time=pb.TimeValue(type="date32", value=2**40))), "too large"),
-        (lambda: comparison(pb.Literal(time=pb.TimeValue(type="date32, b int64", value=1))), "not one type"),
+        (lambda: comparison(pb.Literal(time=pb.TimeValue(type="date32, b int64", value=1))), "must be a single type"),
         (lambda: comparison(pb.Literal(time=pb.TimeValue(type="timestamp[xx]", value=1))), "expected the unit"),
         (lambda: comparison(pb.Literal(time=pb.TimeValue(type="list<" * 1000, value=1))), "200 characters"),
-        (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, text="x")), "unknown way"),
-        (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS)), "with nothing"),
+        (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, text="x")), "unknown kind"),
+        (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS)), "has no pattern"),
         (
             lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS, text="x" * 70_000)),
-            "more than 65,536 bytes to look for",
+            "more than 65,536 bytes of searched text",
         ),
-        (lambda: in_list("int64", 2, b"", ONE), "no valid Arrow array"),
-        (lambda: in_list("int64", 1, b"", b""), "no valid Arrow array"),
+        (lambda: in_list("int64", 2, b"", ONE), "not a valid Arrow array"),
+        (lambda: in_list("int64", 1, b"", b""), "not a valid Arrow array"),
         (lambda: in_list("int64", 2**32 - 1, b"", ONE), "more than 100,000 values"),
         (lambda: in_list("int64", 1, ONE), "must have 2 buffers"),
-        (lambda: in_list("int64", 100, b"\1", ONE * 100), "no valid Arrow array"),
-        (lambda: in_list("bool", 100, b"", b"\1"), "no valid Arrow array"),
-        (lambda: in_list("string", 1, b"", b"", b"abc"), "no valid Arrow array"),
-        (lambda: in_list("string", 1, b"", bytes(4) + b"\xff\xff\xff\x7f", b"abc"), "no valid Arrow array"),
-        (lambda: in_list("string", 1, b"", b"\2\0\0\0\1\0\0\0", b"abc"), "no valid Arrow array"),
-        (lambda: in_list("string", 1, b"", bytes(4) + b"\1\0\0\0", b"\xff"), "no valid Arrow array"),
-        (lambda: in_list("decimal128(2, 0)", 1, b"", ONE * 2), "no valid Arrow array"),
-        (lambda: in_list("list<item: int64>", 1, b"", ONE), "without fields or items"),
-        (lambda: in_list("int64 not null", 1, b"", ONE), "without fields or items"),
+        (lambda: in_list("int64", 100, b"\1", ONE * 100), "not a valid Arrow array"),
+        (lambda: in_list("bool", 100, b"", b"\1"), "not a valid Arrow array"),
+        (lambda: in_list("string", 1, b"", b"", b"abc"), "not a valid Arrow array"),
+        (lambda: in_list("string", 1, b"", bytes(4) + b"\xff\xff\xff\x7f", b"abc"), "not a valid Arrow array"),
+        (lambda: in_list("string", 1, b"", b"\2\0\0\0\1\0\0\0", b"abc"), "not a valid Arrow array"),
+        (lambda: in_list("string", 1, b"", bytes(4) + b"\1\0\0\0", b"\xff"), "not a valid Arrow array"),
+        (lambda: in_list("decimal128(2, 0)", 1, b"", ONE * 2), "not a valid Arrow array"),
+        (lambda: in_list("list<item: int64>", 1, b"", ONE), "must be of a scalar, nullable type"),
+        (lambda: in_list("int64 not null", 1, b"", ONE), "must be of a scalar, nullable type"),
         (lambda: in_list("null", 2**32 - 1), "more than 100,000 values"),
         (lambda: nested(MAX_DEPTH), "more than 90 levels"),
         (lambda: connective(pb.CONNECTIVE_OR, *[NULL] * MAX_NODES), "more than 1,000 nodes"),

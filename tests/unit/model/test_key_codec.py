@@ -1,4 +1,4 @@
-"""The encoding of keys: byte order is column order, one key has one encoding, and it stays what it is on disk."""
+"""The encoding of keys: byte order is column order, a key has one encoding, and the format on disk never changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.model.strategies import columns, key_types, order_of
 
 @st.composite
 def keys(draw: st.DrawFn) -> list[pa.Array]:
-    """Key columns of random types and one length."""
+    """Generates key columns of random types and equal length."""
     rows = draw(st.integers(1, 6))
     return [draw(columns(draw(key_types()), rows)) for _ in range(draw(st.integers(1, 4)))]
 

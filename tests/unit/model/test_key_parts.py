@@ -1,4 +1,4 @@
-"""Encoded keys taken apart, and ranges of them in words."""
+"""Encoded keys are decoded, and ranges of them are formatted as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log offsets know of which table they are, however they are copied and stored."""
+"""Log offsets keep their table incarnation when they are copied and stored."""
 
 from __future__ import annotations
 

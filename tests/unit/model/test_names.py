@@ -1,4 +1,4 @@
-"""Which names a table can have."""
+"""The names that a table can have."""
 
 from __future__ import annotations
 

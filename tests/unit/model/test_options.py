@@ -1,4 +1,4 @@
-"""Which options a table can have."""
+"""The valid and invalid options of a table."""
 
 from __future__ import annotations
 

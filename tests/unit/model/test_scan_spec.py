@@ -1,4 +1,4 @@
-"""What a scan can ask for."""
+"""The valid and invalid values of a scan's specification."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ),
         ({"if_changed_since": b""}, "if_changed_since must be the version"),
         ({"if_changed_since": b"v" * 1025}, "if_changed_since must be the version"),
-        ({"if_changed_since": b"v", "resume_token": b"t"}, r"lift the condition with if_changed_since\(None\)"),
+        ({"if_changed_since": b"v", "resume_token": b"t"}, r"remove the condition with if_changed_since\(None\)"),
         ({"resume_token": b""}, "a resume token must have between 1 and 65,536 bytes, not 0"),
         ({"resume_token": b"x" * 65_537}, "a resume token must have between 1 and 65,536 bytes, not 65,537"),
         ({"chunk_bytes": 1023}, "chunk_bytes must be a whole number between 1,024 and 16,777,216, not 1023"),

@@ -1,4 +1,4 @@
-"""What a table is made of: what is refused, what stays the same for ever, and how it is kept."""
+"""Table definitions: what is refused, what never changes, and how they are stored."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_bucket_key_is_kept_in_key_order() -> None:
             "a name must have between 1 and 128 characters",
         ),
         ({"arrow_schema": pa.schema([("a\tb", pa.int8())])}, SchemaMismatch, r"'a\\tb': a name must have printable"),
-        ({"arrow_schema": pa.schema([("_bucket", pa.int8())])}, SchemaMismatch, '"_bucket": the name is kept'),
+        ({"arrow_schema": pa.schema([("_bucket", pa.int8())])}, SchemaMismatch, '"_bucket": the name is reserved'),
         ({"arrow_schema": pa.schema([("a", pa.date64())])}, SchemaMismatch, 'column "a": date64.*use date32'),
     ],
 )
@@ -135,11 +135,11 @@ def test_added_columns_come_last_with_new_ids_and_keep_the_old_version() -> None
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        (pa.schema([]), "there is no column to add"),
+        (pa.schema([]), "no columns to add were given"),
         (pa.schema([pa.field("a", pa.int8(), nullable=False)]), 'column "a" is NOT NULL'),
         (pa.schema([("score", pa.int8())]), 'column "score" exists twice'),
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), 'column "a" exists twice'),
-        (pa.schema([("_log_offset", pa.int8())]), "the name is kept"),
+        (pa.schema([("_log_offset", pa.int8())]), "the name is reserved"),
         (pa.schema([("a", pa.null())]), 'column "a": null cannot be stored'),
         (pa.schema([(str(i), pa.int8()) for i in range(997)]), "between 1 and 1,000 columns, not 1,001"),
     ],

@@ -1,4 +1,4 @@
-"""Values written as TOML are read back by the standard library as they were."""
+"""The standard library reads TOML that we have written as the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which types a table holds, and how they are written and read."""
+"""The types that a table can store, and their text forms."""
 
 from __future__ import annotations
 

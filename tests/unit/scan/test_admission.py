@@ -19,7 +19,7 @@ def admission(*, live: int = 2, per_bucket: int = 10, waiting: int = 4, wait: fl
 
 
 class Scans:
-    """Scans that are let in by name, and end when told."""
+    """Scans that are admitted by name, and end when the test says so."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission

@@ -83,7 +83,7 @@ def rows(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def key_order(value: Any) -> Any:
-    """What sorts as keys do: NaN above infinity, null last, text by its bytes."""
+    """Returns a sort key with the order of keys: NaN above infinity, nulls last, text by its bytes."""
     if value is None:
         return (2, 0)
     if isinstance(value, float):
@@ -92,7 +92,7 @@ def key_order(value: Any) -> Any:
 
 
 def python(function: AggregateFunction, values: Sequence[Any], type_: pa.DataType) -> Any:
-    """The oracle; ArithmeticError for a sum that does not fit."""
+    """Computes the expected result in Python. Raises ArithmeticError for a sum that does not fit."""
     values = [value for value in values if value is not None]
     match function:
         case AggregateFunction.COUNT:
@@ -256,7 +256,7 @@ def test_what_is_known_does_not_grow_with_the_rows() -> None:
 @pytest.mark.parametrize(
     ("aggregates", "group_by", "error", "message"),
     [
-        ([], [], InvalidRequest, "nothing is asked for"),
+        ([], [], InvalidRequest, "the query has no aggregates"),
         (["lrge min"], [], SchemaMismatch, r"lrge.*did you mean"),
         (["large min"], ["nme"], SchemaMismatch, r"nme.*did you mean"),
         (["name sum"], [], SchemaMismatch, r'"name" is string, which has no sum'),

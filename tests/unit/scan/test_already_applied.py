@@ -29,7 +29,7 @@ def bucket_of(key: int) -> int:
 
 
 class ChangingTable:
-    """Rows and changes, and a start from the whole table that is read key by key."""
+    """Rows and changes, and a full start that is read key by key."""
 
     def __init__(self) -> None:
         self.rows: dict[int, int] = {}

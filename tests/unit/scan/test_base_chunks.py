@@ -53,14 +53,14 @@ def test_large_chunks_are_for_a_few_scans_whose_readers_take_them_at_once() -> N
         ends = [calls.enter_context(ExitStack()) for _ in live]
         for end, scan in zip(ends, live, strict=True):
             end.enter_context(scans.call(scan))
-        # The others' readers have not shown that they read.
+        # The readers of the other scans have not proven that they read promptly.
         few = [True] * MAX_UNPROVEN_LARGE_CHUNKS
         assert [scans.may_have_large_chunk(scan) for scan in live] == few + [False] * (len(live) - len(few))
         for scan in live:
             scan.bytes_returned = PROVEN_BYTES
         for _ in range(2):
             assert [scans.may_have_large_chunk(scan) for scan in live] == [True] * MAX_LARGE_CHUNKS + [False] * 2
-        # A reader that pauses gives its place back, and so does a scan that ends.
+        # A reader that pauses gives back its place, and so does a scan that ends.
         live[0].last_took = 2.0
         assert not scans.may_have_large_chunk(live[0])
         assert scans.may_have_large_chunk(live[-1])

@@ -54,7 +54,7 @@ ALL_KEYS = KeyRange()
 
 
 class FollowedBucket(OfflineBucket):
-    """A bucket that tells a delta what is written, as the engine does."""
+    """A bucket that passes its writes to a delta, as the engine does."""
 
     delta: Delta | None = None
 
@@ -80,7 +80,7 @@ class FollowedBucket(OfflineBucket):
         self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
 
     def cut_base(self, directory: Path, batch_rows: int, zone_columns: Sequence[str] | None = None) -> ColumnarBase:
-        """A base of now, in batches of so many rows; the delta begins anew."""
+        """Builds a base of the current rows, in batches of this size; the delta starts again."""
         rows = self.rows().combine_chunks()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base_writer, "BATCH_ROWS", batch_rows)
@@ -106,7 +106,7 @@ def followed(directory: Path, definition: TableDefinition) -> Iterator[FollowedB
 
 @dataclass
 class Asked:
-    """What a scan asks for."""
+    """The request of a scan."""
 
     columns: list[str] | None = None
     residual: BoundPredicate | None = None
@@ -130,7 +130,7 @@ def cursor_of(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> Base
 
 
 def expected(offline: OfflineBucket, asked: Asked) -> tuple[list[tuple[Any, ...]], list[bytes]]:
-    """What the iterator gives: the rows that are kept, and the keys of all in the range."""
+    """Returns what the iterator returns: the matching rows, and the keys of all rows in the range."""
     decoder: Any = offline.codec.decoder(asked.columns)
     if asked.residual is not None:
         decoder = _FilteringDecoder(offline.codec, decoder, asked.residual)
@@ -193,7 +193,7 @@ def check_stored(
     columns: Sequence[str] | None,
     rng: random.Random,
 ) -> None:
-    """Some rows of a batch as they are stored, and their encoded keys, are of these rows; in any order, and later."""
+    """Checks that stored rows and encoded keys of a batch belong to its rows, in any order and at any time."""
     chosen = [place for place in range(batch.num_rows) if rng.random() < 0.5]
     rng.shuffle(chosen)
     places = pa.array(chosen, pa.uint64())
@@ -206,7 +206,10 @@ def check_stored(
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[TableDefinition, TableDefinition, pa.RecordBatch]:
-    """A table, the same with columns more, and rows of the latter; keys of one to three columns of any type."""
+    """Generates a table, the table with more columns, and rows of the latter;
+
+    keys have one to three columns of any type.
+    """
     keys = [
         pa.field(f"k{place}", type_, nullable=False)
         for place, type_ in enumerate(draw(st.lists(key_types(), min_size=1, max_size=3)))
@@ -219,7 +222,7 @@ def tables(draw: st.DrawFn) -> tuple[TableDefinition, TableDefinition, pa.Record
 
 
 def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> None:
-    """Writes, or deletes, some of the keys of the pool."""
+    """Writes or deletes some of the keys of the pool."""
     names = offline.definition.schema.names
     key_names = list(offline.definition.primary_key)
     count = rng.choice([1, 1, 3, pool.num_rows])
@@ -243,7 +246,7 @@ def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Rand
             offline.alter(new)
         has_zones = rng.random() < 0.5
         base = offline.cut_base(Path(name) / "bases", rng.choice([1, 2, 3, 7, 100]), None if has_zones else [])
-        # Key columns always have zones; without any other the predicates below are of other columns alone.
+        # Key columns always have zones. If only they have, the predicates below are on other columns.
         for number in range(rng.choice([0, 1, 2, 8])):
             write(offline, pool, rng)
             if number == 1:
@@ -261,7 +264,7 @@ def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Rand
             )
             if paths and rng.random() < 0.5:
                 asked.residual = bind(data.draw(predicates(pool, paths)), offline.codec.schema)
-            # A constant or an unknown column's zone may rule batches out also where only keys have zones.
+            # With a constant or an unknown zone, batches may be ruled out even if only keys have zones.
             check(offline, base, asked, rng, has_zones=asked.residual is not None)
 
 
@@ -281,7 +284,7 @@ def offline(tmp_path: Path) -> Iterator[FollowedBucket]:
 
 @pytest.fixture
 def base(offline: FollowedBucket, tmp_path: Path) -> ColumnarBase:
-    """Rows 0, 10, ... 990 in batches of ten."""
+    """Builds a base of rows 0, 10, ... 990 in batches of ten."""
     offline.upsert_batch(rows_of(range(0, 1000, 10)))
     return offline.cut_base(tmp_path / "bases", 10)
 
@@ -409,7 +412,7 @@ def test_batches_that_zone_maps_rule_out_are_not_read(
     cursor = cursor_of(offline, base, asked)
     assert sorted(read(cursor)) == [500, 510, 520]
     assert cursor.rows_scanned == 10
-    # Rows of batches that are ruled out: one comes to be kept, one is replaced, one deleted.
+    # Changes in batches that are ruled out: one row begins to match, one is replaced, one is deleted.
     offline.upsert_batch(rows_of([250], times=2))
     offline.upsert_batch(rows_of([800], times=2))
     offline.delete({"k": 810}, {"k": 510})
@@ -421,7 +424,7 @@ def test_batches_that_zone_maps_rule_out_are_not_read(
 
 
 def test_no_row_is_missed_behind_any_last_key(offline: FollowedBucket, base: ColumnarBase) -> None:
-    """A scan that goes on elsewhere from the key of any step gives the rest, with batches ruled out, too."""
+    """A scan that continues elsewhere from any key returns the rest, also after batches that are ruled out."""
     offline.upsert_batch(rows_of([3, 250, 255, 805], times=2))
     offline.delete(*({"k": key} for key in range(300, 400, 10)))
     for residual in (None, bind(col("v").between(490, 520), SMALL.schema.arrow)):

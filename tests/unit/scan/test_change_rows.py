@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 FIRST = define(SCHEMA)
 SECOND = FIRST.add_columns(pa.schema([("more", pa.string())]))
-# Without rows before: of these `v` is null only where a row was deleted.
+# Without rows before changes: `v` is null only for deleted rows.
 STRICT = define(pa.schema([SCHEMA[0], SCHEMA[1].with_nullable(False)]), changelog="upsert")
 INSERT, BEFORE, AFTER, DELETE = RowKind
 
@@ -41,7 +41,7 @@ def record(changes: list[Change], offset: int = 0, definition: TableDefinition =
 
 
 def batch_of(chunk: Chunk) -> pa.RecordBatch:
-    """A chunk as a reader gets it."""
+    """Returns a chunk as a reader receives it."""
     assert chunk.changes is not None
     columns = ChangeColumns.from_bytes(chunk.changes.to_bytes(), chunk.batch.num_rows).arrays(chunk.bucket)
     schema = pa.schema([*CHANGE_FIELDS, *chunk.batch.schema])
@@ -90,7 +90,7 @@ def test_rows_of_the_table_go_out_as_the_message_that_they_lie_in_unless_other_c
         ([(BEFORE, 1, -1), (AFTER, 1, 2)], [("+I", 1, 2)]),
         ([(BEFORE, 1, 1), (AFTER, 1, -2)], [("-D", 1, 1)]),
         ([(BEFORE, 1, None), (AFTER, 1, -2)], []),
-        # Halves: what belongs to them was before the start, or is behind the end.
+        # Halves of an update, whose other half is before the start or after the end.
         ([(AFTER, 1, 1), (BEFORE, 2, 1)], [("+I", 1, 1), ("-D", 2, 1)]),
         ([(AFTER, 1, -1), (BEFORE, 2, None)], []),
         ([(BEFORE, 1, -1), (AFTER, 1, -2), (BEFORE, 2, 1), (AFTER, 2, 3)], [("-U", 2, 1), ("+U", 2, 3)]),
@@ -117,7 +117,7 @@ VALUES = st.none() | st.integers(-3, 3)
 def test_what_is_seen_replays_to_the_rows_that_match(
     writes: list[tuple[int, str, int | None]], sizes: list[int]
 ) -> None:
-    """However the commits lie in records, and records in reads."""
+    """However commits are divided into records, and records into reads."""
     table, commits = dict[int, int | None](), list[list[Change]]()
     for key, what, value in writes:
         if what == "delete":
@@ -178,7 +178,7 @@ def test_a_column_or_a_predicate_that_does_not_fit_is_refused_at_the_opening() -
         (None, [("+U", 1, 5), ("-D", 1, None), ("+U", 2, -3), ("+U", 3, 4)]),
         (col("k") >= 2, [("+U", 2, -3), ("+U", 3, 4)]),
         (col("v") > 0, [("+U", 1, 5), ("-D", 1, None), ("-D", 2, None), ("+U", 3, 4)]),
-        # A deleted row is one, also where null would match.
+        # Deleted rows are deletions, even if null would match.
         (col("v").is_null(), [("-D", 1, None), ("-D", 1, None), ("-D", 2, None), ("-D", 3, None)]),
         ((col("k") == 3) & (col("v") > 0), [("-D", 1, None), ("-D", 1, None), ("-D", 2, None), ("+U", 3, 4)]),
     ],

@@ -58,13 +58,13 @@ def stream(
 
 
 def place(token: bytes) -> tuple[int, int | None]:
-    """Where a token goes on in bucket 0, and what is left of the limit."""
+    """Returns where a token continues in bucket 0, and what remains of the limit."""
     position, left = read_log_token(token, FINGERPRINT)
     return position.offsets[0], left
 
 
 def sent(messages: Iterator[Message | float], count: int) -> list[Message]:
-    """The next messages; where the stream would wait, it goes on at once."""
+    """Returns the next messages. When the stream would wait, it continues at once."""
     return list(islice((message for message in messages if isinstance(message, Message)), count))
 
 
@@ -96,7 +96,7 @@ def test_the_header_of_new_columns_has_the_token_of_what_came_before_them() -> N
     tail.write((2, "x"), schema_id=2)
     tail.sync()
     messages = sent(stream(tail, stop=2), 3)
-    # Both changes are read at once, so that the header comes before the first of them, too.
+    # Both changes are read at once, so the header comes before the first of them as well.
     assert kinds(messages) == ["header", "header", "chunk"]
     assert place(messages[1].header.resume_token) == (0, None)
     schemas = [pa.ipc.read_schema(pa.py_buffer(message.header.arrow_schema)) for message in messages[:2]]
@@ -136,7 +136,7 @@ def test_a_stream_that_waits_says_for_how_long_and_then_that_it_is_there() -> No
 
 
 def test_what_is_left_out_is_in_the_position_of_the_next_heartbeat() -> None:
-    """Else a reader who goes on would have the server look at it again, time after time."""
+    """Otherwise a reader that resumes would make the server read the same changes again and again."""
     tail = MemoryTail(FIRST)
     tail.put(*range(8))
     messages = stream(tail, where=col("k") < 0, heartbeat_seconds=0.0001)

@@ -17,12 +17,12 @@ OFFSETS = st.dictionaries(st.integers(0, 4), st.builds(make_offset, st.just(0), 
 
 
 def behind(*offsets: int, views: tuple[LaterView, ...] = ()) -> ConsumerProgress:
-    """A position among the changes of buckets 0, 1, ..."""
+    """Returns a position among the changes of buckets 0, 1, ..."""
     return ConsumerProgress(LogPosition(dict(enumerate(offsets)), views=views), b"quer")
 
 
 def among(key: bytes | None, *offsets: int, bucket: int = 0) -> ConsumerProgress:
-    """A position among the rows of the whole table."""
+    """Returns a position among the rows of a full start."""
     scanned = None if key is None else ScanPosition(bucket, key)
     return ConsumerProgress(LogPosition(dict(enumerate(offsets)), scanned, scanning=True), b"quer")
 

@@ -35,7 +35,7 @@ def as_dict(net: MergedDelta) -> dict[bytes, bytes | None]:
 
 
 def key_pools() -> st.SearchStrategy[list[bytes]]:
-    """Encoded keys: some all of one length, some of different ones, with zero bytes and with high ones."""
+    """Generates encoded keys: of equal or different lengths, with zero bytes and high bytes."""
     numbers = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12, unique=True)
     shorts = st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=12, unique=True)
     texts = st.lists(st.binary(max_size=4), min_size=1, max_size=12, unique=True)
@@ -52,7 +52,7 @@ def key_pools() -> st.SearchStrategy[list[bytes]]:
 
 
 def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict[bytes, bytes | None]) -> None:
-    """One step of random keys, told to the delta as a slice of something longer."""
+    """Writes one step of random keys, passed to the delta as a slice of a longer array."""
     keys = rng.sample(pool, rng.randrange(len(pool) + 1))
     kind = rng.random()
     values: list[bytes | None] = [None if kind < 0.3 else rng.randbytes(rng.randrange(4)) for _ in keys]
@@ -129,7 +129,7 @@ def test_scans_of_the_same_state_share_its_rows() -> None:
 
 
 def test_a_later_view_builds_on_the_rows_of_an_earlier_one() -> None:
-    """What has been sorted is not sorted again: the earlier view's rows are read, and its writes are gone."""
+    """Sorted rows are not sorted again: the later view reads the rows of the earlier one, whose writes are freed."""
     delta = Delta(0, MUCH)
     for number in range(1000):
         delta.add(binary([b"%05d" % (number % 10)]), binary([b"%d" % number]), number + 1)

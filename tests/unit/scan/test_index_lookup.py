@@ -44,7 +44,7 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple[list[object], bytes]:
-    """The rows of the first chunks, and the token behind them."""
+    """Returns the rows of the first chunks, and the token after them."""
     rows: list[object] = []
     token, left = b"", scan.limit
     with closing(scan.source) as source:
@@ -87,7 +87,7 @@ def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
     assert scan.source.schema == plain.source.schema
     by_index, _ = read(scan, chunk_rows)
     assert by_index == everything
-    # Cut behind any chunk, the rest is the same however the parts are read: the index may come, or go.
+    # After any chunk, the rest is the same however the parts are read, even if the index is added or dropped.
     begun, token = read(table.opened(plan, indexed=first_indexed)[0], chunk_rows, chunks)
     if token:
         rest, _ = read(table.opened(plan_of(where, **question, token=token), indexed=then_indexed)[0])
@@ -99,7 +99,7 @@ NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int
 
 @pytest.fixture(scope="module", params=[1, 4])
 def scores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
-    """12,000 rows, 20 of each score from 0 to 99 and the others without one."""
+    """Makes 12,000 rows, 20 of each score from 0 to 99 and the others without a score."""
     values = [place % 600 if place % 600 < 100 else None for place in range(12_000)]
     rows = {"k": range(12_000), "score": values, "text": [f"text {place}" for place in range(12_000)]}
     batch = pa.RecordBatch.from_pydict(rows, schema=NUMBERS)
@@ -110,7 +110,7 @@ def scores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def scanned(table: IndexedTable, plan: ReadPlan) -> tuple[int, int]:
-    """How many rows a scan returns, and how many it reads."""
+    """Returns how many rows a scan returns, and how many it reads."""
     scan, _ = table.opened(plan, indexed=True)
     rows, _ = read(scan)
     return len(rows), scan.source.rows_scanned
@@ -219,7 +219,7 @@ def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> N
         with pytest.raises(DataLoss, match="disagree; run `scankv check`"):
             read(scan)
         scan.source.close()
-        # The entries have all that is asked for here.
+        # The entries contain all requested columns.
         assert len(read(table.opened(plan_of(col("score") == 1, columns=["k"]), indexed=True)[0])[0]) == 50
 
 
@@ -247,7 +247,7 @@ def test_floats_are_looked_up_as_they_compare(tmp_path: Path) -> None:
             (col("x") > 5, [3]),
             (col("x") == 0, [5, 6]),
             (col("x").is_in([0.0, math.nan]), [5, 6]),
-            (col("x") > 0.1, [3, 7, 9]),  # as a float32, 0.1 is a little more
+            (col("x") > 0.1, [3, 7, 9]),  # as a float32, 0.1 is slightly greater
             (col("x") <= -0.1, [4, 8]),
             (col("x") <= 0.1, [4, 5, 6, 8]),
             (col("x").is_null(), [0]),

@@ -87,7 +87,7 @@ def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: Index
     )
     found = by_index(table, spec, where)
     if found is None:
-        return  # the key says more, or nothing is true of it
+        return  # the key restricts more, or the predicate is never true
     expected = by_looking_at_all(table, spec, where)
     result = found.result()
     result.validate(full=True)
@@ -127,7 +127,7 @@ def top(n: int, *, ascending: bool = False, columns: tuple[str, ...] | None = No
 
 @pytest.fixture(scope="module", params=[1, 4])
 def scores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
-    """20,000 rows of which each has another score, but for the least 1,000, and some without one."""
+    """Makes 20,000 rows with different scores, except the lowest 1,000, and some without a score."""
     values = [None if place % 100 == 7 else max(place * 7919 % 20_000, 1000) for place in range(20_000)]
     path = tmp_path_factory.mktemp("scores")
     with indexed_table(path, numbers(values), buckets=request.param, indexes=[["score"]]) as found:

@@ -179,7 +179,7 @@ async def test_the_watermark_is_now_while_nothing_waits_and_unknown_else() -> No
     tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
     log = source(tails)
     assert log.watermark() == NOW
-    tails[1].write((1,))  # not yet durable, but of before the next watermark
+    tails[1].write((1,))  # not yet durable, but written before the next watermark
     assert log.watermark() is None
     tails[1].sync()
     assert log.watermark() is None

@@ -51,7 +51,7 @@ class Offline(NamedTuple):
 
 @contextmanager
 def table_of(keys: Sequence[Key], buckets: int, bucket_key: Sequence[str], *, based: bool = False) -> Iterator[Offline]:
-    """A table of these keys, `v` being the place of a key in their order; read row by row, or with `based` by bases."""
+    """Makes a table of these keys; `v` is the position of a key. Read row by row, or from bases with `based`."""
     definition = TableDefinition.create(
         "t.t", SCHEMA, ["a", "b"], bucket_key, buckets=buckets, incarnation="i", created_millis=0
     )
@@ -187,7 +187,7 @@ def test_a_small_limit_reads_itself_and_one_row_of_each_bucket_at_most(
 
 @pytest.fixture(scope="module")
 def based(table: Offline) -> Iterator[Offline]:
-    """The same table, read from bases."""
+    """Makes the same table, read from bases."""
     with tempfile.TemporaryDirectory() as directory:
         views = {number: based_view(each, Path(directory) / f"{number}") for number, each in enumerate(table.buckets)}
         yield table._replace(bases=views)
@@ -206,7 +206,7 @@ def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
         opened = scan(table, where=where, reverse=reverse, token=token)
         chunk = opened.source.next_chunk(100, ROOM)
         if chunk is not None:
-            # A second one, so that steps of both kinds are resumed behind.
+            # A second chunk, so that a resume follows steps of both kinds.
             found += chunk.batch["v"].to_pylist()
             chunk = opened.source.next_chunk(200, ROOM)
         if chunk is None:
@@ -239,7 +239,7 @@ def test_large_rows_are_read_ahead_by_their_bytes(table: Offline) -> None:
         chunk = opened.source.next_chunk(8192, 1000)
         assert chunk is not None
         given += chunk.batch.num_rows
-        # A stored row here has over 20 bytes.
+        # A stored row has more than 20 bytes here.
         assert opened.source.rows_scanned - given <= 2 * 1000 / 20
     opened.source.close()
 

@@ -29,7 +29,7 @@ WHOLE = ChunkSpec(rows=8192, bytes=1 << 20)
 
 
 class NumberSource:
-    """A source of the numbers below `count`, of which it returns the multiples of `every`; a real, selective one."""
+    """A selective source of the numbers below `count`, of which it returns the multiples of `every`."""
 
     schema = SCHEMA
     schema_id = 1

@@ -1,4 +1,4 @@
-"""The result cache: which callers share a computation, what is kept, and what happens when callers give up."""
+"""The result cache: which callers share a computation, what is kept, and what happens to cancelled callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEBIBYTE = 1 << 20
 
 
 class VersionedTable:
-    """A table of which only the version is known, and computations about it that wait where they are told to.
+    """A table of which only the version is known, and computations on it that wait at given points.
 
     Attributes:
         version: Of now.
@@ -208,7 +208,7 @@ async def test_a_failure_that_nobody_waits_for_is_no_complaint(caplog: pytest.Lo
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await turns()
-    # Both hold the frames of the computation.
+    # Both keep the frames of the computation alive.
     table.failure = None
     del first
     gc.collect()

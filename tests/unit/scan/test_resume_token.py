@@ -51,7 +51,7 @@ def test_a_token_cut_short_or_with_more_behind_it_is_refused(position: ScanPosit
 
 @pytest.mark.parametrize("buckets", [1, 3, 4, 500, 65_535])
 def test_a_token_that_was_forged_checksum_and_all_is_refused(buckets: int) -> None:
-    """Its number of buckets is another than there are."""
+    """The token has a wrong number of buckets, with a valid checksum."""
     forged = bytearray(token_of(ScanPosition(0, b"key"))[:-4])
     forged[21:23] = buckets.to_bytes(2, "little")
     try:

@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 TABLE = define(SCHEMA, "a", "b")
 CODEC = RowCodec(TABLE)
 ORDERED = [name for name in SCHEMA.names if name != "items"]
-# In the order of keys; the two zeros are equal, and so are the two NaN.
+# In key order; the two zeros are equal, and so are the two NaNs.
 FLOATS = [-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan, -math.nan]
 RANKS: dict[str, list[Any]] = {
     "number": [-(2**63), -1, 0, 1, 2**63 - 1],
@@ -124,7 +124,7 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
                 rank -= 1
         return (rank is None, 0 if rank is None else rank if ascending else -rank, keys[place])
 
-    # Buckets come one after another, each in key order.
+    # Buckets are read one after another, each in key order.
     top = TopNCollector(spec(by, n, ascending=ascending, ties=ties), TABLE)
     buckets = data.draw(st.integers(1, 3))
     step, late = data.draw(st.integers(1, 15)), data.draw(st.integers(0, 7))
@@ -193,7 +193,7 @@ def test_ties_that_take_too_much_memory_are_refused() -> None:
 
 
 def test_what_is_kept_does_not_grow_with_the_rows_however_they_come() -> None:
-    """Every row is better than all before, then every row is as good as all before."""
+    """First every row is better than all before, then every row equals all before."""
     for values in (range(50_000), [7] * 50_000):
         top = TopNCollector(spec("number", 10), NUMBERS)
         for start in range(0, 50_000, 1000):

@@ -1,4 +1,4 @@
-"""Calls that wait for another version: which are woken, in which turns of the event loop, and what remains."""
+"""Calls that wait for another version: which ones are woken, in which turns of the event loop, and what remains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = 100.0
 
 
 class Thing:
-    """Something that has a version."""
+    """An object with a version."""
 
     def __init__(self) -> None:
         self.version: bytes | None = b"v1"

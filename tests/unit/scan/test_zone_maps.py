@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @examples(15)
 def test_a_batch_with_a_row_to_keep_is_never_ruled_out(drawn: Any, data: st.DataObject) -> None:
     batch, _ = drawn
-    # Zones do not care what the key is: a number in front of the columns is, so that these may have any values.
+    # Zones do not depend on the key. A number is the first column, so that the others may have any values.
     numbered = [pa.array(range(batch.num_rows), pa.int32()), *batch.columns]
     fields = [pa.field("number", pa.int32(), nullable=False), *(field.with_nullable(True) for field in batch.schema)]
     rows = pa.RecordBatch.from_arrays(numbered, schema=pa.schema(fields))

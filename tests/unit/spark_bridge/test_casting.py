@@ -1,4 +1,4 @@
-"""Types as Spark has them, and batches in exactly the types that Spark takes."""
+"""Types as Spark has them, and batches with exactly the types that Spark accepts."""
 
 from __future__ import annotations
 

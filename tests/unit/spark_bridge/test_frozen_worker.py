@@ -1,4 +1,4 @@
-"""What a worker process has loaded is left alone by the garbage collector, and what comes later is not."""
+"""The garbage collector ignores what a worker process has loaded, but not what comes later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def test_what_is_loaded_is_frozen_once() -> None:
     assert frozen > 10_000
     later: list[list[object]] = [[] for _ in range(100)]
     freeze_worker()
-    # Objects that are frozen may go, and none comes.
+    # Frozen objects may be freed, but none are added.
     assert gc.get_freeze_count() <= frozen
     assert any(each is later[0] for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""Options of a read: every one is found whatever its spelling, and what is wrong is named."""
+"""Options of a read: every spelling is accepted, and errors name the option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = pa.schema([("day", pa.date32()), ("number", pa.int32()), ("name", pa.strin
 
 
 def parse(**options: str) -> ReadOptions:
-    """As Spark hands them over: names in lower case, values as text."""
+    """Parses options as Spark passes them: names in lower case, values as text."""
     return ReadOptions.parse(CaseInsensitiveDict(options))
 
 

@@ -1,4 +1,4 @@
-"""Predicates with Spark's semantics bound the keys that are read as the server's own do, and NaN stays in."""
+"""Predicates with Spark's semantics restrict the keys that are read like the server's own, and keep NaN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPARE: dict[Operator, Callable[[float, float], bool]] = {
 
 
 def rows_of(type_: pa.DataType, *, nullable: bool) -> pa.RecordBatch:
-    """Every pair of these floats."""
+    """Returns every pair of these floats."""
     floats = [*FLOATS, None] if nullable else FLOATS
     pairs = [(x, y) for x in floats for y in floats]
     columns = [pa.array(values, type_, from_pandas=False) for values in zip(*pairs, strict=True)]
@@ -46,7 +46,7 @@ def rows_of(type_: pa.DataType, *, nullable: bool) -> pa.RecordBatch:
 
 
 def of_spark(predicate: Predicate, row: dict[str, float | None]) -> bool | None:
-    """What a predicate is of a row to Spark: NaN equals itself and is greater than every number."""
+    """Evaluates a predicate for a row as Spark does: NaN equals itself and is greater than every number."""
     match predicate:
         case And(parts=parts) | Or(parts=parts):
             found = [of_spark(part, row) for part in parts]
@@ -59,7 +59,7 @@ def of_spark(predicate: Predicate, row: dict[str, float | None]) -> bool | None:
             value = row[left.names[0]]
             if value is None:
                 return None
-            # No literal is infinite, so that infinity compares with all of them as NaN does in Spark.
+            # No literal is infinite, so infinity compares with all of them as NaN does in Spark.
             return COMPARE[how](math.inf if math.isnan(value) else value, right.scalar.as_py())
     raise AssertionError(predicate)
 

@@ -1,4 +1,4 @@
-"""What is asked again rides through the absence of a server, for as long as it may, and no other error is."""
+"""Calls are retried while a server is absent, for a limited time; other errors are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole buckets for the tasks: even, every bucket once, or not at all."""
+"""Complete buckets for the tasks: evenly divided, every bucket once, or not at all."""
 
 from __future__ import annotations
 

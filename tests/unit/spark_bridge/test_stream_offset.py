@@ -1,4 +1,4 @@
-"""Offsets of a streaming query: what stands in the checkpoint is what comes back, to the letter."""
+"""Offsets of a streaming query round-trip exactly through the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a streaming read: what Spark hands over as text, and what is only for reads as of one instant."""
+"""Options of a streaming read: the text that Spark passes, and options that are only for batch reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_bridge.stream_options import StreamOptions
 
 
 def parse(**options: str) -> StreamOptions:
-    """As Spark hands them over: names in lower case, values as text."""
+    """Parses options as Spark passes them: names in lower case, values as text."""
     return StreamOptions.parse(CaseInsensitiveDict({"path": "game.scores", **options}))
 
 

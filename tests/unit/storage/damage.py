@@ -46,7 +46,7 @@ _ODD_NUMBERS = (0, 1, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 def rows(version: int, count: int = 12) -> list[dict[str, Any]]:
-    """Rows of the first or second version of the table, with nulls and empty values in them."""
+    """Generates rows of the first or second version of the table, with nulls and empty values."""
     deep: list[Any] = [{"m": [("a", [1, None, 3]), ("b", None)], "d": Decimal("1.25")}, None, {"m": [], "d": None}]
     result = []
     for i in range(count):
@@ -62,7 +62,7 @@ def rows(version: int, count: int = 12) -> list[dict[str, Any]]:
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """The same bytes with one thing wrong: a bit, a byte, a number, or the end missing."""
+    """Returns the bytes with one fault: a flipped bit, another byte, another number, or a missing end."""
     broken = bytearray(data)
     place, way = rng.randrange(len(broken)), rng.random()
     if way < 0.4:
@@ -77,7 +77,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_all(batch: pa.RecordBatch) -> None:
-    """Reads every value. A flipped bit can make wrong text and over-long decimals; bad offsets it must not make."""
+    """Reads every value. A flipped bit can make invalid text and over-long decimals, but not bad offsets."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -87,7 +87,7 @@ def read_all(batch: pa.RecordBatch) -> None:
 
 
 def damage_rows(rng: random.Random) -> None:
-    """Damages some of the rows of a chunk and decodes all columns of it, or some."""
+    """Damages some of the rows of a chunk and decodes all or some of its columns."""
     codec, stored = RowCodec(SECOND), list(_stored_rows())
     for _ in range(rng.choice([1, 1, 2, 4])):
         place = rng.randrange(len(stored))
@@ -119,7 +119,7 @@ DAMAGES: dict[str, Callable[[random.Random], None]] = {"rows": damage_rows, "rec
 
 
 def main(what: str, seed: str, times: str) -> None:
-    """Repeats one kind of damage; anything but DataLoss escapes."""
+    """Repeats one kind of damage; any error except DataLoss propagates."""
     outcomes: collections.Counter[str] = collections.Counter()
     for number in range(int(times)):
         try:

@@ -1,4 +1,4 @@
-"""Random tables and batches of them, for the property tests of the storage room."""
+"""Random tables and batches of them, for the property tests of the storage package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def definitions() -> st.SearchStrategy[TableDefinition]:
-    """Tables keyed by an integer, with up to five more columns of any storable type."""
+    """Generates tables keyed by an integer, with up to five more columns of any storable type."""
     fields = st.builds(pa.field, field_names(), storable_types(), st.booleans())
     columns = st.lists(fields, max_size=5, unique_by=lambda field: field.name)
     return columns.map(lambda more: define(pa.schema([pa.field("the key", pa.int32(), nullable=False), *more])))
@@ -26,7 +26,7 @@ def definitions() -> st.SearchStrategy[TableDefinition]:
 def batches(
     schema: pa.Schema, min_rows: int = 0, max_rows: int = 6, *, sliced: bool = True
 ) -> st.SearchStrategy[pa.RecordBatch]:
-    """Batches of a schema; many of them slices of a longer one, so that their arrays have an offset."""
+    """Generates batches of a schema; many are slices of longer ones, so that their arrays have an offset."""
 
     def build(columns: list[list[Any]], before: int, after: int) -> pa.RecordBatch:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]

@@ -1,4 +1,4 @@
-"""One bucket on disk: what is applied is there together or not at all, survives, and is counted without gaps."""
+"""One bucket on disk: writes are atomic, survive, and are counted without gaps."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path) -> Non
             machine.set_wall(seconds)
             bucket.upsert(score("ann", number))
         check_log(bucket.log())
-    # The server's clock was lost, and the machine's is wrong.
+    # The server's clock file was lost, and the machine's clock is wrong.
     machine.set_wall(-DAY)
     with opened(path, DEFINITION, ServerClock(machine)) as bucket:
         bucket.upsert(score("ann", 9))
@@ -203,7 +203,7 @@ def test_a_refused_bucket_can_be_opened_again_once_it_is_mended(path: Path) -> N
 
 
 def test_a_missing_or_empty_mark_loses_no_rows(path: Path) -> None:
-    """It may open or refuse: but what it shows is all of it."""
+    """The bucket may open or refuse to, but if it opens, it has all rows."""
     with opened(path, DEFINITION) as bucket:
         bucket.upsert(score("ann", 1))
     path.with_suffix(".durable").unlink()

@@ -1,4 +1,4 @@
-"""Table definitions on disk: whatever a crash leaves behind, a table is there whole or not at all."""
+"""Table definitions on disk: after any crash, a table exists completely or not at all."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(data: Path) -> Path:
-    """The definition of a table on disk."""
+    """Returns the definition of a table on disk."""
     with opened(data) as catalog:
         catalog.create(definition())
         return catalog.path("game.scores") / "table.json"
 
 
 class CrashedError(BaseException):
-    """The process ended here."""
+    """The simulated end of the process."""
 
 
 def test_tables_are_there_after_a_restart(data: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_crash_in_drop_leaves_the_table_whole_or_absent(data: Path, crash_at: 
 
 
 def crash_at_step(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Lets the process "end" before its `number`-th step on the disk; sees every step that makes something durable."""
+    """Simulates the end of the process before its `number`-th durable step on disk."""
     from pathlib import Path
 
     from streaming_server.storage.tables import data_directory

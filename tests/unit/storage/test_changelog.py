@@ -1,4 +1,4 @@
-"""Changelog records: what is encoded comes back, at its offset, in records of bounded size."""
+"""Changelog records round-trip, at their offsets, in records of bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columnar bases: what is written in batches of any size is read back from the map, to the bit."""
+"""Columnar bases: rows written in batches of any size are read back exactly from the mapped file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("text",
 
 
 def numbered(definition: TableDefinition, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BinaryArray]:
-    """The rows with ascending numbers as their first column, the key; and their encoded keys."""
+    """Returns the rows with ascending numbers as their first column, the key; and their encoded keys."""
     key = pa.array(np.arange(rows.num_rows), definition.schema.arrow.field(0).type)
     rows = pa.RecordBatch.from_arrays([key, *rows.columns[1:]], schema=definition.schema.arrow)
     return rows, KeyEncoder(definition).encode(rows)[0]
@@ -53,7 +53,7 @@ def texts(values: Sequence[str | None]) -> tuple[TableDefinition, pa.RecordBatch
 def written(
     directory: Path, definition: TableDefinition, rows: pa.RecordBatch, keys: pa.BinaryArray, *cuts: int, **options: Any
 ) -> ColumnarBase:
-    """A base of these rows, which are written in parts from cut to cut."""
+    """Writes a base of these rows in parts, from cut to cut."""
     writer = BaseWriter(directory, definition, 3, now_micros=time.time_ns() // 1000, **options)
     borders = [0, *sorted(min(cut, rows.num_rows) for cut in cuts), rows.num_rows]
     for start, end in pairwise(borders):
@@ -63,7 +63,7 @@ def written(
 
 @contextmanager
 def batches_of(rows: int, size: int = 2 << 20) -> Iterator[None]:
-    """Bases with smaller batches."""
+    """Makes bases with smaller batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_writer, "BATCH_ROWS", rows)
         patch.setattr(base_writer, "BATCH_BYTES", size)
@@ -96,7 +96,7 @@ def test_every_storable_type_comes_back_to_the_bit_whatever_the_batches_on_the_w
 
 
 def check_batches(base: ColumnarBase) -> None:
-    """What is told of the batches is so."""
+    """Checks what the base reports about its batches."""
     assert base.info.rows == sum(counts(base))
     for number in range(len(base)):
         batch, keys, message = base.batch(number), base.keys(number), base.message(number)
@@ -110,7 +110,7 @@ def check_batches(base: ColumnarBase) -> None:
 
 
 def check_zone(base: ColumnarBase, number: int, field: pa.Field) -> None:
-    """The zone is what the values say."""
+    """Checks that the zone matches the values."""
     zone, values = base.zone(number, field.name), base.batch(number).column(field.name)
     if pa.types.is_nested(field.type):
         assert zone is None
@@ -127,7 +127,7 @@ def check_zone(base: ColumnarBase, number: int, field: pa.Field) -> None:
 
 
 def check_file(path: Path, base: ColumnarBase) -> None:
-    """Anything that reads Arrow reads the same."""
+    """Checks that any program that reads Arrow reads the same rows."""
     with pa.ipc.open_file(path) as file:
         assert file.schema.equals(base.schema)
         assert file.num_record_batches == len(base)
@@ -281,7 +281,7 @@ def test_the_name_of_a_base_that_was_removed_does_not_return(tmp_path: Path) -> 
 
 def test_a_base_that_nobody_has_any_more_holds_no_file(tmp_path: Path) -> None:
     def open_files() -> list[str]:
-        """Of the base: whatever else this process has open may be closed at any time."""
+        """Returns the open files of the base. Other files of this process may be closed at any time."""
         files = list[str]()
         for number in os.listdir("/proc/self/fd"):
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The files of consumers: what was written is read, durable and whole, and damage is told."""
+"""The files of consumers: durable, complete, and with damage detected."""
 
 from __future__ import annotations
 

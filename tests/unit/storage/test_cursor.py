@@ -1,4 +1,4 @@
-"""A cursor gives exactly the rows of its range, in its direction, and goes on behind any of them."""
+"""A cursor returns exactly the rows of its range, in its direction, and continues after any of them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NUMBERS = st.none() | st.integers(0, 700)
 
 
 def name_of(number: int) -> bytes:
-    """Keys of different lengths, some of them the beginning of another one, some with zero bytes."""
+    """Returns keys of different lengths, some of them prefixes of others, some with zero bytes."""
     return b"%d" % number + bytes(number % 3)
 
 
 def fill(offline: OfflineBucket, numbers: list[int], rng: random.Random) -> None:
-    """Writes the rows so that they lie in several table files and in memory, with deleted ones between them."""
+    """Writes the rows so that they are in several table files and in memory, with deleted rows between them."""
     gone = [number + 1000 for number in numbers[::3]]
     for third in range(3):
         part = numbers[third::3] + gone
@@ -62,7 +62,10 @@ def encoded(offline: OfflineBucket, names: list[bytes]) -> list[bytes]:
 def chunks(
     offline: OfflineBucket, key_range: KeyRange, reverse: bool, rng: random.Random, *, resume: bool
 ) -> Iterator[tuple[int, list[bytes] | None]]:
-    """The rows and keys of each chunk, no keys for a skimmed one; with `resume` each is read by a new cursor."""
+    """Returns the rows and keys of each chunk;
+
+    no keys for a skimmed one. With `resume`, each chunk is read by a new cursor.
+    """
     max_rows, max_bytes = rng.choice([1, 3, 50, 100, 8192]), rng.choice([64, 5000, ROOM])
     cursor = cursor_of(offline, key_range, reverse)
     try:
@@ -139,7 +142,7 @@ def test_an_empty_range_reads_nothing(offline: OfflineBucket, reverse: bool) -> 
 
 
 def test_a_small_range_in_descending_order_reads_few_rows_below_it(offline: OfflineBucket) -> None:
-    """What RocksDB's iterator gives next, after the end was found, tells how far it read."""
+    """The next row of RocksDB's iterator after the end shows how far it has read."""
     start, end = encoded(offline, [b"04000", b"04010"])
     cursor = cursor_of(offline, KeyRange(start, end), reverse=True)
     below = fast_of(cursor)
@@ -180,7 +183,7 @@ def test_an_iterator_that_stops_early_without_a_word_is_never_the_end(
 
 
 def test_an_error_that_is_kept_keeps_no_iterator(tmp_path: Path) -> None:
-    """A reader may take its time to hear of it; meanwhile the bucket can be closed, and its lock is free."""
+    """A reader may take long to receive the error. In the meantime, the bucket can be closed, and its lock is free."""
     path = tmp_path / "b" / "0000"
     with opened(path, DEFINITION) as offline:
         offline.upsert(*({"k": b"%05d" % number, "v": number, "w": "x" * 500} for number in range(500)))

@@ -1,4 +1,4 @@
-"""Damaged stored bytes: DataLoss or some valid value, never a crash, never a read beyond what is stored."""
+"""Damaged stored bytes give DataLoss or a valid value, but never a crash or a read beyond the stored bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.storage import damage
 
 
 @pytest.mark.parametrize("what", ["rows", "records"])
-@pytest.mark.timeout(300)  # damages bytes in a process of its own
+@pytest.mark.timeout(300)  # damages bytes in its own process
 def test_damage_is_data_loss_or_a_value_and_never_a_crash(what: str) -> None:
     run_damage(what, random.randrange(2**32), 400)
 

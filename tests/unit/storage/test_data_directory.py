@@ -1,4 +1,4 @@
-"""The data directory: one user at a time, one format, and clear words when it cannot be used."""
+"""The data directory: one user at a time, one format, and clear errors if it cannot be used."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_tables_are_private_also_in_a_directory_that_others_may_enter(tmp_path: 
         made = [path / name for name in ("tables", "trash", "transactions", "LOCK")]
         assert [oct(each.stat().st_mode & 0o077) for each in made] == ["0o0"] * 4
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-    # Whose directory it was before says who may list it.
+    # The previous owner of the directory decides who may list it.
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 

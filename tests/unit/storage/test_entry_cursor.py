@@ -1,4 +1,4 @@
-"""Cursors over index entries: any range in both directions is read whole, as of one moment, and never ends short."""
+"""Cursors over index entries read any range completely, in both directions, as of one instant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 2000
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    """Entries of two indexes, with those of the second one behind."""
+    """Makes a bucket with entries of two indexes, one after the other."""
     rows = pa.RecordBatch.from_pydict({"k": range(ROWS), "score": [k * 7 % 400 for k in range(ROWS)]}, schema=SCHEMA)
     path = tmp_path_factory.mktemp("entries")
     with indexed_table(path, rows, buckets=1, indexes=[["score"], ["k"]]) as table:

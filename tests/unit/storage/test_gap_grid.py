@@ -1,4 +1,4 @@
-"""Places of a grid on all keys lie behind, or before, a key, and a finer grid has them nearer."""
+"""Points of a grid on all keys lie after, or before, a key, and a finer grid has closer points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The column family of index entries: also in directories that were made before there was one."""
+"""The column family of index entries, including in directories from before it existed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def older(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bucket with a row, made without the family."""
+    """Makes a bucket with a row, without the column family."""
     with monkeypatch.context() as patch:
         patch.setattr(rocks, "_COLUMN_FAMILIES", ("rows", "log", "meta"))
         with opened(path, PLAIN) as bucket:
@@ -43,7 +43,7 @@ def older(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def families(path: Path) -> list[str]:
-    """The column families of a directory."""
+    """Returns the column families of a directory."""
     return list(rocksdict.Rdict.list_cf(str(path)))
 
 
@@ -143,6 +143,6 @@ def test_a_write_puts_what_its_indexes_need_and_nothing_without_them(
             bucket.delete({"player": "ann"})
             return list(sizes)
 
-    # Row, changelog record and state; then, with an index, an entry; and where that moves, the old one.
+    # Row, changelog record and state; with an index also an entry, and the old entry if it moves.
     assert writes_of(wide, path.with_name("0001")) == [3, 3, 3, 3]
     assert writes_of(wide.add_indexes([("score",)]), path.with_name("0002")) == [4, 3, 5, 4]

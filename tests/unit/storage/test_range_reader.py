@@ -1,4 +1,4 @@
-"""What is read of a range where most rows were deleted is exact, in both directions, and no step of it takes long."""
+"""Reads of a range in which most rows were deleted are exact in both directions, and no step takes long."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 40
-# As imported, before the tests have them last longer.
+# The imported values, before the tests extend them.
 REAL_STEP_SECONDS = range_reader.STEP_SECONDS
 
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaps of a few rows are long ones, and each step ends at once."""
+    """Makes gaps of a few rows count as long, and ends each step at once."""
     monkeypatch.setattr(range_reader, "FAST_SKIPS", 3)
     monkeypatch.setattr(range_reader, "CHECKED_SKIPS", 60)
     monkeypatch.setattr(range_reader, "STEP_SECONDS", 0.0)
@@ -42,12 +42,12 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps end after as much time as in a server."""
+    """Ends steps after as much time as in a server."""
     monkeypatch.setattr(range_reader, "STEP_SECONDS", REAL_STEP_SECONDS)
 
 
 def key_of(number: int, kind: int) -> bytes:
-    """Keys that are dense or sparse, short or long, with zero and all-ones bytes, some the beginning of others."""
+    """Returns keys that are dense or sparse, short or long, with zero and 0xFF bytes, some prefixes of others."""
     if kind == 0:
         return number.to_bytes(8, "big")
     if kind == 1:
@@ -58,7 +58,7 @@ def key_of(number: int, kind: int) -> bytes:
 
 
 class StoreModel:
-    """A store and a dict that are written alike."""
+    """A store and a dictionary with the same writes."""
 
     def __init__(self, path: Path, rng: random.Random) -> None:
         self.store = RocksStore(path, "a bucket", compression="lz4", resources=resources())
@@ -77,7 +77,7 @@ class StoreModel:
             self.rows.pop(key, None)
 
     def work(self, keys: list[bytes]) -> None:
-        """Writes and deletes: single keys, stretches of them, the same ones several times; some of it flushed."""
+        """Writes and deletes single keys and ranges, some of them several times; flushes some of it."""
         rng = self._rng
         for _ in range(rng.randint(1, 8)):
             start, size = rng.randrange(len(keys)), rng.choice([1, 20, 200, len(keys)])
@@ -92,7 +92,7 @@ class StoreModel:
 
 
 def read(reader: RangeReader[tuple[bytes, bytes]], reverse: bool, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """What each step gives; a step moves on, and never behind what it gives."""
+    """Returns the rows of each step. A step advances, and never returns rows beyond its position."""
     reached: bytes | None = None
     try:
         while not reader.ended:
@@ -127,7 +127,7 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
             bounds = [rng.choice([None, rng.choice(keys), rng.choice(keys) + b"\0", rng.randbytes(3)]) for _ in "ab"]
             key_range, reverse = KeyRange(*bounds), rng.random() < 0.5
             if not key_range.is_empty:
-                # In no variable: it would keep the store open after `close`.
+                # Not kept in a variable, which would keep the store open after `close`.
                 reader = RangeReader(
                     model.store,
                     model.store.rows if rng.random() < 0.5 else model.store.index,
@@ -140,7 +140,7 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
                 readers.append((reader, reverse, expected))
             if rng.random() < 0.2:
                 model.work(keys)
-        # Of what is written now, readers see nothing, but have to pass over it.
+        # Readers do not see these writes, but have to skip them.
         model.write([key + b"later" for key in keys], [])
         model.work(keys)
         for reader, reverse, expected in readers:
@@ -186,7 +186,7 @@ DELETED = 150_000
 
 @pytest.fixture(scope="module", params=["in memory", "in files"])
 def emptied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocksStore]:
-    """A store in which all rows were deleted but one in front and one behind."""
+    """Makes a store in which all rows were deleted except one at the start and one at the end."""
     store = RocksStore(tmp_path_factory.mktemp("emptied") / "db", "a bucket", compression="lz4", resources=resources())
     keys = [number.to_bytes(8, "big") for number in range(DELETED)]
     batch = store.batch()

@@ -1,4 +1,4 @@
-"""A cursor over key ranges and single keys finds exactly what is there, as of its making, and reports damage."""
+"""A cursor over key ranges and single keys finds exactly the rows of its instant, and reports damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOM = 1 << 20
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineBucket]:
-    """A bucket with the even numbers, in a file and in memory, and with deleted odd ones."""
+    """Makes a bucket with the even numbers, in a file and in memory, and with deleted odd numbers."""
     with opened(tmp_path_factory.mktemp("points") / "b" / "0000", DEFINITION) as offline:
         offline.upsert(*({"k": number, "v": "v"} for number in range(ROWS)))
         offline.bucket.flush()
@@ -49,7 +49,7 @@ def key_of(offline: OfflineBucket, number: int) -> bytes:
 
 
 def ranges_of(offline: OfflineBucket, bounds: list[int]) -> KeyRanges:
-    """Ranges between each two numbers, from the first of them up to, but without, the second."""
+    """Returns the ranges between each two numbers, without the second number."""
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
     return KeyRanges.of(*(KeyRange(key_of(offline, low), key_of(offline, high)) for low, high in pairs))
 
@@ -163,7 +163,7 @@ def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
 def read_on(
     offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool, max_bytes: int = ROOM
 ) -> list[int]:
-    """What is in the ranges; `resumed`: with a new cursor after each batch."""
+    """Returns the rows in the ranges; with `resumed`, each batch is read by a new cursor."""
     found: list[int] = []
     while left:
         cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
@@ -201,7 +201,7 @@ def test_ranges_that_are_seen_to_be_empty_are_passed_over(
         assert len(ranges) == 1000
         found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
         assert found == [4003]
-        # The first range, those with the two next keys or behind them, and the last one.
+        # The first range, those with the two next keys or after them, and the last one.
         assert len(moves) <= 5
         for max_rows in (1, 8192):
             assert read_on(offline, ranges, reverse, max_rows, resumed=True) == [4003]
@@ -263,7 +263,7 @@ def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path,
 @pytest.mark.parametrize("harmed", [0, 3000, 5999])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_range_with_a_damaged_block_is_data_loss_and_never_short(tmp_path: Path, harmed: int, reverse: bool) -> None:
-    """Where in a block a range begins or ends makes no difference."""
+    """The position in a block at which a range begins or ends makes no difference."""
     rows = 6000
     prepared_table(tmp_path, "test.t", rows, buckets=1)
     path = bucket_path(tmp_path, "test.t", 0)

@@ -1,4 +1,4 @@
-"""Stored rows: every type comes back to the bit, equal rows are equal bytes, whatever the slices, nulls and order."""
+"""Stored rows: every type round-trips exactly, and equal rows are equal bytes, whatever the slices, nulls and order."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ KEY = pa.field("k", pa.int32(), nullable=False)
 
 
 def codec_of(*types: pa.DataType | pa.Field) -> RowCodec:
-    """The codec of a table with the key `k` and columns `c0`, `c1`, ... of these types."""
+    """Returns the codec of a table with the key `k` and columns `c0`, `c1`, ... of these types."""
     fields = [t if isinstance(t, pa.Field) else pa.field(f"c{i}", t) for i, t in enumerate(types)]
     return RowCodec(define(pa.schema([KEY, *fields])))
 
 
 def batch_of(codec: RowCodec, *columns: pa.Array) -> pa.RecordBatch:
-    """A batch of the codec's schema with the keys 0, 1, 2, ..."""
+    """Returns a batch of the codec's schema with the keys 0, 1, 2, ..."""
     rows = len(columns[0])
     return pa.RecordBatch.from_arrays([pa.array(range(rows), pa.int32()), *columns], schema=codec.schema)
 
@@ -62,7 +62,7 @@ def test_any_batch_comes_back_to_the_bit(data: st.DataObject) -> None:
 def test_the_nulls_of_any_number_of_columns_come_back(columns: int) -> None:
     codec = codec_of(*[pa.int8() if number % 3 else pa.string() for number in range(columns)])
     arrays = [
-        # Of eight columns four have no null, of the next eight the other four.
+        # Four of the first eight columns have no nulls, and the other four of the next eight.
         pa.array([None if (number + number // 8) % 2 and row == number % 5 else row for row in range(5)], pa.int8())
         for number in range(columns)
     ]
@@ -295,7 +295,7 @@ def test_thirty_levels_of_lists_come_back() -> None:
 
 
 def test_what_lies_under_a_null_does_not_show_in_the_bytes() -> None:
-    """Arrow allows any values under a null; a row must not depend on them, or equal rows would look changed."""
+    """Arrow allows any value under a null. Stored rows must not depend on it, or equal rows would look changed."""
     number = pa.array(np.array([1, 99], np.int64), mask=np.array([False, True]))
     text = pa.Array.from_buffers(
         pa.string(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(struct.pack("<3i", 0, 1, 6)), pa.py_buffer(b"ahello")]
@@ -328,7 +328,7 @@ def test_one_row_among_many_is_decoded_without_touching_the_others_order() -> No
 
 @pytest.fixture
 def versions() -> list[TableDefinition]:
-    """A table and what became of it: three versions of its schema."""
+    """Generates a table with three versions of its schema."""
     first = define(pa.schema([KEY, ("a", pa.string())]))
     second = first.add_columns(pa.schema([("b", pa.list_(pa.string())), ("c", pa.float64())]))
     third = second.add_columns(pa.schema([("d", pa.struct([("x", pa.bool_())])), ("e", pa.timestamp("ns", "UTC"))]))
@@ -386,7 +386,7 @@ def test_any_columns_added_later_are_null_in_rows_written_before(data: st.DataOb
 
 
 def test_the_bytes_of_a_row_stay_what_they_are() -> None:
-    """They are on disk: a change here makes tables unreadable."""
+    """These bytes are on disk: a change here makes tables unreadable."""
     codec = codec_of(pa.string(), pa.bool_(), pa.list_(pa.int8()))
     batch = batch_of(codec, pa.array(["é"]), pa.array([True]), pa.array([[5, None]], pa.list_(pa.int8())))
     assert codec.encode(batch)[0].as_py() == bytes.fromhex(

@@ -1,4 +1,4 @@
-"""The key of one stored row is the bytes that the key codec gives for its columns, and damage is noticed."""
+"""The key of a stored row equals the bytes that the key codec makes from its columns, and damage is detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row_keys_of(definition: TableDefinition) -> tuple[RowKeys, KeyCodec]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> TableDefinition:
-    """Tables with one to four key columns of any type, which lie anywhere among other columns."""
+    """Generates tables with one to four key columns of any type, at any position."""
     key = [(f"k{i}", type_) for i, type_ in enumerate(draw(st.lists(key_types(), min_size=1, max_size=4)))]
     others = [(f"v{i}", type_) for i, type_ in enumerate(draw(st.lists(storable_types(), max_size=4)))]
     fields = draw(st.permutations([pa.field(name, type_, name.startswith("v")) for name, type_ in key + others]))

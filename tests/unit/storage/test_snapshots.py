@@ -1,4 +1,4 @@
-"""Pinned snapshots on disk: what is whole, what is debris, what it costs, and that a damaged one is noticed."""
+"""Pinned snapshots on disk: complete ones, debris, disk usage, and detection of damage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def manifest_of(view_id: str) -> ViewManifest:
 
 
 def whole_view(table: Path, view_id: str) -> ViewDirectory:
-    """A view with a manifest and one lease, and no bucket."""
+    """Makes a view with a manifest and one lease, and no bucket."""
     view = ViewDirectory(table, view_id)
     view.prepare()
     view.complete(manifest_of(view_id))
@@ -112,7 +112,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(table: Path) -> None:
             found = view.manifest()
         except DataLoss:
             continue
-        # White space and the like.
+        # For example, white space.
         assert found == manifest_of("one")
 
 
@@ -140,7 +140,7 @@ def bucket(table: Path) -> Iterator[OfflineBucket]:
 
 
 def checkpoint_of(bucket: OfflineBucket, path: Path, **wrong: Any) -> Checkpoint:
-    """Makes a checkpoint and opens it; `wrong` is what the manifest says instead of the truth."""
+    """Makes a checkpoint and opens it; `wrong` replaces values in the manifest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     bucket.bucket.checkpoint(path)
     pinned = replace(PinnedBucket.of(bucket.bucket.state), **wrong)

@@ -1,4 +1,4 @@
-"""The transaction log and what is staged: torn by a crash they are shorter, damaged they are found to be."""
+"""The transaction log and staged writes: shorter if torn by a crash, and damage is detected."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_pieces_of_a_request_are_given_in_its_place_and_all_of_them_or_none(
     torn = PieceFile(part, 1)
     for _ in range(5):
         torn.append(REQUEST, b"of a try that a crash has ended" * 10)
-    # Nothing of it counts, and the next try writes over it.
+    # It is ignored, and the next attempt overwrites it.
     assert [loaded.requests for loaded in directory.load_parts()] == [1]
     made = [replace(REQUEST, action=DELETE, rows=3, buckets={number: 1, 7: 1}) for number in range(3)]
     pieces = PieceFile(part, 1)

@@ -1,4 +1,4 @@
-"""What a bucket notes of its writers: a request is applied once, or refused, whatever is repeated or comes late."""
+"""The records of a bucket's writers: a request is applied once or refused, however it is repeated or delayed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbered(sequence: int, acked_below: int = 0) -> WriteIdentity:
 def write(
     bucket: OfflineBucket, identity: WriteIdentity, value: int | None = 1, *, rows: int = 1, complete: bool = True
 ) -> None:
-    """Upserts one row as a step of a request; None: changes nothing."""
+    """Upserts one row as a step of a request; None changes nothing."""
     row = pa.RecordBatch.from_pylist([{"player": "ann", "score": value}], schema=bucket.codec.schema)
     [part] = prepare(row, TableCodec.of(bucket.definition), keys_only=False)
     part = part if value is not None else part.slice(0, 0)
@@ -71,7 +71,7 @@ def test_answers_outlive_a_crash_with_the_rows(path: Path, tmp_path: Path) -> No
         write(bucket, FIRST, 7)
         write(bucket, numbered(1), None)
         bucket.sync()
-        # As a crash would leave it: nothing is closed.
+        # As after a crash: nothing is closed.
         shutil.copytree(path.parent, tmp_path / "crashed")
     with opened(tmp_path / "crashed" / path.name, DEFINITION) as bucket:
         assert bucket.bucket.state.epoch == 1
@@ -98,7 +98,7 @@ def test_what_changes_nothing_is_noted_and_takes_no_offset(path: Path) -> None:
 
 def test_the_last_sixteen_are_known_and_an_older_one_is_refused(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
-        # With gaps, and not in order: they are those of the greatest sequences.
+        # With gaps, and not in order: the greatest sequences are kept.
         for sequence in [40, *range(0, 2 * WRITER_WINDOW, 2)]:
             write(bucket, numbered(sequence))
         assert bucket.bucket.find_answer(numbered(2)) is not None
@@ -174,7 +174,7 @@ def test_writers_expire_and_then_are_refused_for_what_is_old(path: Path) -> None
             assert bucket.bucket.writers.sweep() == 0
         machine.pass_time(60)
         assert bucket.bucket.writers.sweep() == 1
-        # One that was not opened is known for longer than its requests are applied without it.
+        # A writer that was not opened is remembered for longer than its requests are accepted without a record.
         assert bucket.bucket.writers.get("named") is None
         assert bucket.bucket.find_answer(FIRST) is not None
         machine.pass_time(6)
