@@ -41,7 +41,7 @@ def scan_dataframe(
         spark: The session. Spark Connect works, too.
         url: The server, `host:port`. None: `$SCANKV_URL` in this process, else `localhost:7070`. Executors must be able
             to reach it.
-        table: `namespace.name`.
+        table: `database.table`.
         columns: The columns to read, in this order. Default: all.
         where: A predicate as text, such as `"score > 100"`. Default: all rows.
         limit: The most rows to read. With a limit, one task reads them.

@@ -54,7 +54,7 @@ class ReadOptions:
     """The options of a read. Immutable, picklable.
 
     Attributes:
-        table: `namespace.name`.
+        table: `database.table`.
         url: The server, `host:port`. None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
         columns: The columns to read, in this order. None: all.
         where: A predicate as text. None: all rows.
@@ -136,7 +136,7 @@ class ReadOptions:
         if not table:
             raise option_error(
                 "table",
-                f'is missing: name the table with load("namespace.name") or option("table", ...). {_NO_OPTIONS}',
+                f'is missing: name the table with load("database.table") or option("table", ...). {_NO_OPTIONS}',
             )
         values: dict[str, Any] = dict(texts)
         for name in ("limit", "splits", "rows_per_split", "max_partitions"):

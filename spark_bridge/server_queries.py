@@ -23,7 +23,7 @@ def count(url: str | None, table: str, where: str | None = None) -> int:
 
     Args:
         url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
-        table: `namespace.name`.
+        table: `database.table`.
         where: A predicate as text that selects the rows to count. Default: all rows; then the server reads none of
             them, since it keeps their number.
 
@@ -53,7 +53,7 @@ def top_n(
     Args:
         spark: The session.
         url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
-        table: `namespace.name`.
+        table: `database.table`.
         n: The most rows to return.
         by: The column to order by.
         where: A predicate as text. Default: all rows.
@@ -88,7 +88,7 @@ def aggregate(
     Args:
         spark: The session.
         url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
-        table: `namespace.name`.
+        table: `database.table`.
         functions: The functions to compute for each column, such as `{"delay": ["sum", "max"]}`.
         where: A predicate as text. Default: all rows.
         group_by: The columns that define the groups. Default: one group of all rows.

@@ -32,7 +32,7 @@ STORED: Final = frozenset({*READ_NAMES, *STREAM_NAMES}) - {"pushdown"}
 NO_INSERT: Final = (
     "INSERT INTO does not work with a table that was created by CREATE TABLE ... USING scankv, since Spark does not "
     "pass on the name of the table: insert into a temporary view, CREATE TEMPORARY VIEW name USING scankv OPTIONS "
-    "(url '...', table '...'), or write a DataFrame with option url and save(\"namespace.name\")"
+    "(url '...', table '...'), or write a DataFrame with option url and save(\"database.table\")"
 )
 
 

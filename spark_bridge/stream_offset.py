@@ -45,7 +45,7 @@ class StreamOffset:
     reads, so a repeated micro-batch reads the same rows.
 
     Attributes:
-        name: The table, as `namespace.name`.
+        name: The table, as `database.table`.
         table: The incarnation of the table. The log offsets contain it, too.
         consumer_id: The consumer that holds the changes.
         log_offsets: By bucket, the offset of the first change to read next, or to read after the initial rows.

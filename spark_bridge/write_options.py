@@ -53,7 +53,7 @@ class WriteOptions:
     """The options of a write. Immutable, picklable.
 
     Attributes:
-        table: `namespace.name`.
+        table: `database.table`.
         url: The server, `host:port`. None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
         operation: "upsert", or "delete" to delete the rows with these keys.
         columns: Only these columns are written, or set to null by a delete; the others stay as they are. None: complete
@@ -120,7 +120,7 @@ class WriteOptions:
         if not table:
             raise option_error(
                 "table",
-                f'is missing: name the table with save("namespace.name") or option("table", ...). In SQL, {NO_INSERT}',
+                f'is missing: name the table with save("database.table") or option("table", ...). In SQL, {NO_INSERT}',
             )
         values: dict[str, Any] = dict(texts)
         for name in ("columns", "primary_key", "sequence_column"):
