@@ -30,10 +30,10 @@ def range_between(start: object, end: object, inclusive: Inclusive, key_schema: 
         raise UsageError(f"inclusive must be {' or '.join(get_args(Inclusive))}, not {inclusive!r}", option="inclusive")
     key_range = KeyRange()
     if start is not None:
-        begin = KeyRange.under(_encoded(_values(start, key_schema), key_schema))
+        begin = KeyRange.under(_encode(_values(start, key_schema), key_schema))
         key_range &= _from(begin.start if inclusive in ("both", "left") else begin.end)
     if end is not None:
-        last = KeyRange.under(_encoded(_values(end, key_schema), key_schema))
+        last = KeyRange.under(_encode(_values(end, key_schema), key_schema))
         key_range &= KeyRange(None, last.end if inclusive in ("both", "right") else last.start)
     if start is not None and end is not None:
         _check_order(_values(start, key_schema), _values(end, key_schema), key_schema)
@@ -47,7 +47,7 @@ def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
         InvalidKey: A value is null, or not of its key column's type.
     """
     values = _values(prefix, key_schema)
-    encoded = _encoded(values, key_schema)
+    encoded = _encode(values, key_schema)
     last = key_schema.field(len(values) - 1).type
     is_text = pa.types.is_string(last) or pa.types.is_binary(last)
     return KeyRange.under(encoded[:-TEXT_END_BYTES] if is_text else encoded)
@@ -60,7 +60,7 @@ def _from(start: bytes | None) -> KeyRange:
 
 def _check_order(start: Sequence[object], end: Sequence[object], key_schema: pa.Schema) -> None:
     common = min(len(start), len(end))
-    if _encoded(start[:common], key_schema) > _encoded(end[:common], key_schema):
+    if _encode(start[:common], key_schema) > _encode(end[:common], key_schema):
         raise UsageError(
             "the start of the key range is greater than its end: swap them; reverse() returns descending keys"
         )
@@ -90,7 +90,7 @@ def _values_by_name(given: Mapping[Any, object], key_schema: pa.Schema) -> tuple
     return tuple(given[name] for name in leading)
 
 
-def _encoded(values: Sequence[object], key_schema: pa.Schema) -> bytes:
+def _encode(values: Sequence[object], key_schema: pa.Schema) -> bytes:
     columns = pa.schema([key_schema.field(position) for position in range(len(values))])
     encoded: bytes = KeyCodec(columns.types, columns.names).encode(keys_of([tuple(values)], columns).columns)[0].as_py()
     return encoded

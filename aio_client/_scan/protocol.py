@@ -198,7 +198,7 @@ class ScanLedger:
         """Books the end of the stream. Raises EndedWithoutTrailer without a trailer, because rows may be missing."""
         if self.trailer is None:
             raise EndedWithoutTrailer(
-                _broken(
+                _violation_message(
                     "a trailer at the end of the stream", f"none after {self.rows:,} rows in {self.chunks:,} chunks"
                 )
             )
@@ -315,8 +315,8 @@ def _compare(what: str, expected: Collection[int], got: Collection[int]) -> None
 
 def violation(expected: str, got: str) -> ProtocolViolation:
     """Returns the error for a broken contract."""
-    return ProtocolViolation(_broken(expected, got))
+    return ProtocolViolation(_violation_message(expected, got))
 
 
-def _broken(expected: str, got: str) -> str:
+def _violation_message(expected: str, got: str) -> str:
     return f"the server broke the contract of a scan: expected {expected}, got {got}; do not use the rows received"

@@ -339,7 +339,7 @@ class ScanBuilder(ChangesBuilder):
         # The server checks the buckets when the scan starts.
         return self._with(buckets=tuple(number for number in numbers if chosen is None or number in chosen))
 
-    def _known(self, method: str, what: str, field: str) -> ScannedTable:
+    def _require_table(self, method: str, what: str, field: str) -> ScannedTable:
         if self._table is None:
             raise UsageError(
                 f"{method} {what}, which a scan made from a spec does not have: use table.scan(), or set {field} "
@@ -348,7 +348,7 @@ class ScanBuilder(ChangesBuilder):
         return self._table
 
     def _key(self, method: str) -> pa.Schema:
-        return self._known(method, "needs the types of the key", "the encoded key_range").key_schema
+        return self._require_table(method, "needs the types of the key", "the encoded key_range").key_schema
 
     def _all_buckets(self, method: str) -> ScannedTable:
-        return self._known(method, "needs the number of the table's buckets", "the buckets")
+        return self._require_table(method, "needs the number of the table's buckets", "the buckets")

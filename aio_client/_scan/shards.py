@@ -33,7 +33,7 @@ class ScannedTable:
         """
         for number in numbers:
             if not isinstance(number, int) or not 0 <= number < self.buckets:
-                raise UsageError(f"the table has no bucket {number!r}: there are 0 to {self.buckets - 1}")
+                raise UsageError(f"the table has no bucket {number!r}: its buckets are 0 to {self.buckets - 1}")
         return tuple(number for number in numbers if chosen is None or number in chosen)
 
     def shard(self, index: int, count: int) -> list[int]:

@@ -327,7 +327,7 @@ class ScanStream:
                     self._end(None)
                     return None
                 case Verdict.INTERRUPTED:
-                    raise self._interrupted(error) from error
+                    raise self._interruption(error) from error
             raise
 
     async def _open(self, deadline: float) -> None:
@@ -389,7 +389,7 @@ class ScanStream:
         finally:
             self._pausing = None
 
-    def _interrupted(self, error: ScanKvError) -> ScanInterrupted:
+    def _interruption(self, error: ScanKvError) -> ScanInterrupted:
         spec, rows = self._progress.spec, self._progress.rows
         what_to_do = "start the scan again"
         if self._progress.token is not None:

@@ -173,7 +173,7 @@ class ScanStream:
             if self._pending is None:
                 self._before = _ReaderState.of(self._stream)
                 self._pending = self._runner.start(_next, self._stream)
-            if timeout is not None and not _done_within(self._pending, timeout):
+            if timeout is not None and not _is_done_within(self._pending, timeout):
                 return None
             try:
                 return self._runner.result(self._pending)
@@ -382,7 +382,7 @@ class _ReaderState:
         return cls(token, stream.bucket, stream.next_offsets, stream.phase, stream.watermark)
 
 
-def _done_within(future: Future[pa.RecordBatch | None], timeout: float) -> bool:
+def _is_done_within(future: Future[pa.RecordBatch | None], timeout: float) -> bool:
     """Waits for a future, in steps so that interrupts are noticed. Returns whether it is done."""
     deadline = time.monotonic() + timeout
     while not future.done():

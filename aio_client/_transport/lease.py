@@ -93,7 +93,7 @@ class RenewableLease(ABC):
         """
         failures, warned = 0, False
         pause = self._seconds_between_renewals
-        while not await self._ended_within(pause):
+        while not await self._is_released_within(pause):
             try:
                 await self.renew()
             except (SnapshotLost, LockLost, UsageError) as error:
@@ -110,7 +110,7 @@ class RenewableLease(ABC):
                 failures, warned = 0, False
                 pause = self._seconds_between_renewals
 
-    async def _ended_within(self, pause: float) -> bool:
+    async def _is_released_within(self, pause: float) -> bool:
         """Waits until the lease was not renewed for `pause` seconds. Returns True if it was released instead."""
         while not self._released:
             self._renewed.clear()

@@ -64,7 +64,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> snapshot_pb2.ListSnapshotsResponse:
         async with map_errors(request, context):
             table = self._tables.table(request.table).definition.name if request.table else None
-            infos = self._snapshots.listed(table)
+            infos = self._snapshots.list_snapshots(table)
         return snapshot_pb2.ListSnapshotsResponse(snapshots=map(_snapshot, infos))
 
     async def SplitSnapshot(

@@ -100,7 +100,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         async with map_errors(request, context):
             tables = [_table(definition) for definition in self._tables.definitions()]
             damaged = [
-                table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.damaged().items()
+                table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.find_damaged().items()
             ]
         return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
 

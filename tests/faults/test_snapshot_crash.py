@@ -75,7 +75,7 @@ class Pinner:
     async def check(self, data_dir: Path) -> None:
         """Restarts the killed server, and reads every snapshot."""
         async with tables_in(data_dir) as tables:
-            listed = tables.snapshots.listed()
+            listed = tables.snapshots.list_snapshots()
             ids = {info.snapshot_id for info in listed}
             assert self.generations.keys() <= ids <= self.generations.keys() | self.in_doubt.keys()
             assert {path.name for path in views_on_disk(data_dir)} == {info.view_id for info in listed}

@@ -87,7 +87,7 @@ def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
     )
 
 
-def lost(snapshot_id: str) -> SnapshotLost:
+def lost_error(snapshot_id: str) -> SnapshotLost:
     """Makes the error for an id that names no lease."""
     return SnapshotLost(
         f"no snapshot {snapshot_id[:64]!r} exists: it was released, has expired, was dropped with its table, or never "

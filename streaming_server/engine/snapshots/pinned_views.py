@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, TooManySnapshots
-from streaming_server.engine.snapshots.leases import lost
+from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.pinned_view import PinnedView
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.file_limit import max_idle_checkpoints
@@ -177,7 +177,7 @@ class PinnedViews:
         of all views, so measurements take at most a tenth of a core.
         """
         if self._clock.monotonic() >= self._next_look:
-            self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
+            self._held, seconds = await self._executor.run(_measure, unshared_snapshot_bytes, self._table_paths())
             self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
         held, limit = self._held, self._config.max_snapshot_bytes
         if held >= limit:
@@ -212,7 +212,7 @@ class PinnedViews:
             live.release_log(_log_owner(view.view_id))
 
     @contextmanager
-    def used(self, view: PinnedView) -> Iterator[None]:
+    def use(self, view: PinnedView) -> Iterator[None]:
         """Ensures that the view is neither closed nor removed during the block."""
         view.users += 1
         self._idle.pop(view.view_id, None)
@@ -241,7 +241,7 @@ class PinnedViews:
         self._idle.pop(view.view_id, None)
 
     async def _remove(self, view: PinnedView) -> None:
-        await view.end(lost(view.view_id))
+        await view.end(lost_error(view.view_id))
         await self._executor.run(view.directory.remove, self._trash)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
@@ -277,7 +277,7 @@ def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
     return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
 
 
-def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
+def _measure(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
     """Calls a function. Returns its result, and the seconds of processor time that it took in this thread."""
     began = time.thread_time()
     return function(paths), time.thread_time() - began

@@ -72,7 +72,7 @@ class ViewPinner:
         self._leftovers: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclude_others(self) -> AsyncIterator[None]:
         """Ensures that no other view of the table is taken during the block, and that the table is not closed."""
         async with self._lock:
             if self._closed is not None:

@@ -18,7 +18,7 @@ from streaming_server.engine.snapshots.leases import (
     check_lease_id,
     check_lease_table,
     check_ttl,
-    lost,
+    lost_error,
     snapshot_info,
 )
 from streaming_server.engine.snapshots.pinned_views import PinnedViews
@@ -166,23 +166,23 @@ class Snapshots:
         check_ttl(ttl)
         table = pinning.table
         name = table.definition.name
-        async with pinning.alone():
+        async with pinning.exclude_others():
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
                 check_lease_table(there, name)
-                return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
+                return await self._renew(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
-                await self._ended(there)
+                await self._end(there)
             # The id of a shared lease names one view forever, because some of its readers may have read that view.
             if lease_id in self._ended_ids.setdefault(name, EndedLeases(table.path)):
-                raise lost(lease_id)
+                raise lost_error(lease_id)
             await self._make_place()
             with self._place_for(lease_id, name):
                 if same_view_as:
                     view, write_pause_micros = self.lease(same_view_as, name).view, 0
                 else:
                     view, write_pause_micros = await self._views.take(pinning)
-                with self._views.used(view):
+                with self._views.use(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
@@ -195,7 +195,7 @@ class Snapshots:
         """
         if ttl is not None:
             check_ttl(ttl)
-        return await self._renewed(self.lease(snapshot_id), ttl)
+        return await self._renew(self.lease(snapshot_id), ttl)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease. If it was the last one of a view without readers, returns once the view is removed from disk.
@@ -204,11 +204,11 @@ class Snapshots:
             SnapshotLost: No such snapshot exists.
         """
         lease = self.lease(snapshot_id)
-        await self._ended(lease)
+        await self._end(lease)
         if lease.view.removal is not None:
             await asyncio.shield(lease.view.removal)
 
-    def listed(self, table: str | None = None) -> list[SnapshotInfo]:
+    def list_snapshots(self, table: str | None = None) -> list[SnapshotInfo]:
         """Returns the snapshots of one table (None: all), oldest view first; skips those with a damaged manifest."""
         now = self._clock.monotonic()
         infos = [
@@ -230,7 +230,7 @@ class Snapshots:
             DataLoss: A bucket is damaged.
         """
         view = self.lease(snapshot_id, table_name).view
-        with self._views.used(view):
+        with self._views.use(view):
             yield await view.open_buckets(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
@@ -282,7 +282,7 @@ class Snapshots:
         return await asyncio.shield(self._work.start(self._split(view, cut)))
 
     async def _split(self, view: PinnedView, cut: SplitRequest) -> list[KeyRange]:
-        with self._views.used(view):
+        with self._views.use(view):
             return await split_view(view, self._executor, cut)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
@@ -307,7 +307,7 @@ class Snapshots:
         shared = [lease for lease in self._leases.values() if lease.shared]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
         if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
-            await self._ended(oldest)
+            await self._end(oldest)
 
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
@@ -348,12 +348,12 @@ class Snapshots:
         """Returns a current lease on a view of a table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None or lease.expires <= self._clock.monotonic():
-            raise lost(snapshot_id)
+            raise lost_error(snapshot_id)
         if table is not None:
             check_lease_table(lease, table)
         return lease
 
-    async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
+    async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
@@ -362,18 +362,18 @@ class Snapshots:
             async with lease.view.lease_files:
                 # A lease that was released in the meantime must not come back.
                 if self._leases.get(lease.lease_id) is not lease:
-                    raise lost(lease.lease_id)
+                    raise lost_error(lease.lease_id)
                 try:
                     write = partial(lease.view.directory.write_lease, shared=lease.shared)
                     await self._executor.run(write, lease.lease_id, lease.ttl)
                 except FileNotFoundError:
-                    raise lost(lease.lease_id) from None
+                    raise lost_error(lease.lease_id) from None
         return self._info_of(lease)
 
     def _info_of(self, lease: Lease) -> SnapshotInfo:
         return snapshot_info(lease, self._clock.monotonic())
 
-    async def _ended(self, lease: Lease) -> None:
+    async def _end(self, lease: Lease) -> None:
         """Ends a lease: in memory at once, and on disk when this returns, also if this is cancelled."""
         if self._leases.get(lease.lease_id) is not lease:
             return
@@ -388,7 +388,7 @@ class Snapshots:
         await asyncio.shield(self._work.start(self._remove_file(lease.view, lease.lease_id, ended)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
-        with self._views.used(view):
+        with self._views.use(view):
             async with view.lease_files:
                 if ended is not None:
                     # Before the file of the lease is removed: after a crash in between, the lease exists again.
@@ -403,6 +403,6 @@ class Snapshots:
         now = self._clock.monotonic()
         for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
             try:
-                await self._ended(lease)
+                await self._end(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)

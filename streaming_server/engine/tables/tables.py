@@ -192,7 +192,7 @@ class Tables:
         """Returns the definitions of all tables, by name, ascending."""
         return [self._catalog.get(name) for name in self._catalog.names()]
 
-    def damaged(self) -> dict[str, str]:
+    def find_damaged(self) -> dict[str, str]:
         """Returns why tables are damaged, completely or in some buckets, by name, ascending.
 
         Rule: a listing of tables names every table, even a damaged one.

@@ -62,7 +62,7 @@ async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_bef
         with pytest.raises(DiskFull):
             await live.wait_written()
         await live.wait_durable(offset)
-        assert tables.damaged().keys() == {TABLE}
+        assert tables.find_damaged().keys() == {TABLE}
     async with tables_in(tmp_path) as tables:
         table = tables.table(TABLE)
         assert await rows_of(table) == ROWS

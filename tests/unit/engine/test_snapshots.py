@@ -177,7 +177,7 @@ async def assert_lost(tables: Tables, snapshot_id: str) -> None:
         await snapshots.release(snapshot_id)
     with pytest.raises(SnapshotLost):
         await snapshots.split(snapshot_id, 2, EVERY_KEY)
-    assert snapshot_id not in {info.snapshot_id for info in snapshots.listed()}
+    assert snapshot_id not in {info.snapshot_id for info in snapshots.list_snapshots()}
 
 
 async def test_an_unknown_id_is_lost(tables: Tables) -> None:
@@ -197,7 +197,7 @@ async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tabl
     await await_until(gone, "the view gone")
     assert time.monotonic() - begun > 0.9
     await assert_lost(tables, pinned.snapshot_id)
-    assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+    assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
 
 
 async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
@@ -211,7 +211,7 @@ async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
 
 
 async def is_lost(tables: Tables, snapshot_id: str) -> bool:
-    return snapshot_id not in {info.snapshot_id for info in tables.snapshots.listed()}
+    return snapshot_id not in {info.snapshot_id for info in tables.snapshots.list_snapshots()}
 
 
 async def test_a_shortened_lease_expires_at_its_new_time(tables: Tables) -> None:
@@ -284,7 +284,7 @@ async def test_shared_leases_that_were_not_renewed_for_a_minute_make_place(tmp_p
         for lease_id, seconds in (("older", 70), ("newer", 65), ("held", 90)):
             snapshots.lease(lease_id).expires -= seconds if lease_id != "held" else 40
         await snapshots.pin(table.pinning, lease_id="next")
-        assert sorted(each.snapshot_id for each in snapshots.listed()) == ["held", "newer", "next"]
+        assert sorted(each.snapshot_id for each in snapshots.list_snapshots()) == ["held", "newer", "next"]
         with pytest.raises(SnapshotLost):
             await snapshots.pin(table.pinning, lease_id="older", shared=True)
 
@@ -365,9 +365,9 @@ async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_
         await put(table, {"player 1": 1_000})
         await tables.snapshots.pin(table.pinning, lease_id="second")
         await tables.snapshots.pin(table.pinning, lease_id="third", same_view_as="first")
-        before = tables.snapshots.listed()
+        before = tables.snapshots.list_snapshots()
     async with tables_in(tmp_path) as tables:
-        again = tables.snapshots.listed()
+        again = tables.snapshots.list_snapshots()
         assert [(i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in again] == [
             (i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in before
         ]
@@ -394,7 +394,7 @@ async def test_what_a_crash_left_is_removed_at_the_next_start(tmp_path: Path) ->
     for file in (root / without_lease.view_id / "leases").iterdir():
         file.rename(file.with_name(file.name + ".partial"))
     async with tables_in(tmp_path) as tables:
-        assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+        assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
         assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
         await assert_lost(tables, without_manifest.snapshot_id)
         await assert_lost(tables, without_lease.snapshot_id)
@@ -414,7 +414,7 @@ async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: P
             await pinned_scores(tables.snapshots, pinned.snapshot_id)
         with pytest.raises(DataLoss):
             await tables.snapshots.split(pinned.snapshot_id, 2, EVERY_KEY)
-        assert tables.snapshots.listed() == []
+        assert tables.snapshots.list_snapshots() == []
         assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id != pinned.view_id
         await tables.snapshots.release(pinned.snapshot_id)
         assert not view.exists()
@@ -484,7 +484,7 @@ async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables
         with pytest.raises(TableNotFound):
             open_cursor(reader, 1)
     await assert_lost(tables, pinned.snapshot_id)
-    assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+    assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == [kept.snapshot_id]
     assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
     anew = await new_table(tables)
     assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew.pinning)).snapshot_id) == {}
@@ -563,6 +563,6 @@ async def test_what_is_listed_has_the_oldest_view_first(tables: Tables) -> None:
     await tables.snapshots.pin((await new_table(tables, "game.other")).pinning, lease_id="m")
     await put(table, {"player 1": 1_000})
     await tables.snapshots.pin(table.pinning, lease_id="a")
-    assert [info.snapshot_id for info in tables.snapshots.listed()] == ["z", "m", "a"]
-    assert [info.snapshot_id for info in tables.snapshots.listed(TABLE)] == ["z", "a"]
-    assert tables.snapshots.listed("game.none") == []
+    assert [info.snapshot_id for info in tables.snapshots.list_snapshots()] == ["z", "m", "a"]
+    assert [info.snapshot_id for info in tables.snapshots.list_snapshots(TABLE)] == ["z", "a"]
+    assert tables.snapshots.list_snapshots("game.none") == []
