@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MEBIBYTE = 1 << 20
 
 LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
-"""Most stored bytes of a chunk, whatever a request asks for: building 16 MiB blocked the event loop for 150 ms."""
+"""The most stored bytes of a chunk, whatever a request asks for: building 16 MiB blocked the event loop for 150 ms."""
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -93,78 +93,86 @@ class ServerConfig:
     """Settings of one server. Immutable and picklable.
 
     Attributes:
-        data: The data directory. Created if it does not exist.
-        host: Address to listen on. Addresses other than loopback need `insecure`.
-        port: Port to listen on. 0 picks a free one.
-        log_level: The least severe messages to log: `debug`, `info`, `warning` or `error`.
-        insecure: Allows listening beyond loopback, although there is neither encryption nor authentication.
-        chunk_bytes: Most stored bytes of a chunk, for requests that do not set it.
-        max_live_scans: Most scans that hold iterators at once.
-        max_live_scans_per_bucket: Most scans that hold an iterator on one bucket at once.
-        max_waiting_scans: Most scans that wait for admission at once. Further scans are refused with `TooManyScans`.
+        data: The data directory. It is created if it does not exist.
+        host: The address to listen on. Addresses other than loopback need `insecure`.
+        port: The port to listen on. 0 picks a free one.
+        log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
+        insecure: Whether the server may listen beyond loopback, although there is neither encryption nor
+            authentication.
+        chunk_bytes: The most stored bytes of a chunk, for requests that do not set a limit.
+        max_live_scans: The most scans that hold iterators at once.
+        max_live_scans_per_bucket: The most scans that hold an iterator on one bucket at once.
+        max_waiting_scans: The most scans that wait for admission at once. Further scans are refused with
+            `TooManyScans`.
         admission_wait_seconds: How long a scan waits for admission before it is refused with `TooManyScans`.
         stall_timeout_seconds: A scan whose reader takes nothing for this long ends with `ScanStalled`.
         max_scan_seconds: A scan that takes longer ends with `ScanTooLong`.
-        max_followers: Most streams of changes at once.
-        max_waiting_calls: Most calls that wait at once for a change of their result, as watches do. Further calls are
-            answered without waiting.
-        max_request_bytes_in_flight: Most bytes in memory at once of requests over 64 KiB. Further requests are refused
-            with `ServerBusy`, and their clients retry them. The server needs several times the bytes of a write while
-            it carries it out.
+        max_followers: The most streams of changes that are open at once.
+        max_waiting_calls: The most calls that wait at once for a change of their result, as watches do. Further calls
+            are answered without waiting.
+        max_request_bytes_in_flight: The most bytes that requests over 64 KiB take in memory at once. Further requests
+            are refused with `ServerBusy`, and their clients retry them. The server needs several times the bytes of a
+            write while it carries it out.
         request_receive_seconds: How long a request may take to arrive after its call has begun.
-        max_calls_per_connection: Most calls of one connection at once. Its client queues further calls.
-        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected after the third one.
-        follow_heartbeat_seconds: Interval of heartbeats on a stream of changes that waits for changes.
+        max_calls_per_connection: The most calls of one connection at once. The client queues further calls.
+        min_ping_interval_seconds: The shortest interval of keepalive pings. A client that sends them more often is
+            disconnected after the third one.
+        follow_heartbeat_seconds: The interval of heartbeats on a stream of changes that waits for changes.
         base_maintenance_seconds: How often the server checks which columnar bases to rebuild.
-        base_min_rows: Least number of rows of a bucket that gets a base with `columnar_base=auto`.
-        base_changed_share: A base is rebuilt when the changes since it was built exceed this share of its rows.
-        base_max_age_seconds: A base that is older is rebuilt if anything has changed since, even beyond
-            `base_max_write_amplification`.
-        base_max_write_amplification: Most bytes that rebuilding a base writes, as a multiple of the bytes of the rows
-            written since it was built. A base is not rebuilt before enough was written, whatever share has changed.
-        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base was built. Scans
-            stop using a base with a larger delta until it is rebuilt.
-        base_total_delta_bytes: Memory for the deltas of all buckets, including older states that scans still read. When
-            maintenance finds more, the buckets with the largest deltas lose their bases.
-        base_cpu_share: Most CPU time for building bases of all tables, as a share of one core.
+        base_min_rows: The least number of rows for which a bucket gets a columnar base with `columnar_base=auto`.
+        base_changed_share: A columnar base is rebuilt when the changes since it was built exceed this share of its
+            rows.
+        base_max_age_seconds: A columnar base that is older than this is rebuilt if anything has changed since it was
+            built, even beyond `base_max_write_amplification`.
+        base_max_write_amplification: The most bytes that rebuilding a columnar base may write, as a multiple of the
+            bytes of the rows written since it was built. Whatever share of the rows has changed, the base is not
+            rebuilt before enough rows were written.
+        base_delta_bytes: The memory for the delta of one bucket, which is what was written to it since its columnar
+            base was built. If the delta needs more, scans stop using the base until it is rebuilt.
+        base_total_delta_bytes: The memory for the deltas of all buckets, including older states that scans still read.
+            When the deltas exceed it, the buckets with the largest deltas lose their columnar bases.
+        base_cpu_share: The most CPU time for building the columnar bases of all tables, as a share of one core.
         log_maintenance_seconds: How often the server rewrites small records of changelogs and removes old ones.
-        max_retention_hold_bytes: Most bytes of the changelog of one bucket that retention holds keep beyond its
+        max_retention_hold_bytes: The most bytes of one bucket's changelog that retention holds keep beyond the
             retention. A reader that needs more gets `PositionExpired`.
-        catch_up_changes: A stream that asks for net changes gets them from buckets with a greater lag, in changes.
-        catch_up_memory_bytes: Memory for the net changes of one bucket before they spill to disk. Computing them takes
-            about three times as much in all.
-        heartbeat_seconds: Interval of heartbeats on a scan that finds no rows to return.
+        catch_up_changes: A stream that asks for net changes gets them from each bucket in which it lags by more changes
+            than this.
+        catch_up_memory_bytes: The memory for the net changes of one bucket before they spill to disk. Computing them
+            takes about three times as much in all.
+        heartbeat_seconds: The interval of heartbeats on a scan that finds no rows to return.
         drain_seconds: How long running calls may continue after SIGTERM. Then scans end with `ServerDraining`. Streams
             of changes and waiting calls end at once.
-        snapshot_ttl_seconds: Time to live of the lease of a snapshot, for pins that do not set it.
-        consumer_ttl_seconds: A consumer without a stream or a commit for this long is deleted.
-        max_consumers: Most consumers at once, of all tables.
+        snapshot_ttl_seconds: The time to live of a snapshot's lease, for pins that do not set one.
+        consumer_ttl_seconds: A consumer that has had no stream and no commit for this long is deleted.
+        max_consumers: The most consumers of all tables together.
         writer_ttl_seconds: A named writer without a request for this long is forgotten, and must be opened again.
-        max_writers_per_bucket: Most writers that each bucket remembers at once: named writers, and the anonymous
+        max_writers_per_bucket: The most writers that each bucket remembers at once: named writers, and the anonymous
             writers of clients that wrote to it within the last hour, one for each of their concurrent writes.
-        max_transactions: Most transactions at once that are neither committed nor aborted.
-        max_transaction_bytes: Most bytes that one transaction stages.
-        transaction_ttl_seconds: A transaction without calls for this long is aborted, if it does not set its own time
-            to live.
+        max_transactions: The most transactions that are open at once, which means neither committed nor aborted.
+        max_transaction_bytes: The most bytes that one transaction may stage.
+        transaction_ttl_seconds: A transaction without calls for this long is aborted, unless it sets a time to live of
+            its own.
         committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
             Commits without an id are remembered for an hour, and the last commit of a job always.
-        max_snapshot_leases: Most leases on snapshots at once.
-        max_snapshot_bytes: Most bytes on disk that only snapshots keep. Beyond it, new snapshots are refused.
-        block_cache_bytes: Memory for blocks that lookups by key read, shared by all buckets.
-        write_buffer_bytes: Memory for writes that are not in table files yet, shared by all buckets.
-        result_cache_bytes: Memory of the result cache, which answers repeated queries while their table does not
+        max_snapshot_leases: The most leases on snapshots at once.
+        max_snapshot_bytes: The most bytes on disk that only snapshots keep. Beyond this limit, new snapshots are
+            refused.
+        block_cache_bytes: The memory for blocks that lookups by key read, shared by all buckets.
+        write_buffer_bytes: The memory for writes that are not in table files yet, shared by all buckets.
+        result_cache_bytes: The memory of the result cache, which answers repeated queries while their table does not
             change. One result takes at most a sixteenth of it. 0 disables the cache.
-        max_open_buckets: Most buckets that stay open without being in use. Beyond it, the least recently used are
-            closed, except those used within the last minute while file descriptors are plentiful. An open bucket takes
-            about ten file descriptors and up to 256 for its files, and opens again in about 20 ms.
-        bucket_idle_seconds: A bucket that is unused for this long is closed.
-        storage_threads: Threads for writes, lookups and syncs.
+        max_open_buckets: The most buckets that stay open while they are not in use. Beyond this limit, the least
+            recently used are closed, except those used within the last minute while file descriptors are plentiful. An
+            open bucket takes about ten file descriptors, and up to 256 more for its files. Opening a bucket again takes
+            about 20 ms.
+        bucket_idle_seconds: A bucket that was not used for this long is closed.
+        storage_threads: The number of threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward by at most this much at once. A greater
-            step is a jump: it is logged, reported by `stats`, and not followed. See docs/clocks.md.
+            step is a jump: it is logged, reported by `stats`, and not followed. See docs/operations/clocks.md.
         clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as the jump is
             wide, or for this long if the jump is wider.
-        aggregate_functions: Names of the aggregate functions of other packages to load, as in their entry points in the
-            group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
+        aggregate_functions: The names of aggregate functions of other packages that the server loads, as in their entry
+            points in the group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
     """
 
     data: Path
