@@ -60,14 +60,14 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stats(self, request, context):
-        """Statistics of the server, read without opening anything.
+        """Returns statistics of the server. Opens no bucket.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListScans(self, request, context):
-        """The live scans, oldest first.
+        """Lists the live scans, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,9 +32,9 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Stats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]
-    """Statistics of the server, read without opening anything."""
+    """Returns statistics of the server. Opens no bucket."""
     ListScans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]
-    """The live scans, oldest first."""
+    """Lists the live scans, oldest first."""
     CancelScan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]
     """Ends a scan. Its iterators are freed when this call returns; those of a scan that is just being opened are freed
     once it is open. The reader of the scan gets SCAN_CANCELLED.
@@ -53,9 +53,9 @@ class AdminServiceStub:
 class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]  # type: ignore[assignment]
-    """Statistics of the server, read without opening anything."""
+    """Returns statistics of the server. Opens no bucket."""
     ListScans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]  # type: ignore[assignment]
-    """The live scans, oldest first."""
+    """Lists the live scans, oldest first."""
     CancelScan: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]  # type: ignore[assignment]
     """Ends a scan. Its iterators are freed when this call returns; those of a scan that is just being opened are freed
     once it is open. The reader of the scan gets SCAN_CANCELLED.
@@ -77,7 +77,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StatsResponse, _abc.Awaitable[_admin_pb2.StatsResponse]]:
-        """Statistics of the server, read without opening anything."""
+        """Returns statistics of the server. Opens no bucket."""
 
     @_abc_1.abstractmethod
     def ListScans(
@@ -85,7 +85,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListScansRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListScansResponse, _abc.Awaitable[_admin_pb2.ListScansResponse]]:
-        """The live scans, oldest first."""
+        """Lists the live scans, oldest first."""
 
     @_abc_1.abstractmethod
     def CancelScan(

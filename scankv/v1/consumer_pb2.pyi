@@ -4,10 +4,10 @@ isort:skip_file
 Consumers: named readers of the changelog of a table, whose positions the server stores. The rules at the head of
 scan.proto apply.
 
-Opening a stream of changes with an id (`Changelog.consumer_id`) creates the consumer. It ends when it is deleted,
-when its table is dropped, or when it expires: no stream was open and nothing was committed for the server's time to
-live of consumers. A restart of the server restarts that time. Until then, the changelog keeps all changes from the
-position of the consumer on. All results are durable.
+Opening a stream of changes with an id (`Changelog.consumer_id`) creates the consumer. The consumer ends when it is
+deleted, when its table is dropped, or when it expires: it expires if it has no open stream and commits no position
+for the server's time to live of consumers. That time begins again after a restart of the server. Until then, the
+changelog keeps all changes from the position of the consumer on. All results are durable.
 """
 
 from collections import abc as _abc

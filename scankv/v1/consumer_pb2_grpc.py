@@ -60,7 +60,7 @@ class ConsumerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListConsumers(self, request, context):
-        """The consumers of a table by id, ascending. Opens the buckets in which they have positions.
+        """Lists the consumers of a table by id, ascending. Opens the buckets in which they have positions.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

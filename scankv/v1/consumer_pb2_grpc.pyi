@@ -4,10 +4,10 @@ isort:skip_file
 Consumers: named readers of the changelog of a table, whose positions the server stores. The rules at the head of
 scan.proto apply.
 
-Opening a stream of changes with an id (`Changelog.consumer_id`) creates the consumer. It ends when it is deleted,
-when its table is dropped, or when it expires: no stream was open and nothing was committed for the server's time to
-live of consumers. A restart of the server restarts that time. Until then, the changelog keeps all changes from the
-position of the consumer on. All results are durable.
+Opening a stream of changes with an id (`Changelog.consumer_id`) creates the consumer. The consumer ends when it is
+deleted, when its table is dropped, or when it expires: it expires if it has no open stream and commits no position
+for the server's time to live of consumers. That time begins again after a restart of the server. Until then, the
+changelog keeps all changes from the position of the consumer on. All results are durable.
 """
 
 from collections import abc as _abc
@@ -39,7 +39,7 @@ class ConsumerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumerServiceAsyncStub: ...
     ListConsumers: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ListConsumersRequest, _consumer_pb2.ListConsumersResponse]
-    """The consumers of a table by id, ascending. Opens the buckets in which they have positions.
+    """Lists the consumers of a table by id, ascending. Opens the buckets in which they have positions.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     CommitPosition: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.CommitPositionRequest, _consumer_pb2.CommitPositionResponse]
@@ -63,7 +63,7 @@ class ConsumerServiceStub:
 class ConsumerServiceAsyncStub(ConsumerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListConsumers: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ListConsumersRequest, _consumer_pb2.ListConsumersResponse]  # type: ignore[assignment]
-    """The consumers of a table by id, ascending. Opens the buckets in which they have positions.
+    """Lists the consumers of a table by id, ascending. Opens the buckets in which they have positions.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     CommitPosition: _aio.UnaryUnaryMultiCallable[_consumer_pb2.CommitPositionRequest, _consumer_pb2.CommitPositionResponse]  # type: ignore[assignment]
@@ -90,7 +90,7 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ListConsumersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ListConsumersResponse, _abc.Awaitable[_consumer_pb2.ListConsumersResponse]]:
-        """The consumers of a table by id, ascending. Opens the buckets in which they have positions.
+        """Lists the consumers of a table by id, ascending. Opens the buckets in which they have positions.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
 

@@ -117,8 +117,8 @@ class Predicate(_message.Message):
     def constant(self) -> Global___Constant: ...
     @_builtins.property
     def operands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Predicate]:
-        """With a connective: two or more for AND and OR, one for NOT. Else none. They are here, and not in a message of the
-        connective, because Protocol Buffers read at most 100 nested messages.
+        """The operands of `connective`: two or more for AND and OR, one for NOT. Empty without a connective. The operands are
+        here, and not in a message of the connective, because Protocol Buffers read at most 100 nested messages.
         """
 
     def __init__(

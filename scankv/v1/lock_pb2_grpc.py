@@ -64,7 +64,7 @@ class LockServiceServicer:
         the new lock replaces locks of the same owner on these columns.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key
         column, no column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of
-        them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
+        them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (the table has 100 locks).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +86,7 @@ class LockServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListColumnLocks(self, request, context):
-        """The locks of one table or of all tables, by table and id.
+        """Lists the locks of one table or of all tables, by table and id.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -46,7 +46,7 @@ class LockServiceStub:
     the new lock replaces locks of the same owner on these columns.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key
     column, no column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of
-    them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
+    them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (the table has 100 locks).
     """
     RenewColumnLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.RenewColumnLockRequest, _lock_pb2.RenewColumnLockResponse]
     """Restarts the time to live of a lock.
@@ -55,7 +55,7 @@ class LockServiceStub:
     ReleaseColumnLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ReleaseColumnLockRequest, _lock_pb2.ReleaseColumnLockResponse]
     """Ends a lock. Errors: FAILED_PRECONDITION LOCK_LOST."""
     ListColumnLocks: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ListColumnLocksRequest, _lock_pb2.ListColumnLocksResponse]
-    """The locks of one table or of all tables, by table and id.
+    """Lists the locks of one table or of all tables, by table and id.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
 
@@ -67,7 +67,7 @@ class LockServiceAsyncStub(LockServiceStub):
     the new lock replaces locks of the same owner on these columns.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key
     column, no column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of
-    them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
+    them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (the table has 100 locks).
     """
     RenewColumnLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.RenewColumnLockRequest, _lock_pb2.RenewColumnLockResponse]  # type: ignore[assignment]
     """Restarts the time to live of a lock.
@@ -76,7 +76,7 @@ class LockServiceAsyncStub(LockServiceStub):
     ReleaseColumnLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.ReleaseColumnLockRequest, _lock_pb2.ReleaseColumnLockResponse]  # type: ignore[assignment]
     """Ends a lock. Errors: FAILED_PRECONDITION LOCK_LOST."""
     ListColumnLocks: _aio.UnaryUnaryMultiCallable[_lock_pb2.ListColumnLocksRequest, _lock_pb2.ListColumnLocksResponse]  # type: ignore[assignment]
-    """The locks of one table or of all tables, by table and id.
+    """Lists the locks of one table or of all tables, by table and id.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
 
@@ -91,7 +91,7 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         the new lock replaces locks of the same owner on these columns.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key
         column, no column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of
-        them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
+        them: metadata owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (the table has 100 locks).
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +118,7 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.ListColumnLocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.ListColumnLocksResponse, _abc.Awaitable[_lock_pb2.ListColumnLocksResponse]]:
-        """The locks of one table or of all tables, by table and id.
+        """Lists the locks of one table or of all tables, by table and id.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
 

@@ -71,8 +71,9 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Count(self, request, context):
-        """Counts the rows of a table, in all buckets at one instant. Without a predicate no row is read and the answer is
-        immediate if the number is known, see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
+        """Counts the rows of a table, in all buckets at one instant. Without a predicate, if the number of rows is known (see
+        BucketStatistics), the answer is immediate and no row is read. Otherwise the server reads the rows as for
+        Aggregate.
         Errors: as for Aggregate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -80,7 +81,7 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Aggregate(self, request, context):
-        """Computes sums, least and greatest values of columns over all rows, or for each group of rows, without sending rows.
+        """Computes aggregates of columns, such as sums, over all rows or for each group of rows, without sending rows.
 
         It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
         the longest duration of a scan applies. Give it a matching deadline.
@@ -94,7 +95,8 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TopN(self, request, context):
-        """The first rows of a table in the order of a column, over all its buckets, as of one view; otherwise as Aggregate.
+        """Returns the first rows of a table in the order of a column, over all its buckets. Consistency and admission are as
+        for Aggregate.
         Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
         order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
         """

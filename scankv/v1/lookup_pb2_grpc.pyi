@@ -47,12 +47,13 @@ class LookupServiceStub:
     DATA_LOSS.
     """
     Count: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.CountRequest, _lookup_pb2.CountResponse]
-    """Counts the rows of a table, in all buckets at one instant. Without a predicate no row is read and the answer is
-    immediate if the number is known, see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
+    """Counts the rows of a table, in all buckets at one instant. Without a predicate, if the number of rows is known (see
+    BucketStatistics), the answer is immediate and no row is read. Otherwise the server reads the rows as for
+    Aggregate.
     Errors: as for Aggregate.
     """
     Aggregate: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.AggregateRequest, _lookup_pb2.AggregateResponse]
-    """Computes sums, least and greatest values of columns over all rows, or for each group of rows, without sending rows.
+    """Computes aggregates of columns, such as sums, over all rows or for each group of rows, without sending rows.
 
     It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
     the longest duration of a scan applies. Give it a matching deadline.
@@ -62,7 +63,8 @@ class LookupServiceStub:
     DATA_LOSS DATA_LOSS; DEADLINE_EXCEEDED SCAN_TOO_LONG; ABORTED SCAN_CANCELLED; UNAVAILABLE SERVER_DRAINING.
     """
     TopN: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _lookup_pb2.TopNResponse]
-    """The first rows of a table in the order of a column, over all its buckets, as of one view; otherwise as Aggregate.
+    """Returns the first rows of a table in the order of a column, over all its buckets. Consistency and admission are as
+    for Aggregate.
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
     """
@@ -78,12 +80,13 @@ class LookupServiceAsyncStub(LookupServiceStub):
     DATA_LOSS.
     """
     Count: _aio.UnaryUnaryMultiCallable[_lookup_pb2.CountRequest, _lookup_pb2.CountResponse]  # type: ignore[assignment]
-    """Counts the rows of a table, in all buckets at one instant. Without a predicate no row is read and the answer is
-    immediate if the number is known, see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
+    """Counts the rows of a table, in all buckets at one instant. Without a predicate, if the number of rows is known (see
+    BucketStatistics), the answer is immediate and no row is read. Otherwise the server reads the rows as for
+    Aggregate.
     Errors: as for Aggregate.
     """
     Aggregate: _aio.UnaryUnaryMultiCallable[_lookup_pb2.AggregateRequest, _lookup_pb2.AggregateResponse]  # type: ignore[assignment]
-    """Computes sums, least and greatest values of columns over all rows, or for each group of rows, without sending rows.
+    """Computes aggregates of columns, such as sums, over all rows or for each group of rows, without sending rows.
 
     It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
     the longest duration of a scan applies. Give it a matching deadline.
@@ -93,7 +96,8 @@ class LookupServiceAsyncStub(LookupServiceStub):
     DATA_LOSS DATA_LOSS; DEADLINE_EXCEEDED SCAN_TOO_LONG; ABORTED SCAN_CANCELLED; UNAVAILABLE SERVER_DRAINING.
     """
     TopN: _aio.UnaryUnaryMultiCallable[_lookup_pb2.TopNRequest, _lookup_pb2.TopNResponse]  # type: ignore[assignment]
-    """The first rows of a table in the order of a column, over all its buckets, as of one view; otherwise as Aggregate.
+    """Returns the first rows of a table in the order of a column, over all its buckets. Consistency and admission are as
+    for Aggregate.
     Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
     order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
     """
@@ -118,8 +122,9 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lookup_pb2.CountRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lookup_pb2.CountResponse, _abc.Awaitable[_lookup_pb2.CountResponse]]:
-        """Counts the rows of a table, in all buckets at one instant. Without a predicate no row is read and the answer is
-        immediate if the number is known, see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
+        """Counts the rows of a table, in all buckets at one instant. Without a predicate, if the number of rows is known (see
+        BucketStatistics), the answer is immediate and no row is read. Otherwise the server reads the rows as for
+        Aggregate.
         Errors: as for Aggregate.
         """
 
@@ -129,7 +134,7 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lookup_pb2.AggregateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lookup_pb2.AggregateResponse, _abc.Awaitable[_lookup_pb2.AggregateResponse]]:
-        """Computes sums, least and greatest values of columns over all rows, or for each group of rows, without sending rows.
+        """Computes aggregates of columns, such as sums, over all rows or for each group of rows, without sending rows.
 
         It reads one view as ScanKv does, and is admitted, listed and cancelled like a scan: it counts as a live scan, and
         the longest duration of a scan applies. Give it a matching deadline.
@@ -145,7 +150,8 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lookup_pb2.TopNRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lookup_pb2.TopNResponse, _abc.Awaitable[_lookup_pb2.TopNResponse]]:
-        """The first rows of a table in the order of a column, over all its buckets, as of one view; otherwise as Aggregate.
+        """Returns the first rows of a table in the order of a column, over all its buckets. Consistency and admission are as
+        for Aggregate.
         Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an
         order, REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
         """

@@ -125,7 +125,9 @@ class PinSnapshotRequest(_message.Message):
     ttl_millis: _builtins.int
     """1 second to 7 days. 0: the server's default (10 minutes)."""
     same_view_as: _builtins.str
-    """A snapshot of the same table. The lease is on the view of that snapshot instead of a view as of now."""
+    """A snapshot of the same table: takes the lease on the view of that snapshot. Empty: takes the lease on a view as of
+    now.
+    """
     shared: _builtins.bool
     """For callers that do not know of each other, give the same lease_id, and must all read the same view:
 
@@ -316,7 +318,7 @@ class SplitSnapshotRequest(_message.Message):
 
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The buckets that will be read. None: all."""
+        """The buckets that will be read. Empty: all buckets."""
 
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:

@@ -69,8 +69,9 @@ class SnapshotServiceServicer:
         the server, which restarts the time to live of each lease. Repeating a call with the same lease_id returns the same
         snapshot.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
-        SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+        TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
+        `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
+        too long), with RetryInfo; DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +94,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSnapshots(self, request, context):
-        """The snapshots of one table or of all tables, oldest view first.
+        """Lists the snapshots of one table or of all tables, oldest view first.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -42,8 +42,9 @@ class SnapshotServiceStub:
     the server, which restarts the time to live of each lease. Repeating a call with the same lease_id returns the same
     snapshot.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
-    SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+    TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
+    `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
+    too long), with RetryInfo; DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
     """Restarts the time to live of the lease.
@@ -54,7 +55,7 @@ class SnapshotServiceStub:
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
     """
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]
-    """The snapshots of one table or of all tables, oldest view first.
+    """Lists the snapshots of one table or of all tables, oldest view first.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     SplitSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.SplitSnapshotRequest, _snapshot_pb2.SplitSnapshotResponse]
@@ -71,8 +72,9 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     the server, which restarts the time to live of each lease. Repeating a call with the same lease_id returns the same
     snapshot.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
-    SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+    TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
+    `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
+    too long), with RetryInfo; DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
     """Restarts the time to live of the lease.
@@ -83,7 +85,7 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST.
     """
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
-    """The snapshots of one table or of all tables, oldest view first.
+    """Lists the snapshots of one table or of all tables, oldest view first.
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     SplitSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.SplitSnapshotRequest, _snapshot_pb2.SplitSnapshotResponse]  # type: ignore[assignment]
@@ -103,8 +105,9 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         the server, which restarts the time to live of each lease. Repeating a call with the same lease_id returns the same
         snapshot.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
-        SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+        TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
+        `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
+        too long), with RetryInfo; DATA_LOSS DATA_LOSS.
         """
 
     @_abc_1.abstractmethod
@@ -133,7 +136,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.ListSnapshotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ListSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.ListSnapshotsResponse]]:
-        """The snapshots of one table or of all tables, oldest view first.
+        """Lists the snapshots of one table or of all tables, oldest view first.
         Errors: NOT_FOUND TABLE_NOT_FOUND.
         """
 

@@ -342,7 +342,7 @@ class CreateTableRequest(_message.Message):
 
     @_builtins.property
     def bucket_key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Columns of the primary key. None: the whole primary key."""
+        """Columns of the primary key. Empty: the complete primary key."""
 
     @_builtins.property
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -565,11 +565,13 @@ class IndexStatus(_message.Message):
     """As in `table.indexes`."""
     ready: _builtins.bool
     rows_done: _builtins.int
-    """The approximate number of rows of the table that it has."""
+    """The approximate number of rows of the table that the index already has."""
     rows: _builtins.int
     """Absent: not known."""
     failure: _builtins.str
-    """Why it cannot be built: the rule that a row breaks. It is not used; drop it. Empty: it can be built."""
+    """Why the index cannot be built: the rule that a row breaks. Queries do not use such an index; drop it. Empty: the
+    index can be built.
+    """
     def __init__(
         self,
         *,
@@ -675,8 +677,8 @@ class BucketStatistics(_message.Message):
     log_bytes: _builtins.int
     """Bytes of the changes in the changelog, as they were written."""
     retention_holder: _builtins.str
-    """What has the oldest retention hold (a stream, consumer, transaction, snapshot or undo), and the bytes of the
-    changes from that hold on. Empty if nothing holds the changelog.
+    """The owner of the oldest retention hold (a stream, consumer, transaction, snapshot or undo), and the bytes of the
+    changes from that hold on. Empty if no retention hold exists.
     """
     retention_hold_bytes: _builtins.int
     @_builtins.property
@@ -740,7 +742,7 @@ class BaseStatistics(_message.Message):
     delta_bytes: _builtins.int
     """Memory of the delta, including older states of it that scans still read."""
     age_millis: _builtins.int
-    """Since the server began to build it."""
+    """The time since the server began to build the base."""
     builds: _builtins.int
     """Bases built; CPU time of building, including builds that failed; and bytes of the files of all bases built."""
     build_cpu_micros: _builtins.int

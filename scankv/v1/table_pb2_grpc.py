@@ -67,8 +67,9 @@ class TableServiceServicer:
     def CreateTable(self, request, context):
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
         Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
-        option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+        INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
+        or does not have).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +105,7 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTables(self, request, context):
-        """The tables by name, ascending, and the tables that are damaged.
+        """Lists the tables by name, ascending, and the damaged tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,9 @@ class TableServiceStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
     Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
-    option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+    INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
+    or does not have).
     """
     DropTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -54,7 +55,7 @@ class TableServiceStub:
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]
-    """The tables by name, ascending, and the tables that are damaged."""
+    """Lists the tables by name, ascending, and the damaged tables."""
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
@@ -62,8 +63,9 @@ class TableServiceAsyncStub(TableServiceStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
     Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
-    option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
+    SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+    INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
+    or does not have).
     """
     DropTable: _aio.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]  # type: ignore[assignment]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -82,7 +84,7 @@ class TableServiceAsyncStub(TableServiceStub):
     GetTable: _aio.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]  # type: ignore[assignment]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]  # type: ignore[assignment]
-    """The tables by name, ascending, and the tables that are damaged."""
+    """Lists the tables by name, ascending, and the damaged tables."""
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -93,8 +95,9 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_table_pb2.CreateTableResponse, _abc.Awaitable[_table_pb2.CreateTableResponse]]:
         """Creates a table. Durable when this call returns. The request is checked completely before anything is created.
         Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates),
-        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or be aggregated so), INVALID_OPTION (an
-        option that does not exist, a value that is not allowed, an option that the merge engine needs or does not have).
+        SCHEMA_MISMATCH (a type that cannot be stored, be in a key, or have the requested aggregate function),
+        INVALID_OPTION (an option that does not exist, a value that is not allowed, an option that the merge engine needs
+        or does not have).
         """
 
     @_abc_1.abstractmethod
@@ -137,6 +140,6 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_pb2.ListTablesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.ListTablesResponse, _abc.Awaitable[_table_pb2.ListTablesResponse]]:
-        """The tables by name, ascending, and the tables that are damaged."""
+        """Lists the tables by name, ascending, and the damaged tables."""
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -334,7 +334,7 @@ class CommitTransactionRequest(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     id: _builtins.str
-    """The id from the begin of the transaction. Finds the commit after the server has forgotten the token."""
+    """The id given to BeginTransaction. The server finds the commit by it after it has forgotten the token."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionPartSize]:
         """The parts to apply, in this order. Parts of failed attempts are left out. Empty: all parts, in the order in which
@@ -496,7 +496,7 @@ class GiveUpTransactionResponse(_message.Message):
     """Rows and keys in all its requests."""
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostWrites]:
-        """By table and bucket, ascending. None: all of it could be applied."""
+        """By table and bucket, ascending. Empty: everything could be applied."""
 
     def __init__(
         self,
@@ -609,13 +609,15 @@ class OpenTransaction(_message.Message):
     """Rows and keys in the requests staged so far, and their bytes on disk."""
     bytes: _builtins.int
     age_millis: _builtins.int
-    """Since it was begun or the server was started; the time to live, and how much of it remains."""
+    """The time since the transaction was begun or the server was started, whichever is later; the time to live; and how
+    much of it remains.
+    """
     ttl_millis: _builtins.int
     remaining_millis: _builtins.int
     committing: _builtins.bool
-    """Whether it is being committed."""
+    """Whether the transaction is being committed."""
     stuck: _builtins.str
-    """Why it is committed but could not be applied everywhere, and what to do. Empty: not stuck."""
+    """Why the committed transaction could not be applied everywhere, and what to do. Empty: the transaction is not stuck."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ascending."""

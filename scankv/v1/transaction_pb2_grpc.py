@@ -127,7 +127,7 @@ class TransactionServiceServicer:
         dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
         INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
         an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
-        DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
+        DATA_LOSS. After each of these errors nothing was written, and the transaction can be committed again or aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,17 +146,17 @@ class TransactionServiceServicer:
         definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
         Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
         buckets are served again.
-        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it
-        may be applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After
-        each of these nothing has changed.
+        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
+        transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
+        DISK_FULL. After each of these nothing has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTransactions(self, request, context):
-        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, oldest
-        first.
+        """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
+        applied, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

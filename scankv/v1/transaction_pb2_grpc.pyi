@@ -75,7 +75,7 @@ class TransactionServiceStub:
     dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
     INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
     an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
-    DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
+    DATA_LOSS. After each of these errors nothing was written, and the transaction can be committed again or aborted.
     """
     AbortTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]
     """Aborts: removes what was staged. No error if the transaction no longer exists.
@@ -86,13 +86,13 @@ class TransactionServiceStub:
     definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
     Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
     buckets are served again.
-    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it
-    may be applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After
-    each of these nothing has changed.
+    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
+    transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
+    DISK_FULL. After each of these nothing has changed.
     """
     ListTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]
-    """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, oldest
-    first.
+    """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
+    applied, oldest first.
     """
 
 @_typing.type_check_only
@@ -130,7 +130,7 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
     INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
     an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
-    DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
+    DATA_LOSS. After each of these errors nothing was written, and the transaction can be committed again or aborted.
     """
     AbortTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.AbortTransactionRequest, _transaction_pb2.AbortTransactionResponse]  # type: ignore[assignment]
     """Aborts: removes what was staged. No error if the transaction no longer exists.
@@ -141,13 +141,13 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
     Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
     buckets are served again.
-    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it
-    may be applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After
-    each of these nothing has changed.
+    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
+    transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
+    DISK_FULL. After each of these nothing has changed.
     """
     ListTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]  # type: ignore[assignment]
-    """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, oldest
-    first.
+    """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
+    applied, oldest first.
     """
 
 class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -212,7 +212,7 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         dropped since); ABORTED TRANSACTION_CONFLICT (metadata table, bucket, keys); FAILED_PRECONDITION COLUMN_LOCKED;
         INVALID_ARGUMENT INVALID_REQUEST (a part does not have the stated number of requests; a merge has no result, as for
         an overflow of a sum; a table has no changelog to find conflicts by); OUT_OF_RANGE POSITION_EXPIRED; DATA_LOSS
-        DATA_LOSS. After each of these nothing was written, and the transaction can be committed again, or aborted.
+        DATA_LOSS. After each of these errors nothing was written, and the transaction can be committed again or aborted.
         """
 
     @_abc_1.abstractmethod
@@ -235,9 +235,9 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         definition of a table are damaged. The field `stuck` of the listing and the error of these buckets say so.
         Everything that can be applied is applied first. Then the transaction counts as committed everywhere, and its
         buckets are served again.
-        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it
-        may be applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After
-        each of these nothing has changed.
+        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (the
+        transaction may still be applied: it waits for disk space or for an earlier transaction); RESOURCE_EXHAUSTED
+        DISK_FULL. After each of these nothing has changed.
         """
 
     @_abc_1.abstractmethod
@@ -246,8 +246,8 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.ListTransactionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.ListTransactionsResponse, _abc.Awaitable[_transaction_pb2.ListTransactionsResponse]]:
-        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, oldest
-        first.
+        """Lists the open transactions, which are neither committed nor aborted, and the committed transactions that cannot be
+        applied, oldest first.
         """
 
 def add_TransactionServiceServicer_to_server(servicer: TransactionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

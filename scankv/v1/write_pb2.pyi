@@ -48,8 +48,8 @@ class WriterIdentity(_message.Message):
     repeated request changes nothing where it was applied before, and gets its first answer. A request that the bucket
     can no longer recognize (below the 16, or below `acked_below`) is refused with WRITER_EXPIRED.
 
-    A writer that was never opened is remembered for an hour after its last request. Its id should be random, and used by
-    one program for one request at a time.
+    A writer that was never opened is remembered for 66 minutes after its last request. Its id should be random, and used
+    by one program for one request at a time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -69,7 +69,7 @@ class WriterIdentity(_message.Message):
     """
     acked_below: _builtins.int
     """The client waits for no request of the writer with a lower sequence: each was answered or given up. The server does
-    not apply a lower one that arrives after this request.
+    not apply a request with a lower sequence that arrives after this request.
     """
     sent_millis_ago: _builtins.int
     """How long ago the request was first sent. 0: this is the first time."""
@@ -120,8 +120,8 @@ class UpsertRequest(_message.Message):
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
-        All columns outside the key must be nullable for this. None: all columns. Merge engines first_row and versioned
-        need all.
+        All columns outside the key must be nullable for this. Empty: all columns, which the merge engines first_row and
+        versioned need.
         """
 
     @_builtins.property
@@ -132,8 +132,8 @@ class UpsertRequest(_message.Message):
     def unchanged_since(self) -> _scan_pb2.LogOffsets:
         """A precondition: writes only if no key of the request has changed since these offsets, by bucket, as reads and
         writes return them; else WRITE_CONFLICT. Every bucket that the request touches must be named. The server checks all
-        of them before it writes, and no other write comes in between. Reads the changelog from these offsets on. Absent:
-        no precondition.
+        keys before it writes, and no other write comes in between. For the check it reads the changelog from these offsets
+        on. Absent: no precondition.
         """
 
     @_builtins.property
@@ -142,7 +142,9 @@ class UpsertRequest(_message.Message):
 
     @_builtins.property
     def transaction(self) -> Global___StagedAs:
-        """Stages the request as a part of a transaction instead of applying it. Not with `writer` or `unchanged_since`."""
+        """Stages the request as a part of a transaction instead of applying it. Cannot be combined with `writer` or
+        `unchanged_since`.
+        """
 
     def __init__(
         self,
@@ -182,13 +184,13 @@ class DeleteRequest(_message.Message):
     keys: _builtins.bytes
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
     mode: Global___WriteMode.ValueType
-    """With WRITE_MODE_OVERWRITE a table also deletes what its delete_behavior keeps.
+    """With WRITE_MODE_OVERWRITE, rows are deleted even if the delete_behavior of the table would keep them.
     3, 6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sets only these columns to null. Key columns among them are ignored, but at least one column must be outside the
-        key. A row whose other columns are all null is then deleted. None: deletes the rows.
+        key. A row whose columns outside the key are then all null is deleted. Empty: deletes the rows.
         """
 
     @_builtins.property
@@ -442,7 +444,7 @@ class OpenWriterResponse(_message.Message):
     epoch: _builtins.int
     """Greater than all earlier epochs."""
     next_sequence: _builtins.int
-    """The sequence to continue with: greater than all of the writer that any bucket has applied."""
+    """The sequence to continue with: greater than every sequence of the writer that any bucket has applied."""
     def __init__(
         self,
         *,

@@ -105,8 +105,8 @@ class WriteServiceServicer:
     def Undo(self, request, context):
         """Reverts what an opened writer has done from some offsets on, using the changelog. For each key, the columns that
         the writer has written get the values from before its first change there. Keys in which other writers have written
-        these columns since are conflicts: the undo leaves and counts them. Repeating a call changes nothing that an
-        earlier call has reverted.
+        these columns since are conflicts: the undo counts them and leaves their rows as they are. Repeating a call changes
+        nothing that an earlier call has reverted.
 
         The undo is applied in atomic batches like a write, and answered when all of it is durable. A column whose earlier
         state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything

@@ -64,8 +64,8 @@ class WriteServiceStub:
     Undo: _grpc.UnaryUnaryMultiCallable[_write_pb2.UndoRequest, _write_pb2.UndoResponse]
     """Reverts what an opened writer has done from some offsets on, using the changelog. For each key, the columns that
     the writer has written get the values from before its first change there. Keys in which other writers have written
-    these columns since are conflicts: the undo leaves and counts them. Repeating a call changes nothing that an
-    earlier call has reverted.
+    these columns since are conflicts: the undo counts them and leaves their rows as they are. Repeating a call changes
+    nothing that an earlier call has reverted.
 
     The undo is applied in atomic batches like a write, and answered when all of it is durable. A column whose earlier
     state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
@@ -113,8 +113,8 @@ class WriteServiceAsyncStub(WriteServiceStub):
     Undo: _aio.UnaryUnaryMultiCallable[_write_pb2.UndoRequest, _write_pb2.UndoResponse]  # type: ignore[assignment]
     """Reverts what an opened writer has done from some offsets on, using the changelog. For each key, the columns that
     the writer has written get the values from before its first change there. Keys in which other writers have written
-    these columns since are conflicts: the undo leaves and counts them. Repeating a call changes nothing that an
-    earlier call has reverted.
+    these columns since are conflicts: the undo counts them and leaves their rows as they are. Repeating a call changes
+    nothing that an earlier call has reverted.
 
     The undo is applied in atomic batches like a write, and answered when all of it is durable. A column whose earlier
     state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
@@ -183,8 +183,8 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_write_pb2.UndoResponse, _abc.Awaitable[_write_pb2.UndoResponse]]:
         """Reverts what an opened writer has done from some offsets on, using the changelog. For each key, the columns that
         the writer has written get the values from before its first change there. Keys in which other writers have written
-        these columns since are conflicts: the undo leaves and counts them. Repeating a call changes nothing that an
-        earlier call has reverted.
+        these columns since are conflicts: the undo counts them and leaves their rows as they are. Repeating a call changes
+        nothing that an earlier call has reverted.
 
         The undo is applied in atomic batches like a write, and answered when all of it is durable. A column whose earlier
         state the changelog does not have completely, such as the sum and count behind a mean, is refused before anything
