@@ -153,7 +153,8 @@ class ServerConfig:
         transaction_ttl_seconds: A transaction without calls for this long is aborted, unless it sets a time to live of
             its own.
         committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
-            Commits without an id are remembered for an hour, and the last commit of a job always.
+            Commits without an id are
+            remembered for an hour, and the last commit of a job for as long as its tables exist.
         max_snapshot_leases: The most leases on snapshots at once.
         max_snapshot_bytes: The most bytes on disk that only snapshots keep. Beyond this limit, new snapshots are
             refused.

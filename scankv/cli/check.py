@@ -15,7 +15,8 @@ from scankv.cli.show import show_json, show_table, stderr_console
 
 def check(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Only this table. Default: all.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[TABLE]", help="Check only this table. Default: all tables.", show_default=False),
     ] = None,
     json: Json = False,
     url: Url = None,

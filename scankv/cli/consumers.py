@@ -15,7 +15,7 @@ app: typer.Typer = typer.Typer(
     help="Consumers: named readers of the changelog of a table, and their positions.", no_args_is_help=True
 )
 
-ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The consumer.", show_default=False)]
+ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The id of the consumer.", show_default=False)]
 
 
 @app.command("list")
@@ -23,7 +23,11 @@ def list_(
     table: TableName,
     consumer_id: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="This consumer, or a pattern such as 'etl-*'.", show_default=False),
+        typer.Argument(
+            metavar="[ID]",
+            help="List only this consumer, or those that match a pattern such as 'etl-*'.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -77,7 +81,8 @@ def reset(
 def delete(
     table: TableName,
     consumer_ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Consumers, or patterns such as 'etl-*'.", show_default=False)
+        list[str],
+        typer.Argument(metavar="ID...", help="The ids of consumers, or patterns such as 'etl-*'.", show_default=False),
     ],
     url: Url = None,
 ) -> None:

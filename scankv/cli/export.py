@@ -42,9 +42,12 @@ def export(
             show_default=False,
         ),
     ],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Appears when it is complete.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The target, which appears when it is complete.", show_default=False)
+    ],
     format_: Annotated[
-        ExportFormat | None, typer.Option("--format", help="Default: by the name of the file, else parquet.")
+        ExportFormat | None,
+        typer.Option("--format", help="The file format. Default: by the name of the file, else parquet."),
     ] = None,
     columns: Columns = None,
     where: Where = None,

@@ -69,7 +69,7 @@ def describe(
     table: TableName,
     json: Json = False,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the definition alone, as `scankv create -f` reads it.")
+        bool, typer.Option("--toml", help="Print only the definition, as `scankv create -f` reads it.")
     ] = False,
     url: Url = None,
 ) -> None:

@@ -17,7 +17,7 @@ app: typer.Typer = typer.Typer(help="Column locks: exclusive write access to col
 def list_(
     context: typer.Context,
     table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Only the locks of this table.", show_default=False)
+        str | None, typer.Option(metavar="TABLE", help="List only the locks of this table.", show_default=False)
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -49,7 +49,7 @@ def list_(
 def release(
     context: typer.Context,
     lock_ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Locks, as `locks` lists them.", show_default=False)
+        list[str], typer.Argument(metavar="ID...", help="The ids of locks, as `locks` lists them.", show_default=False)
     ],
     url: Url = None,
 ) -> None:

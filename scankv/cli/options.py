@@ -12,12 +12,12 @@ Url = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: $SCANKV_URL, then localhost:7070.")
 ]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as database.table.", show_default=False)]
-Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Return only these columns, in this order.")]
 Where = Annotated[
     str | None,
-    typer.Option(metavar="PREDICATE", help="Only rows that match, such as \"score > 100 AND v LIKE 'a%'\"."),
+    typer.Option(metavar="PREDICATE", help="Select only rows that match, such as \"score > 100 AND v LIKE 'a%'\"."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="At most this many rows.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="Return at most this many rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
@@ -28,7 +28,7 @@ Indexes = Annotated[
     typer.Option("--index", metavar="A,B", help="An index on these columns, in this order. Repeatable."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option. Repeatable.")
+    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Set any other option. Repeatable.")
 ]
 
 _OPTION_OF: Final = {

@@ -36,7 +36,7 @@ def cancel(
         list[str],
         typer.Argument(
             metavar="SCAN_ID...",
-            help=f"Scans as `scankv ps` lists them; the first {_SHORTEST_PREFIX} characters are enough.",
+            help=f"The ids of scans, as `scankv ps` lists them; the first {_SHORTEST_PREFIX} characters are enough.",
             show_default=False,
         ),
     ],

@@ -33,7 +33,8 @@ def serve(
     """Run a server until SIGTERM or Ctrl-C.
 
     When the server is ready, it prints one line, `scankv ready on HOST:PORT`. Its log goes to standard error. SIGTERM
-    and Ctrl-C let running calls end first. Options take precedence over $SCANKV_<SETTING>, and that over the file.
+    and Ctrl-C let running calls end first. Options take precedence over $SCANKV_<SETTING>, and $SCANKV_<SETTING> over
+    the file.
 
     Only the user who runs the server can read what it writes. A directory with files of another program is refused.
 

@@ -21,14 +21,16 @@ app: typer.Typer = typer.Typer(
 app.command()(export)
 
 SnapshotIds = Annotated[
-    list[str], typer.Argument(metavar="ID...", help="Snapshots, as `snapshot create` printed them.", show_default=False)
+    list[str], typer.Argument(metavar="ID...", help="The ids that `snapshot create` printed.", show_default=False)
 ]
 
 
 @app.command()
 def create(
     table: TableName,
-    ttl: Annotated[str, typer.Option(metavar="TIME", help="Time to live without renewal: 90s, 10m, 2h, 7d.")] = "10m",
+    ttl: Annotated[
+        str, typer.Option(metavar="TIME", help="The time to live without renewal: 90s, 10m, 2h, 7d.")
+    ] = "10m",
     url: Url = None,
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
@@ -40,7 +42,7 @@ def create(
 @app.command("list")
 def list_(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Only the snapshots of this table.", show_default=False)
+        str | None, typer.Argument(metavar="[TABLE]", help="List only the snapshots of this table.", show_default=False)
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -73,7 +75,7 @@ def list_(
 @app.command()
 def renew(
     snapshot_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The snapshot, as `snapshot create` printed it.", show_default=False)
+        str, typer.Argument(metavar="ID", help="The id that `snapshot create` printed.", show_default=False)
     ],
     ttl: Annotated[
         str | None, typer.Option(metavar="TIME", help="A new time to live: 90s, 10m, 2h, 7d. Default: unchanged.")

@@ -17,7 +17,9 @@ def create(
     table: Annotated[str | None, typer.Argument(help="The table, as database.table.", show_default=False)] = None,
     schema: Annotated[
         str | None,
-        typer.Option(metavar="COLUMNS", help='Such as "player string, score int64 not null".', show_default=False),
+        typer.Option(
+            metavar="COLUMNS", help='The columns, such as "player string, score int64 not null".', show_default=False
+        ),
     ] = None,
     key: KeyColumns = None,
     bucket_key: Annotated[
@@ -64,7 +66,7 @@ def create(
 
 def drop(
     table: TableName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Drop the table without asking.")] = False,
     url: Url = None,
 ) -> None:
     """Drop a table with all its rows."""

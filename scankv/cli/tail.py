@@ -55,8 +55,8 @@ def tail(
         TailFormat | None,
         typer.Option(
             "--format",
-            help="Default: a table on a terminal, else json: one object per line. debezium-json has an envelope for "
-            "each change, with the row before and after.",
+            help="The output format. Default: a table on a terminal, else json: one object per line. debezium-json has "
+            "an envelope for each change, with the row before and after.",
         ),
     ] = None,
     unmatched: Annotated[

@@ -18,9 +18,9 @@ def top(
     table: TableName,
     by: Annotated[str, typer.Option(metavar="COLUMN", help="The column that orders the rows.", show_default=False)],
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="At most this many rows.")
+        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="Show at most this many rows.")
     ] = 10,
-    ascending: Annotated[bool, typer.Option("--ascending", help="Least first.")] = False,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Show the least values first.")] = False,
     where: Where = None,
     columns: Columns = None,
     watch: Annotated[

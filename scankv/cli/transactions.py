@@ -56,7 +56,10 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
 @app.command()
 def abort(
     context: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids or tokens, as listed.", show_default=False)],
+    ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="The ids or tokens of transactions, as listed.", show_default=False),
+    ],
     url: Url = None,
 ) -> None:
     """Abort transactions: remove what they have staged. Their writers get an error.
@@ -88,7 +91,7 @@ def give_up(
     id_: Annotated[
         str, typer.Argument(metavar="ID", help="The id or token of a stuck transaction, as listed.", show_default=False)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Give up the transaction without asking.")] = False,
     json: Json = False,
     url: Url = None,
 ) -> None:

@@ -48,17 +48,17 @@ class TableOptions:
         delete_behavior: What a delete does. `allow`: it removes the row, or sets the columns that it names to null.
             `ignore`: it does nothing. `disable`: it is refused. `retract`: it retracts the deleted row from the
             sequence groups. `default`: `allow` for `last_row`, `disable` for `partial_update`, otherwise `ignore`.
-        changelog: What the changelog contains of a change. `full`: the row before and the row after the change.
+        changelog: What the changelog contains for each change. `full`: the row before and the row after the change.
             `upsert`: the row after the change, or the key of a deleted row. `none`: nothing, so the table has no stream
             of changes. With `full`, and in tables with an index, a write reads the rows that it replaces. Otherwise,
             every key that is written is a change, even if its row stays the same or the deleted key has no row, and the
             server does not know the number of rows: counting reads them all.
         row_deduplicate: Whether the changelog leaves out upserts that do not change their row. This has an effect only
-            if writes read the rows that they replace, see `changelog`.
+            if writes read the rows that they replace; see `changelog`.
         compression: How rows are compressed on disk: `none`, `lz4` or `zstd`. The changelog is compressed only with
             `zstd`, because LZ4 hardly shrinks it.
-        log_retention_seconds: The maximum age of the changes in the changelog, 1 second to 10 years.
-        log_retention_bytes: The maximum size of the changelog of each bucket, in bytes as written. 0: unlimited.
+        log_retention_seconds: The maximum age of the changes in the changelog, in seconds, up to 10 years.
+        log_retention_bytes: The maximum size of the changelog of each bucket, in bytes as written. 0: no limit.
         columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
             memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.
             `eager`: for all buckets with rows. `off`: for no bucket.
