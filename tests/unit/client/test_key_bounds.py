@@ -109,5 +109,5 @@ def test_a_reversed_range_and_an_offset_and_a_spec_alone_are_refused(kind: type[
     alone = kind(None, ScanSpec("a.b"))  # type: ignore[arg-type]  # nothing is called
     with pytest.raises(UsageError, match=r"key_range needs the types of the key.*table\.scan\(\)"):
         alone.key_range("a")
-    with pytest.raises(UsageError, match=r"prefix takes values.*table\.scan\(\)"):
+    with pytest.raises(UsageError, match=r"prefix needs the types of the key.*table\.scan\(\)"):
         alone.prefix("a")
