@@ -74,7 +74,7 @@ def test_what_is_no_time_is_refused(scankv: CommandLine, scores: str, ttl: str) 
 
 @pytest.mark.parametrize("ttl", ["0", "0.5s", "8d", "9" * 400])
 def test_a_time_out_of_its_range_is_refused(scankv: CommandLine, scores: str, ttl: str) -> None:
-    assert "1 to 604,800 seconds" in scankv.fails("snapshot", "create", scores, "--ttl", ttl)
+    assert "between 1 and 604,800 seconds" in scankv.fails("snapshot", "create", scores, "--ttl", ttl)
     assert listed(scankv, scores) == []
 
 
