@@ -205,7 +205,7 @@ async def test_a_snapshot_is_answered_as_of_its_pin(client: Client, name: str) -
 async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Table, client: Client) -> None:
     before = (await client.server_stats()).scans_started
     for n in (0, -1, 100_001, True, 2.0):
-        with pytest.raises(UsageError, match="from 1 to 100,000"):
+        with pytest.raises(UsageError, match="between 1 and 100,000"):
             await table.top_n(n, "score")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(UsageError, match=r"median.*did you mean"):
         await table.aggregate({"amount": ["median"]})

@@ -248,7 +248,7 @@ BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"aggregates": {"note": agg.Aggregator("max", (("by", "x"),))}}, InvalidRequest, 'max has no parameter "by"'),
     ({"aggregates": {"note": agg.listagg("")}}, InvalidRequest, 'column "note": the delimiter'),
     ({"aggregates": {"note": agg.installed("no.such")}}, InvalidRequest, 'column "note": this server has no'),
-    ({"aggregates": {"note": "max"}}, UsageError, "one of scankv.agg"),
+    ({"aggregates": {"note": "max"}}, UsageError, "must be from scankv.agg"),
     ({"changelog": "upsert"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "upsert"'),
     ({"changelog": "none"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "none"'),
     ({"merge_engine": "last_row"}, InvalidOption, "aggregates is only for merge_engine"),
@@ -301,7 +301,7 @@ async def test_bad_writes_are_refused_and_write_nothing(client: Client, name: st
         (lambda: table.upsert(row, columns=["flights"]), SchemaMismatch, 'key column "route" is not among'),
         (lambda: table.upsert(row, columns=["route", "nothing"]), SchemaMismatch, 'no column "nothing"'),
         (lambda: table.upsert(row, columns=["route", "route"]), SchemaMismatch, "named twice"),
-        (lambda: table.upsert(row, mode="replace"), UsageError, "mode is"),  # type: ignore[arg-type]
+        (lambda: table.upsert(row, mode="replace"), UsageError, "mode must be"),  # type: ignore[arg-type]
         (lambda: table.upsert([row[0] | {"_change_type": "X"}]), InvalidRequest, r"_change_type must be \+I"),
         (lambda: table.upsert([*row, row[0] | {"_change_type": "+I"}]), SchemaMismatch, "_change_type"),
         (lambda: table.delete("a-b", columns=["route"]), UsageError, "must name a column outside the key"),
