@@ -111,7 +111,7 @@ def _checked_figures(found: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_run_with_too_few_rows_is_no_result() -> None:
     assert Timing(20_000, 1.0).check_rows(20_000).rate == 20_000
-    with pytest.raises(RuntimeError, match=r"19,999 rows came where 20,000 were expected"):
+    with pytest.raises(RuntimeError, match="must have 20,000 rows, not 19,999"):
         Timing(19_999, 1.0).check_rows(20_000)
 
 

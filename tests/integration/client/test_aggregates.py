@@ -213,10 +213,12 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
         await table.aggregate(["amount"])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(UsageError, match="name of a column"):
         await table.top_n(1, ["score"])  # type: ignore[arg-type]  # wrong on purpose
-    for named in ({"by": "\ud800"}, {"by": "score", "columns": ["\ud800"]}, {"by": "score", "columns": [5]}):
-        with pytest.raises(UsageError, match="text"):
-            await table.top_n(1, **named)
-    with pytest.raises(UsageError, match="text"):
+    with pytest.raises(UsageError, match="by must be text"):
+        await table.top_n(1, "\ud800")
+    for columns in (["\ud800"], [5]):
+        with pytest.raises(UsageError, match="columns must be names of columns"):
+            await table.top_n(1, "score", columns=columns)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(UsageError, match="functions must be names of columns"):
         await table.aggregate({"\ud800": ["sum"]})
     with pytest.raises(UsageError, match="snapshot"):
         await table.count(at=5)  # type: ignore[arg-type]  # wrong on purpose
