@@ -189,7 +189,7 @@ class Mirror:
     @property
     def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that the copy does not have."""
-        return self._entered_stream("log_offsets").next_offsets
+        return self._require_stream("log_offsets").next_offsets
 
     def state(self) -> MirrorState:
         """Returns the state, from which a mirror in another process can continue.
@@ -197,7 +197,7 @@ class Mirror:
         Raises:
             UsageError: Nothing was read yet.
         """
-        token = self._entered_stream("state").resume_token
+        token = self._require_stream("state").resume_token
         if token is None:
             raise UsageError("the mirror has read nothing yet: enter it first")
         return MirrorState(self.to_arrow(), token)
@@ -274,7 +274,7 @@ class Mirror:
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
     def _row_schema(self) -> pa.Schema:
-        fields = list(self._entered_stream("the copy").schema)
+        fields = list(self._require_stream("the copy").schema)
         return pa.schema(fields[len(CHANGE_COLUMNS) :])
 
     def _encode(self, key: object) -> bytes:
@@ -283,13 +283,13 @@ class Mirror:
         encoded: bytes = self._codec.encode(keys_of(key, self._key_schema).columns)[0].as_py()
         return encoded
 
-    def _entered_stream(self, what: str) -> ScanStream:
+    def _require_stream(self, what: str) -> ScanStream:
         if self._stream is None:
             raise UsageError(f"{what} is known once the mirror is entered: `async with mirror(table) as local`")
         return self._stream
 
     def _raise_failure(self) -> None:
-        self._entered_stream("the copy")
+        self._require_stream("the copy")
         if self._failure is not None:
             raise copy(self._failure) from self._failure
 

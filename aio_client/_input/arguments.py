@@ -50,5 +50,5 @@ def names_of(names: object, option: str) -> tuple[str, ...]:
     """Returns the argument as column names; text is one name. Raises UsageError for other values."""
     items = (names,) if isinstance(names, str) else items_of(names, option, "names of columns")
     if not all(map(is_text, items)):
-        raise UsageError(f"{option} must be names of columns, not {names!r:.80}", option=option)
+        raise UsageError(f"{option} must be names of columns as valid text, not {names!r:.80}", option=option)
     return items

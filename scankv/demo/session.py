@@ -67,7 +67,7 @@ async def run_session(address: str, source: Path, report: Report) -> Outcome:
         zeroing = Zeroing(table, sample)
         streamed, meanwhile = await _stream_while_rows_change(table, zeroing, report)
         afterwards = await _stream_again(table, report)
-        before = zeroing.updated()
+        before = zeroing.updated_rows()
         now = await table.lookup(before.select(list(KEY)))
         await _report_memory(client, report)
     return Outcome(

@@ -43,6 +43,6 @@ class Zeroing:
             self.acknowledged += rows.num_rows
             self.first.set()
 
-    def updated(self) -> pa.Table:
+    def updated_rows(self) -> pa.Table:
         """Returns the rows that were updated, as they were before."""
         return self._rows.slice(0, self.acknowledged)

@@ -96,7 +96,10 @@ def _restore_types(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
     for field in schema:
         index = known.get_field_index(field.name)
         # Another program may have rewritten the file with a column of the same name and another type.
-        same = index >= 0 and _normal(field) in (_normal(known.field(index)), _normal(_as_parquet(known.field(index))))
+        same = index >= 0 and _stored_type(field) in (
+            _stored_type(known.field(index)),
+            _stored_type(_as_parquet(known.field(index))),
+        )
         exact.append(field.with_type(known.field(index).type) if same else field)
     return pa.schema(exact)
 
@@ -109,5 +112,5 @@ def _as_parquet(field: pa.Field) -> pa.Field:
         return field
 
 
-def _normal(field: pa.Field) -> pa.DataType:
+def _stored_type(field: pa.Field) -> pa.DataType:
     return storable_type(field.type, field.name)

@@ -66,7 +66,7 @@ class ChangeColumns:
         """Returns the Arrow columns of `CHANGE_FIELDS`."""
         rows = len(self.kinds)
         if self.offsets is None or self.micros is None:
-            offsets, times = _unknown(rows)
+            offsets, times = _null_offsets_and_times(rows)
         else:
             offsets, times = pa.array(self.offsets), pa.array(self.micros).view(CHANGE_FIELDS[3].type)
         return [_symbols(self.kinds), offsets, _bucket_numbers(bucket, rows), times]
@@ -144,7 +144,7 @@ def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
 
 
 @lru_cache(maxsize=2)
-def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
+def _null_offsets_and_times(rows: int) -> tuple[pa.Array, pa.Array]:
     """Returns null offsets and null times for rows of the table."""
     nothing = pa.nulls(rows, pa.int64())
     return nothing, nothing.view(CHANGE_FIELDS[3].type)

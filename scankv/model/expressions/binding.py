@@ -167,7 +167,7 @@ def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
     """Returns values in the column's type if they are exact in it and Arrow can compare it, otherwise as float64."""
     if pat.is_decimal(values.type):
         floats = pa.array(
-            [None if value is None else _written_same(value) for value in values.to_pylist()], pa.float64()
+            [None if value is None else _float_of_same_text(value) for value in values.to_pylist()], pa.float64()
         )
     else:
         floats = cast_exactly(values, pa.float64())
@@ -179,7 +179,7 @@ def _exact_floats(values: pa.Array, type_: pa.DataType) -> pa.Array:
         return floats
 
 
-def _written_same(value: Decimal) -> float:
+def _float_of_same_text(value: Decimal) -> float:
     """Returns the float whose shortest text is this decimal, such as 0.1 for the decimal 0.1."""
     number = float(value)
     if Decimal(repr(number)) != value:

@@ -53,14 +53,14 @@ def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
         codec: The codec of the table's key, or of the columns of an index, with the names of the columns.
     """
     parts = conjuncts(bound.predicate)
-    listed = _listed_keys(parts, codec)
+    listed = _plan_listed_keys(parts, codec)
     if listed is not None:
         return KeyPlan(listed.ranges, residual_of(listed.left, bound.columns))
     planned = plan_ranges(parts, ColumnBounds(codec, ()))
     return KeyPlan(planned.ranges, residual_of(planned.left, bound.columns))
 
 
-def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | None:
+def _plan_listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | None:
     """Plans long lists of values for all key columns, up to 10,000 keys; returns None for other predicates.
 
     A shortcut for a common case. `plan_ranges` finds the same keys but takes some microseconds per key.

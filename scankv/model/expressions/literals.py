@@ -121,14 +121,14 @@ class ValueList:
         return isinstance(other, ValueList) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((str(self.array.type), len(self.array), *self._shown()))
+        return hash((str(self.array.type), len(self.array), *self._first_literals()))
 
     def __repr__(self) -> str:
         more = len(self.array) - _SHOWN_VALUES
-        shown = ", ".join(map(repr, self._shown()))
+        shown = ", ".join(map(repr, self._first_literals()))
         return f"[{shown}]" if more <= 0 else f"[{shown}, ... {more:,} more]"
 
-    def _shown(self) -> list[Literal]:
+    def _first_literals(self) -> list[Literal]:
         return [Literal(scalar) for scalar in self.array[:_SHOWN_VALUES]]
 
 

@@ -180,7 +180,7 @@ async def test_arguments_of_a_wrong_type_are_refused_by_name(client: Client, tab
     ("call", "message"),
     [
         (lambda table: table.scan().select(1), "select must be names of columns, not 1"),
-        (lambda table: table.scan().select("v", [2]), r"select must be names of columns, not \[2\]"),
+        (lambda table: table.scan().select("v", [2]), r"select must be names of columns as valid text, not \[2\]"),
         (lambda table: table.scan(5), "columns must be names of columns, not 5"),
         (lambda table: table.scan().with_buckets(None), "with_buckets must be bucket numbers, not None"),
         (lambda table: table.lock_columns(["v"], owner=5), "owner must be text, not 5"),
