@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from inspect import cleandoc
 from typing import Annotated, Any, Final
 
 import typer
@@ -59,16 +60,25 @@ class _LazyCommands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
             group.name = name
-            return group
+            return _unwrap_help(group)
         alone = typer.Typer(add_completion=False)
         alone.command(name)(found)
-        return typer.main.get_command(alone)
+        return _unwrap_help(typer.main.get_command(alone))
 
     def __iter__(self) -> Iterator[str]:
         return iter(_LOCATIONS)
 
     def __len__(self) -> int:
         return len(_LOCATIONS)
+
+
+def _unwrap_help(command: Any) -> Any:  # noqa: ANN401
+    """Removes the line breaks within paragraphs of the help, which Typer would keep in all but the first."""
+    if command.help:
+        command.help = "\n\n".join(" ".join(part.split()) for part in cleandoc(command.help).split("\n\n"))
+    for subcommand in getattr(command, "commands", {}).values():
+        _unwrap_help(subcommand)
+    return command
 
 
 class _AllCommands(Commands):
