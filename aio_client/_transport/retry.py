@@ -65,19 +65,26 @@ async def with_retries(
             if last is not None and isinstance(error, DeadlineExceeded) and clock() + _LEAST_SECONDS >= deadline:
                 # An operation ends with the error that made it fail, not with the timeout of a shortened attempt.
                 _add_note_about(last, earlier)
-                raise last from error
+                raise last from last.__cause__
             again = retries(error)
             seconds = backoff(earlier.total() + 1, error.retry_after)
             if not again or clock() + seconds + _LEAST_SECONDS >= deadline:
                 _add_note_about(error, earlier)
                 raise
-            last = copy(error)  # Without the traceback, whose frames would keep the call.
+            last = _without_traceback(error)
         await pause(seconds)
         # The pause may have taken longer than asked for.
         if clock() + _LEAST_SECONDS >= deadline:
             _add_note_about(last, earlier)
-            raise last
+            raise last from last.__cause__
         earlier[f"{type(last).__name__}: {last.message}"] += 1
+
+
+def _without_traceback(error: ScanKvError) -> ScanKvError:
+    """Returns a copy of the error, with its cause, but without the tracebacks, whose frames would keep the call."""
+    bare = copy(error)
+    bare.__cause__ = None if error.__cause__ is None else error.__cause__.with_traceback(None)
+    return bare
 
 
 def _add_note_about(error: ScanKvError, earlier: Counter[str]) -> None:

@@ -112,9 +112,12 @@ async def test_a_pause_that_takes_too_long_ends_it_with_what_was_wrong_before() 
         clock.now += 59.99 if clock.pauses else seconds
         clock.pauses.append(seconds)
 
-    attempt = FailsThenSucceeds(clock, TooManyScans("too many"), Unavailable("away"))
+    away, cause = Unavailable("away"), OSError("the connection")
+    away.__cause__ = cause
+    attempt = FailsThenSucceeds(clock, TooManyScans("too many"), away)
     with pytest.raises(Unavailable, match="away") as caught:
         await with_retries(attempt, timeout=60, retries=lambda _: True, pause=long, clock=clock)
+    assert caught.value.__cause__ is cause
     assert len(clock.pauses) == 2
     assert caught.value.__notes__ == ["1 attempts before this one failed as well:", "  1 x TooManyScans: too many"]
 
@@ -139,14 +142,15 @@ async def test_pauses_are_spread_below_a_bound_that_doubles(failures: int, bound
 
 
 async def test_an_attempt_that_was_cut_short_hides_nothing_of_what_was_wrong_before() -> None:
-    clock = Clock()
+    clock, cause = Clock(), OSError("the connection")
 
     async def attempt(deadline: float) -> str:
         if not clock.pauses:
-            raise TooManyScans("too many", retry_after=9.95)
+            raise TooManyScans("too many", retry_after=9.95) from cause
         clock.now = deadline
         raise DeadlineExceeded("nothing for 0.04 s")
 
-    with pytest.raises(TooManyScans, match="too many"):
+    with pytest.raises(TooManyScans, match="too many") as caught:
         await with_retries(attempt, timeout=10.1, retries=lambda _: True, pause=clock.pause, clock=clock)
     assert clock.pauses
+    assert caught.value.__cause__ is cause
