@@ -127,7 +127,7 @@ class LiveBucket:
         self.before = bucket.snapshot(self.durable_offset)
 
     def lift_barrier(self) -> None:
-        """Lifts the barrier, which makes the writes behind it visible. The caller then calls `notify`."""
+        """Lifts the barrier, which makes the writes that it hid visible. The caller then calls `notify`."""
         assert self._bucket is not None
         assert self.before is not None
         # A transaction without changes is no reason to notify anyone.
@@ -366,7 +366,7 @@ class LiveBucket:
         return self._commit.listen(listener)
 
     def is_quiet_at(self, offset: int) -> bool:
-        """Whether no change exists from this offset on, and none is being written. The bucket is open."""
+        """Whether no change exists from this offset on, and no change is being written. The bucket is open."""
         # A running write holds the mutex until the state includes it.
         return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
 

@@ -73,7 +73,7 @@ class LogStarts:
         }
 
     def check_named(self, offsets: Mapping[int, int]) -> None:
-        """Raises InvalidRequest unless offsets name all buckets to read, and none that the table does not have.
+        """Raises InvalidRequest unless offsets name all buckets to read, and only buckets of the table.
 
         Offsets of other buckets of the table are ignored, so that one position of a complete table fits every shard.
         """

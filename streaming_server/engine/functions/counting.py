@@ -110,7 +110,7 @@ def _divide_rounded(total: pa.Array, count: pa.Array) -> pa.Array:
     refuse_where(divisor > _LOWEST, "the mean of over four billion inputs would not be exact")
     digits = []
     for digit in (high >> _DIGIT, high & _LOWEST, low >> _DIGIT, low & _LOWEST):
-        # A remainder is less than the divisor, which has 32 bits, so another digit fits beside it.
+        # A remainder is less than the divisor, which has 32 bits, so 64 bits hold it and another digit.
         rest = rest << _DIGIT | digit
         digits.append(rest // divisor)
         rest %= divisor

@@ -39,7 +39,7 @@ class MergeEngine(Protocol):
         """
 
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
-        """Merges written rows, none of them a delete, into the current ones. Raises RefusedColumnError."""
+        """Merges written rows, which contain no deletes, into the current rows. Raises RefusedColumnError."""
 
 
 class Engines:

@@ -218,7 +218,7 @@ class Tables:
         return None if live is None else live.state
 
     def table(self, name: str) -> LiveTable:
-        """Returns the table of a name, opened if necessary. Raises TableNotFound, which suggests similar names."""
+        """Returns a table, and opens it if necessary. Raises TableNotFound, which suggests similar names."""
         definition = self._catalog.get(name)
         live = self._live.get(name)
         if live is None:

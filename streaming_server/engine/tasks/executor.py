@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPENINGS_AT_ONCE: Final = 16
-"""How many buckets are opened or closed at once. With 24 threads, 64 buckets took half as long as with 4."""
+"""How many buckets are opened or closed concurrently. With 24 threads, 64 buckets took half as long as with 4."""
 
 
 async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:

@@ -179,7 +179,9 @@ class CommitCoordinator:
         return committed
 
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
-        """Returns the one commit time of all changes of a transaction. Its buckets are open behind the barrier.
+        """Returns the one commit time of all changes of a transaction.
+
+        Call it while the barrier stands and the buckets are open.
 
         Rule: the time is not before an earlier commit in any bucket, and no stream has reported that it has read past
         it. So a stream that starts or stops at a time reads all of a transaction, or nothing of it.

@@ -51,7 +51,7 @@ class CommittedTransactions:
             self._last[committed.family] = committed
 
     def find(self, token: str, id_: str) -> CommittedTransaction | None:
-        """Returns the commit of a token or an id, None if none is remembered."""
+        """Returns the remembered commit with a token or an id, or None."""
         last = self._last.get(id_.rpartition(":")[0])
         if token in self._by_token:
             return self._by_token[token]

@@ -65,7 +65,7 @@ class RepeatedKeys:
         halves, others = _digests(keys)
         first = np.searchsorted(self._repeated[0], halves)
         replaced = np.zeros(len(halves), np.bool_)
-        # Two digests may share their first half by chance. That three do is ruled out.
+        # Two digests may share their first half by chance. Three sharing it is too unlikely to matter.
         for places in (first, first + 1):
             at = places.clip(max=len(self._last) - 1)
             same = (self._repeated[0][at] == halves) & (self._repeated[1][at] == others)

@@ -131,7 +131,7 @@ class Transactions:
 
     @property
     def default_ttl(self) -> float:
-        """The time to live, in seconds, of a transaction that does not name its own."""
+        """The time to live, in seconds, of a transaction that does not set one."""
         return self._limits.ttl_seconds
 
     @property

@@ -215,7 +215,7 @@ class EntryMerge:
 
 
 class _EntryRun:
-    """The reading of one range in one bucket.
+    """Reads one key range of one bucket.
 
     Attributes:
         number: The bucket.

@@ -165,7 +165,7 @@ class TopNCollector:
             indices = pc.indices_nonzero(may_be)
             values = values.take(indices)
         if len(values) > self._n:
-            # Stable, so that of equal values those with the least keys remain.
+            # The sort is stable: among rows with equal values, those with the least keys remain.
             order = pc.sort_indices(values, sort_keys=self._by_value)
             order = order[: self._n + (self._ties(values.take(order)) if self._spec.with_ties else 0)]
             indices, values = indices.take(order), values.take(order)

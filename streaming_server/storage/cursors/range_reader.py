@@ -238,7 +238,7 @@ class RangeReader(Generic[T]):
         self._fast = None
 
     def _read_checked(self, found: list[T], count: int) -> None:
-        """Adds the next entries to `found`; none at the end, and none while it crosses a gap."""
+        """Adds the next entries to `found`. Adds nothing at the end or while it crosses a gap."""
         if not self._is_positioned and not self._advance():
             return
         iterator, first = self._iterator, len(found)
