@@ -104,7 +104,8 @@ async def test_a_pinned_scan_that_is_cut_gives_the_rows_of_one_that_is_not(
         same = rows.equals(whole)
         assert same, f"{rows.num_rows} rows, expected {whole.num_rows}"
         statistics = stream.statistics()
-        assert statistics.attempts <= cuts + 1
+        # For a moment after a cut, gRPC may start an attempt over the connection that was cut. It delivers nothing.
+        assert statistics.attempts <= 2 * cuts + 1
         assert statistics.rows_scanned <= ROWS + cuts * CHUNK_ROWS
         assert len(stream.resumptions) == statistics.attempts - 1 > 1
         assert {tuple(sorted(each.to_log_offsets.items())) for each in stream.resumptions} == {
