@@ -1,11 +1,11 @@
 """Resume tokens: where a scan continues, as opaque bytes that fit only the scan they come from.
 
     version u8 · table u32 · schema u32 · query u32 · time of the view i64 · buckets u16 ·
-    (bucket u16 · log offset i64) ... · bucket u16 · left of the limit u64 · key ... · CRC32C u32
+    (bucket u16 · log offset i64) ... · bucket u16 · remaining limit u64 · key ... · CRC32C u32
 
-All integers are little-endian. `table`, `schema` and `query` are digests: the token of another scan is refused with the
-difference. The log offsets are those of the view that the token comes from, so a scan that resumes over a newer view
-can report both. All tokens of a stream agree up to and including the log offsets.
+All integers are little-endian. `table`, `schema` and `query` are digests, so the refusal of a token of another scan
+can name the difference. The log offsets are those of the view that the token comes from, so a scan that resumes over a
+newer view can report both. All tokens of a stream agree up to and including the log offsets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ResumePoint:
 
     Attributes:
         position: How far the scan had come.
-        remaining: What is left of its limit. None: no limit.
+        remaining: The remaining limit. None: no limit.
         view: The view that it was reading. The number of its rows is not in the token.
     """
 
@@ -77,7 +77,7 @@ class TokenWriter:
         self._checksum = google_crc32c.value(self._head)
 
     def token(self, position: ScanPosition, remaining: int | None) -> bytes:
-        """Returns the token for continuing after a position with the rest of the limit."""
+        """Returns the token for continuing after a position with the remaining limit."""
         tail = _TAIL.pack(position.bucket, _NO_LIMIT if remaining is None else remaining) + position.key
         return self._head + tail + _CHECKSUM.pack(google_crc32c.extend(self._checksum, tail))
 

@@ -132,7 +132,7 @@ class RowReader:
         Args:
             index: The index.
             indexed: The keys found.
-            residual: The predicate that is left to evaluate on the rows.
+            residual: The residual predicate. None: no predicate remains.
         """
         codec, columns = self.codec, self.columns
         if indexed.rows is not None:

@@ -23,11 +23,11 @@ MAX_LARGE_CHUNKS = 8
 MAX_UNPROVEN_LARGE_CHUNKS = 4
 """The same limit for a scan that has sent less than `PROVEN_BYTES`."""
 PROVEN_BYTES = 3 * 1024 * 1024
-"""More than a client's usual window: a reader that was sent this much has taken some of it."""
+"""More than the usual flow-control window of a client: a scan that has sent this much has a reader that reads."""
 _AT_ONCE_SECONDS = 0.5
 
 MAX_UNREAD_ENDINGS = 16
-"""The most scans of one connection that are over although their reader has not taken the last messages."""
+"""The most scans of one connection that are over and have messages that their reader has not taken yet."""
 
 _log = logging.getLogger(__name__)
 

@@ -73,7 +73,9 @@ class WaitingCalls:
         return self.waiting >= self._max_calls
 
     async def wait_for_change(self, asked: VersionQuery, seconds: float) -> None:
-        """Returns when the version may have changed, or after `seconds`. Call it without awaiting after `again`.
+        """Returns when the version may have changed, or after `seconds`.
+
+        Do not await anything between `again` and this call, or a change in between goes unnoticed.
 
         Raises:
             ServerDraining: The server is shutting down.

@@ -12,7 +12,7 @@ _TASKS_PER_TURN: Final = 16
 
 
 class WakeupThrottle:
-    """Tasks that wait until `wake` is called, once. Bound to the event loop; `len` counts the tasks that still wait."""
+    """Tasks that wait for the one call of `wake`. Bound to the event loop; `len` counts the tasks that still wait."""
 
     def __init__(self) -> None:
         # Futures in the order of their arrival.

@@ -1,6 +1,6 @@
-"""The already-applied filter: removes changes that the rows of a start from the full table contain already.
+"""The already-applied filter: removes changes that the rows of a full start already contain.
 
-A start from the full table that was interrupted has rows of several views.
+The rows of a full start that was interrupted come from several views.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class AlreadyAppliedFilter:
-    """Removes the changes that the rows of later views contain already. Immutable.
+    """Removes the changes that the rows of later views already contain. Immutable.
 
-    The log is read from where the first view ends. Rows after the position of an interruption come from a later view,
-    so only changes of these rows after that view are new.
+    The changelog is read from the end of the first view on. Rows after the position of an interruption come from a
+    later view, so changes of these rows are new only if they come after that view.
 
     Args:
         views: The later views, at least one, in the order in which they were read.

@@ -29,8 +29,8 @@ class ChangeRows:
     Args:
         definition: The table as of the opening.
         columns: The columns to return. None: all.
-        where: The predicate on the rows. None: all rows. If changes have no rows before them and the predicate uses
-            more than the key, rows that do not match come as deletions.
+        where: The predicate on the rows. None: all rows. If the changelog has no before-images and the predicate uses
+            more than the key, rows that do not match are returned as deletes.
         not_before: Changes committed before this time, in microseconds since 1970 UTC, are dropped.
 
     Raises:
@@ -68,7 +68,7 @@ class ChangeRows:
             records: The changes, at least one record.
             bucket: The bucket that they come from.
             definition: The current definition of the table, which has their schemas.
-            applied: Filters the changes that the rows sent before contain already. None: all are new.
+            applied: Removes the changes that the rows sent earlier already contain. None: all changes are new.
         """
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
@@ -163,7 +163,7 @@ def _visible_changes(
     """Selects changes as a reader of matching rows sees them.
 
     A row that begins to match is an insert for the reader; a row that ceases to match is a delete. Half of an update
-    without its other half is treated likewise.
+    without its other half is treated the same way.
     """
     kinds = kinds.copy()
     before, after = kinds == RowKind.UPDATE_BEFORE, kinds == RowKind.UPDATE_AFTER

@@ -53,11 +53,11 @@ class ChangeStream:
         self._rows = self._chunks = self._checksum = 0
         self._remaining = opened.limit
         self._watermark = 0
-        # The token after the last message. A later header, which needs a token too, precedes the chunk it is for.
+        # The token of the last message. A header for a new schema repeats it, because the header precedes its chunk.
         self._last_token = b"" if opened.full else opened.token(opened.limit)
 
     def messages(self) -> Iterator[bytes | float]:
-        """Yields the messages, serialized, each built on demand; a number is how many seconds to wait for more changes.
+        """Yields serialized messages, each built on demand, or a number: the seconds to wait for more changes.
 
         Raises:
             DataLoss, PositionExpired: The changes cannot be read. No trailer follows.

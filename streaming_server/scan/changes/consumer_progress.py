@@ -26,8 +26,7 @@ class ConsumerProgress:
 
     Attributes:
         position: How far the consumer has come, in every bucket that it ever read.
-        query: The digest of the query whose rows are being read, while a start from the full table reads rows.
-            Otherwise meaningless.
+        query: The digest of the query, while a full start reads its rows. Otherwise meaningless.
     """
 
     position: LogPosition
@@ -49,11 +48,11 @@ class ConsumerProgress:
 
     @property
     def is_reading_rows(self) -> bool:
-        """Whether some rows of the full table were read, but not all of them."""
+        """Whether some of the rows of a full start were read, but not all of them."""
         return self.position.scanning and self.position.scanned is not None
 
     def advance_to(self, to: ConsumerProgress) -> ConsumerProgress:
-        """Returns the later of two positions: of offsets, the later one in every bucket.
+        """Returns the later of two positions. The offsets of each bucket are compared separately.
 
         Raises:
             InvalidResumeToken: The other position comes from a stream of other buckets, while rows are being read.
@@ -78,7 +77,7 @@ class ConsumerProgress:
 
 
 def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, ...]:
-    """Returns the views that a position after the rows still needs, reduced to some buckets."""
+    """Returns the views that a position with all rows read still needs, restricted to some buckets."""
     passed = all(
         count_of(position.offsets[bucket]) >= count_of(end)
         for view in position.views
@@ -93,7 +92,7 @@ def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, 
 
 
 def _later(before: LogPosition, after: LogPosition) -> LogPosition:
-    """Returns the later offset of each bucket, with the views of `before`: buckets added later have no others."""
+    """Returns the later offset of each bucket. Keeps the views of `before`: new buckets bring no other views."""
     offsets = dict(before.offsets)
     for bucket, offset in after.offsets.items():
         offsets[bucket] = max(offset, offsets.get(bucket, offset), key=lambda one: (count_of(one), one))
@@ -103,7 +102,7 @@ def _later(before: LogPosition, after: LogPosition) -> LogPosition:
 
 
 def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition) -> NetPosition | None:
-    """Returns how far the net changes from an offset on were returned, in the later position that has them."""
+    """Returns the later position in the net changes that begin at an offset; None if neither position has one."""
     positions = [
         position.net[bucket]
         for position in (before, after)
@@ -113,7 +112,7 @@ def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition
 
 
 def _rows_read(position: LogPosition) -> tuple[int, bytes, int]:
-    """Returns the sort key of positions within the rows of one start."""
+    """Returns the key by which positions within the rows of one full start are ordered."""
     if position.scanned is None:
         return -1, b"", 0
     return position.scanned.bucket, position.scanned.key, len(position.views)

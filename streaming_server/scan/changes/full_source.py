@@ -25,7 +25,7 @@ class FullSource:
     The changelog is retained from the opening on, however long reading the rows takes.
 
     Args:
-        table: The rows: of one view, or the rest of them after an interruption.
+        table: The rows of one view; after an interruption, the remaining rows.
         rows: Builds the chunks of the stream.
         log: The changes that follow.
         views: The views that the rows come from, except the first.
@@ -55,7 +55,7 @@ class FullSource:
 
     @property
     def schema_id(self) -> int:
-        """The version of the table's schema that they have."""
+        """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
 
     @property

@@ -45,7 +45,7 @@ class LogPlan:
             consumer.
         consumer_must_exist: Whether to refuse a consumer that does not exist.
         lag_threshold: A bucket with a greater lag, in changes, returns net changes. None: the server's setting.
-        unmatched_delete: Whether rows that do not match come as deletions if it is unknown whether they matched before.
+        unmatched_delete: Whether a row that does not match is returned as a delete if it may have matched before.
     """
 
     buckets: tuple[int, ...] | None
@@ -68,7 +68,7 @@ class LogPlan:
         """Checks that the table's changelog can provide the requested changes.
 
         Raises:
-            InvalidRequest: The changelog cannot provide them.
+            InvalidRequest: The changelog cannot provide the changes.
             TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
         options, table = definition.options, definition.name
@@ -133,7 +133,7 @@ class ChangeSource(Protocol):
 
     @property
     def schema_id(self) -> int:
-        """The version of the table's schema that it has."""
+        """The version of the table's schema that the next chunk has."""
 
     @property
     def view(self) -> View:
@@ -158,7 +158,7 @@ class ChangeSource(Protocol):
         """Whether rows of the table are still to come."""
 
     def watermark(self) -> int | None:
-        """Returns the time, in microseconds since 1970, before which every change was returned. None: unknown."""
+        """Returns the time, in microseconds since 1970 UTC, before which every change was returned. None: unknown."""
 
     def give_back(self, bucket: int, last: int | None) -> None:
         """Gives back the changes of the last chunk after the offset `last` of a bucket.
@@ -201,5 +201,5 @@ class OpenedLog:
     consumer_fence: int = 0
 
     def token(self, remaining: int | None) -> bytes:
-        """Returns the token for continuing after the chunks returned so far, with the rest of the limit."""
+        """Returns the token for continuing after the chunks returned so far, with the remaining limit."""
         return self.tokens.token(self.source.position(), remaining)

@@ -92,13 +92,13 @@ class LogSource:
     iterator and no file; its retention hold keeps the changes that it has not read.
 
     Args:
-        owner: The name of its retention hold.
+        owner: The name of the source's retention hold.
         rows: Builds the chunks.
         tails: The changelogs, by bucket.
         view: Has the offsets where each bucket resumes.
         stops: Where the stream ends.
         latest: Returns the current definition of the table.
-        applied: Filters the changes that were sent as rows already. None: none were.
+        applied: Removes the changes that the rows sent earlier already contain. None: all changes are new.
         net_changes: Computes the net changes of buckets with a long backlog. None: every change is read.
         started: The catch-ups that earlier streams have started, by bucket. Needs `net_changes`.
         now_micros: Returns the current commit time. No later commit has an earlier time.
@@ -146,7 +146,7 @@ class LogSource:
 
     @property
     def schema_id(self) -> int:
-        """The version of the table's schema that they have."""
+        """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
@@ -159,7 +159,7 @@ class LogSource:
         if self._aborted is not None:
             raise copy(self._aborted)
         self._wakeup.clear()
-        if self._stops.seconds_left() == 0:  # the unread changes may be after the stop
+        if self._stops.seconds_left() == 0:  # the unread changes may come after the stop
             return WAITING
         for turn, bucket in enumerate(self._turn):
             end = self._readable_end(bucket)
@@ -234,15 +234,15 @@ class LogSource:
         return False
 
     def watermark(self) -> int | None:
-        """Returns the time, in microseconds since 1970, before which every change was read. None: some are unread."""
-        # Read the clock first, so that later commits are not before it.
+        """Returns the time, in microseconds since 1970 UTC, before which the source has read all changes; else None."""
+        # Read the clock first, so that no later commit has an earlier time.
         now = self._now_micros()
         return now if all(self._tails[b].is_quiet_at(offset) for b, offset in self._offsets.items()) else None
 
     def give_back(self, bucket: int, last: int | None) -> None:
         """Gives back the changes of the last chunk after the offset `last` of a bucket."""
         assert last is not None
-        if bucket not in self._catch_ups:  # a catch-up counts its net changes; a stream with a limit ends here anyway
+        if bucket not in self._catch_ups:  # a catch-up keeps its own count; the limit ends the stream
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:

@@ -1,6 +1,6 @@
-"""Resume tokens of changes: how far each bucket was read, and how far the rows of a start from the full table.
+"""Resume tokens of changes: how far each bucket was read, and how far the rows of a full start were read.
 
-    version u8 · table 4 · query 4 · left of the limit u64 · buckets u16 · (bucket u16 · offset i64) ... ·
+    version u8 · table 4 · query 4 · remaining limit u64 · buckets u16 · (bucket u16 · offset i64) ... ·
     views u16 · (view) ... · scanning u8 · scanned u8 · (bucket u16 · length u16 · key) ·
     catch-ups u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... · CRC32C u32
 
@@ -37,7 +37,7 @@ _NO_LIMIT: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class LaterView:
-    """A view with which a start from the full table continued after an interruption.
+    """A view with which a full start continued after an interruption.
 
     Attributes:
         after: The rows after this position are those of the view.
@@ -54,7 +54,7 @@ class NetPosition:
 
     Attributes:
         end: The offset where the backlog ends. It starts at the bucket's offset in the position.
-        partitions: The number of partitions of its keys; 0 if it is not known yet.
+        partitions: The number of partitions of the keys; 0 if it is not known yet.
         given: The number of net changes returned.
     """
 
@@ -69,10 +69,10 @@ class LogPosition:
 
     Attributes:
         offsets: For each bucket, the offset of the next change.
-        scanned: How far the rows of a start from the full table were read. None: they are complete, not started, or not
-            part of the stream.
-        views: The views of those rows, except the first one, which `offsets` stand for.
-        scanning: Whether rows of the full table are still to come, even if none has come so far.
+        scanned: How far the rows of a full start were read. None: no row was read yet, all rows were read, or the
+            stream has no full start.
+        views: The views that these rows come from, except the first view, which ends at `offsets`.
+        scanning: Whether rows of a full start are still to come, even if none has come so far.
         net: For each bucket in a compacted catch-up, how far its net changes were returned.
     """
 
@@ -88,7 +88,7 @@ class LogTokenWriter:
         self._digests = fingerprint.table, fingerprint.query
 
     def token(self, position: LogPosition, remaining: int | None) -> bytes:
-        """Returns the token for continuing after a position with the rest of the limit."""
+        """Returns the token for continuing after a position with the remaining limit."""
         buckets = sorted(position.offsets)
         left = _NO_LIMIT if remaining is None else remaining
         parts = [_HEAD.pack(_VERSION, *self._digests, left, len(buckets))]
@@ -115,7 +115,7 @@ class LogToken:
         table: The digest of the table that it belongs to.
         query: The digest of the query that it belongs to.
         position: Where to resume.
-        remaining: What is left of the limit. None: no limit.
+        remaining: The remaining limit. None: no limit.
     """
 
     table: bytes
@@ -125,7 +125,7 @@ class LogToken:
 
 
 def read_log_token(token: bytes, fingerprint: Fingerprint) -> tuple[LogPosition, int | None]:
-    """Returns where the token of a query resumes, and what is left of the limit.
+    """Returns where the token of a query resumes, and the remaining limit.
 
     Raises:
         InvalidResumeToken: The token is damaged, has another version, or belongs to another table or query.

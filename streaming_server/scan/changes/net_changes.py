@@ -229,7 +229,7 @@ class NetChanges:
         rows = pa.RecordBatch.from_struct_array(batch.column("row"))
         kinds = batch.column("kind").to_numpy()
         first, last = _first_and_last_of_each_key(batch.column("key"))
-        order = np.argsort(last)  # log order, however the log was read in steps
+        order = np.argsort(last)  # log order, whatever steps the log was read in
         first, last = first[order], last[order]
         net, indices, ends = kinds[last], last, last
         if self._before_images:
@@ -331,7 +331,7 @@ class _HashPartitions:
         return pa.concat_tables([spilled, pa.Table.from_batches(parts, schema=spilled.schema)])
 
     def close(self) -> None:
-        """Closes the files. They are not needed any more."""
+        """Closes the spilled files."""
         for writer in filter(None, self._writers):
             # close() writes the end of the stream, for which there may be no disk space.
             with suppress(OSError):

@@ -100,7 +100,7 @@ class BaseCursor:
         return BatchMessage(self._base.message(self._whole_batch), self._base.crc32c(self._whole_batch))
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """Returns the requested columns of the next matching rows, maybe an empty batch; None at the end.
+        """Returns the requested columns of the next matching rows, possibly an empty batch; None at the end.
 
         Reads at most `max_rows` rows and about `max_bytes` of Arrow data, but at least one row. Raises DataLoss if the
         base is damaged or a row of the delta cannot be decoded.
@@ -193,7 +193,7 @@ class BaseCursor:
 
 @dataclass(frozen=True, slots=True)
 class _KeptRows:
-    """The rows of a range that are in a batch: those where `kept` is true, or all if it is None."""
+    """The rows of a range that are in a batch: those where `kept` is true, or all rows if `kept` is None."""
 
     row_range: RowRange
     kept: pa.BooleanArray | None

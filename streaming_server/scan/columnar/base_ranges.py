@@ -125,8 +125,8 @@ class _DeltaBlock:
 class RowRanges:
     """Cuts a base and its merged delta into row ranges.
 
-    Rows of the base are numbered as if they were one table. Those from `_low` up to `_high` are still to be read, and
-    likewise of the delta.
+    Rows of the base are numbered as if they were one table. Those from `_low` up to `_high` are still to be read. The
+    same holds for the rows of the delta.
 
     Args:
         base: The columnar base.
@@ -209,13 +209,13 @@ class RowRanges:
         return (stop - count, stop) if self._reverse else (first, first + count)
 
     def _delta_beside(self, first: int, stop: int) -> tuple[int, int]:
-        """Returns the bounds of the delta rows that come before the base row after the given base rows."""
+        """Returns the bounds of the next delta rows, up to the base row that follows the given base rows."""
         if self._delta_low == self._delta_high:
             return self._delta_low, self._delta_high
         if self._reverse:
             if first == self._low:
                 return self._delta_low, self._delta_high
-            # After that base row: a delta row with the same key replaces it.
+            # Exclude the key of that base row: a delta row with the same key replaces the base row.
             return self._delta.count_below(self._key(first - 1) + b"\0"), self._delta_high
         if stop == self._high:
             return self._delta_low, self._delta_high
@@ -233,7 +233,7 @@ class RowRanges:
         return first, max(first + 1, min(stop, first + max_rows, fitting))
 
     def _base_before_delta(self, first: int, stop: int, delta_first: int, delta_stop: int) -> tuple[int, int]:
-        """Returns the bounds of those given base rows that come before the delta row after the given delta rows."""
+        """Returns the bounds of the given base rows, cut at the delta row that follows the given delta rows."""
         if first == stop:
             return first, stop
         if self._reverse:
@@ -282,7 +282,7 @@ class RowRanges:
         return self._block
 
     def _end_key(self, first: int, stop: int, delta: MergedDelta) -> bytes:
-        """Returns a key up to which the bucket has been read, even if none of these rows is left after the merge."""
+        """Returns a key up to which the bucket has been read, even if the merge leaves none of these rows."""
         if first < stop:
             return self._key(first if self._reverse else stop - 1)
         return _key_at(delta.keys, 0 if self._reverse else len(delta) - 1)

@@ -115,7 +115,7 @@ class _SentChunks:
         self._scan = scan
 
     def fit_small_chunk(self, max_rows: int) -> int:
-        """Returns at most `max_rows` rows that take about 96 KiB, if they are as long as those that were sent."""
+        """Returns how many rows of the average length sent so far take about 96 KiB, at most `max_rows`."""
         return max(1, min(max_rows, SMALL_CHUNK_BYTES * self.rows // self._scan.bytes_returned))
 
     def frame(self, chunk: Chunk, token: bytes) -> bytes:

@@ -148,7 +148,7 @@ class EntryMerge:
         return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
 
     def _next(self, runs: Sequence[_EntryRun], step: int) -> pa.RecordBatch:
-        """Reads `step` entries of some buckets, decodes them at once, and returns those that match."""
+        """Reads `step` entries of some buckets, decodes them together, and returns those that match."""
         parts: list[tuple[_EntryRun, list[bytes]]] = []
         began = time.thread_time()
         for run in runs:

@@ -55,8 +55,8 @@ def choose_order(
     """Returns the index that finds the first rows; None if all rows have to be read.
 
     The index has `by` as its last column, the predicate compares all columns before it with a single value, and the
-    index covers the rest of the predicate. If the key bounds the rows, a scan reads those, unless the index bounds them
-    as well.
+    index covers the residual predicate. If the predicate bounds the key as well, a scan of the key range is preferred
+    to an index with a residual predicate.
 
     Args:
         spec: The requested rows.

@@ -29,8 +29,8 @@ class CachedResult:
 
     Attributes:
         version: The version of the view that was read. The view is durable.
-        response: The serialised response, the same for all callers.
-        first_caller_fields: More serialised fields of the response, for the caller that caused the computation: its
+        response: The serialized response, the same for all callers.
+        first_caller_fields: More serialized fields of the response, for the caller that caused the computation: its
             cost.
     """
 

@@ -25,8 +25,8 @@ MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
 """The limit for the stored rows of a result."""
 
 _DEFERRED_ROWS: Final = 1024
-"""The most candidates of a columnar base of which only the value was read. Beyond it, the rows of those that still
-qualify are read.
+"""The most candidates from columnar bases whose rows are not read yet. If there are more, the rows of the candidates
+that still qualify are read.
 """
 _DEFERRED_BATCHES: Final = 64
 """The same limit in batches. The merge order of a batch with delta rows takes up to 320 KiB."""
@@ -172,7 +172,7 @@ class TopNCollector:
         return indices, values
 
     def _bound(self) -> pa.Scalar | None:
-        """Returns a value such that n rows are not worse. None: no such value other than null is known."""
+        """Returns a value that n rows are known to reach or beat. None: no such value other than null is known."""
         bound = None
         if self._best is not None and len(self._best) == self._n:
             bound = self._best[-1]

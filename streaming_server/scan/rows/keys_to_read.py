@@ -24,7 +24,7 @@ def keys_to_read(
     reverse: bool,
     ordered: bool,
 ) -> dict[int, KeyRanges]:
-    """Returns what is left to read of each bucket, ascending by bucket, without buckets that cannot have matching rows.
+    """Returns the remaining key ranges of each bucket, ascending; omits buckets that cannot have matching rows.
 
     A position is a key, and the ranges are cut there. So a scan resumes exactly, in whichever range it was.
 

@@ -24,7 +24,7 @@ class KvSource:
 
     Args:
         schema: The schema of the chunks.
-        schema_id: The version of the table's schema that they have.
+        schema_id: The version of the table's schema that the chunks have.
         view: The view that is read.
         cursors: A cursor for each bucket still to be read, all of one instant.
         position: Where the source resumes. None: at the beginning.

@@ -34,7 +34,7 @@ class OrderedSource:
     """A `ChunkSource` over the cursors of a view that returns the rows of all buckets in one order.
 
     It reads some rows of every bucket ahead. Rows up to the least of the last keys read can be returned; they are
-    sorted by encoded key and decoded at once. The first 128 rows are merged one by one instead, with each bucket one
+    sorted by encoded key and decoded together. The first 128 rows are merged one by one instead, with each bucket one
     row ahead, so that a small limit reads no more rows than the limit and the number of buckets.
 
     Memory holds, of each bucket, at most one and a half times its share of a chunk in rows and bytes, unless a single
@@ -181,7 +181,7 @@ class OrderedSource:
             if run.has_at_most(rows // 2, size // 2):
                 read.append((run, run.next_rows(rows, size)))
         parts = [(run.bucket, new) for run, new in read]
-        # Compute the keys of all buckets at once, because the step of a single bucket may be small.
+        # Compute the keys of all buckets together, because the step of a single bucket may be small.
         keys = (
             self._with_bucket_in_errors(self._representation.keys_of, pa.concat_arrays([new for _, new in read]), parts)
             if read
