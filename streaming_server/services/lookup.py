@@ -169,7 +169,7 @@ class LookupService:
     async def _bind_unless_valid(
         self, request: _Question, query: bytes, bind: _Bind[_Question, _Result]
     ) -> BoundQuery[_Question, _Result] | None:
-        """Binds a query that is not known to be valid for its table. None: it is, and the cache may have its result."""
+        """Binds a query. None: the query is known to be valid for its table, and the cache may have its result."""
         definition = definition_of(self._tables, request)
         if self._results.is_valid(query, definition.incarnation, definition.schema.id):
             return None

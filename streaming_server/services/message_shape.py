@@ -24,7 +24,7 @@ _SMALL_BYTES: Final = 4096
 """A message of at most this size is not inspected, because it cannot cost much work."""
 
 _RECORD_COST: Final = 16
-"""The least bytes that a record counts as, which bounds the number of records to inspect."""
+"""Each record counts as at least this many bytes, which bounds the number of records to inspect."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPES: Final = {
@@ -86,7 +86,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
 def _open(
     field: FieldDescriptor, start: int, at: int, end: int, messages: list[tuple[Any, int, int]]
 ) -> tuple[int, int]:
-    """Returns the position from which on a record with a length counts, and its end.
+    """Returns the part of a length-delimited record that counts: its start and its end.
 
     Only the head of a binary value counts. A larger message is added to `messages`, so that its fields count instead.
     """

@@ -35,7 +35,7 @@ _FUNCTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class BoundQuery(Generic[_Request, _Result]):
-    """A query whose columns and predicate fit one definition of its table. Compute it once at most.
+    """A query whose columns and predicate fit one definition of its table. Compute its result at most once.
 
     Attributes:
         request: The request.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.query_request import QueryRequest
 
-# The turns of the event loop between chunks. Another call needs several turns, and would wait for a chunk with each.
+# The turns of the event loop between chunks. Another call needs several turns, and would wait for a chunk at each.
 _TURNS = 4
-# Chunks of a few columns of a base take a fraction of this, and a turn has a cost, so several chunks share one.
+# A chunk of a few columns of a base takes a fraction of this, and a turn has a cost, so several chunks share a turn.
 _SECONDS_A_TURN = 0.001
 
 

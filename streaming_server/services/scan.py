@@ -1,6 +1,6 @@
 """`ScanService`: one server stream for one scan.
 
-The producer serialises the messages itself, so the service registers its own handlers instead of the generated ones.
+The producer serializes the messages itself, so the service registers its own handlers instead of the generated ones.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ScanService:
         request: scan_pb2.ScanKvRequest,
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
     ) -> None:
-        """Opens the view and sends its messages. Frees the view however the call ends."""
+        """Opens the view and sends its messages. Releases the view however the call ends."""
         started = time.monotonic()
         async with map_errors(request, context):
             if request.HasField("log"):
@@ -159,7 +159,7 @@ class ScanService:
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
         started: float,
     ) -> None:
-        """Streams changes, as they happen."""
+        """Streams changes as they are committed."""
         plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes, DEFAULT_LOG_CHUNK_ROWS)
         heartbeat = heartbeat_seconds(request, self._follow_heartbeat_seconds)
         table = self._tables.table(request.table)

@@ -83,8 +83,8 @@ class Bucket:
             clock: The clock of the server.
             writer_limits: Limits the writers of the bucket.
             read_only: Why the bucket is opened only for reading, which needs no disk space. None: for writing as well.
-            state_at_close: The state with which this process closed the bucket after a write or a sync failed. None: it
-                did not have the bucket open.
+            state_at_close: The state with which this process closed the bucket after a write or a sync failed. None:
+                this process has not had the bucket open.
             mark_seconds: How precisely the ages of changes are known, in seconds.
 
         Raises:
@@ -175,7 +175,7 @@ class Bucket:
         return self._store.get_rows(keys)
 
     def commit_time(self) -> int:
-        """Returns the commit time of a commit made now, in microseconds since 1970: never before the last commit."""
+        """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases."""
         return max(self._state.commit_micros, self._clock.commit_micros())
 
     def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
@@ -249,7 +249,7 @@ class Bucket:
         return state
 
     def trim_log(self, offset: int) -> None:
-        """Removes the changes before an offset, but none that is under a retention hold."""
+        """Removes the changes before an offset, except those under a retention hold."""
         batch = self._store.batch()
         first = self.log.trim(batch, offset)
         if first > self._state.log_first:
@@ -340,7 +340,7 @@ class Bucket:
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
     def sync(self, offset: int) -> None:
-        """Makes every change before `offset`, which must have been applied, durable and advances the watermark."""
+        """Makes the changes before `offset`, all of them already applied, durable, and advances the watermark."""
         if self._store.is_read_only:
             if not self._logs_are_durable:
                 self._store.check_writable()

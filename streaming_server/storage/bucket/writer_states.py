@@ -51,7 +51,7 @@ _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
 _FORMAT: Final = 1
 # format, number of answers, epoch, next sequence, acked below, last use in microseconds of service time
 _HEADER: Final = struct.Struct("<BBIQQq")
-# sequence, rows applied, offset after them, whether they are all
+# sequence, rows applied, offset after these rows, whether the request is complete
 _ANSWER: Final = struct.Struct("<QIqB")
 
 
@@ -61,7 +61,7 @@ class WriteIdentity:
 
     Attributes:
         writer: The id of the writer.
-        epoch: 0 for an anonymous writer, else the epoch that opening the writer returned. Each opening fences the
+        epoch: 0 for an anonymous writer; otherwise the epoch that opening the writer returned. Each opening fences the
             epochs before it.
         sequence: The sequence number of the request. The numbers of one writer ascend, from any number on, with gaps.
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
@@ -82,7 +82,7 @@ class WriteStep:
     Attributes:
         identity: The request.
         rows: How many of the request's rows for this bucket are applied after the batch, from the first one on.
-        complete: Whether that is all of them.
+        complete: Whether all of these rows are applied then.
     """
 
     identity: WriteIdentity
@@ -96,9 +96,9 @@ class WriteAnswer:
 
     Attributes:
         sequence: The sequence number of the request.
-        rows: How many of its rows are applied.
-        offset: The offset of the bucket after them.
-        complete: Whether that is all of them.
+        rows: How many of the request's rows for this bucket are applied.
+        offset: The offset of the bucket after these rows.
+        complete: Whether all rows are applied.
     """
 
     sequence: int
@@ -314,7 +314,7 @@ class WriterStates:
         return self._count != 0 and self._clock.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
 
     def sweep(self) -> int:
-        """Forgets the writers whose last request is too long ago; returns how many."""
+        """Forgets the writers that have been idle for too long; returns how many."""
         now = self._clock.service_micros()
         batch, expired, there, changed = self._store.batch(), 0, 0, False
         for key, value in self._stored_records():

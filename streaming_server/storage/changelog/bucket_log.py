@@ -184,7 +184,7 @@ class BucketLog:
         return count
 
     def offset_of_bytes(self, size: int) -> int:
-        """Returns the offset at which the log, counted from its very beginning, has a size; rounded up to a mark."""
+        """Returns the offset at which the bytes ever written to the log reach a size; rounded up to a mark."""
         span = self.span
         for mark in self._marks():
             if mark.size >= size:

@@ -26,14 +26,15 @@ class ChangeLog(Protocol):
     ) -> list[LogRecord]:
         """Returns the changes from offset `start` up to, but without, offset `end`, in order.
 
-        At least one when one exists; at most `max_changes`; no further record after `max_bytes` stored bytes.
+        Returns at least one change if one exists, and at most `max_changes`. Reads no further record after `max_bytes`
+        stored bytes.
 
         Raises:
             DataLoss: Changes are missing or damaged.
         """
 
     def offset_at(self, micros: int, definition: TableDefinition) -> int:
-        """Returns the offset of the first change committed at or after a time; the end when no change is that late."""
+        """Returns the offset of the first change committed at or after a time; the end of the log if none exists."""
 
     def hold(self, owner: str, offset: int, seconds: float | None = None) -> None:
         """Keeps changes from an offset on until `release`, or for some seconds. Replaces the owner's last hold."""
@@ -42,9 +43,9 @@ class ChangeLog(Protocol):
         """Ends the retention hold of an owner, if it has one."""
 
     def trim(self, batch: StoreBatch, offset: int) -> int:
-        """Adds the removal of the changes before an offset to a batch of writes. Retention holds win.
+        """Adds the removal of the changes before an offset to a batch of writes.
 
-        Changes that share a record with a later one may stay on disk.
+        Changes under a retention hold are kept. Changes that share a record with a later change may stay on disk.
 
         Returns:
             The count of the first change that is kept. The caller makes it `span.first` when it applies the batch.

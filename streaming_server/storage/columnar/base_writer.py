@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
 
 BATCH_ROWS: Final = 32_768
-"""Rows of a batch, at most."""
+"""The most rows of a batch."""
 
 BATCH_BYTES: Final = 2 << 20
 """The approximate size of the Arrow body of a batch. A longer row is a batch of its own."""
 
 LONGEST_ZONE_VALUE: Final = 64
-"""Bytes of the longest string or binary value in a zone map. A batch with a longer bound has no zone."""
+"""The most bytes of a string or binary value in a zone map. A batch with a longer bound has no zone."""
 
 _HELD_BYTES: Final = 4 * BATCH_BYTES
 _BYTES_OF_A_PART: Final = 4096

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_AHEAD: Final = 1
-"""How many messages before and after one that is read for the first time the system reads ahead."""
+"""On the first read of a message, the system reads this many neighbours ahead, both before and after it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class BucketCursor:
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which the cursor has read. None: before the first. Takes a few microseconds.
+        """The encoded key up to which the cursor has read. None: before the first row. Takes a few microseconds.
 
         This is the key of the last row returned, or a later one when no rows lie between the two. Raises DataLoss when
         that row is damaged.
@@ -74,10 +74,10 @@ class BucketCursor:
         return None if self._reader is None else self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """Returns the next rows, at most `max_rows`, and possibly none, although `last_key` has moved. None at the end.
+        """Returns the next rows, at most `max_rows`; None at the end.
 
-        All rows but the last together take at most `max_bytes` stored bytes. Raises DataLoss when a row cannot be
-        decoded, or when the end-of-range check fails.
+        The batch may be empty even though `last_key` has advanced. All rows but the last together take at most
+        `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded, or when the end-of-range check fails.
         """
         values = self.next_rows(max_rows, max_bytes)
         if values is None:

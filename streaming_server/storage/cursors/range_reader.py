@@ -106,7 +106,7 @@ class RangeReader(Generic[T]):
     Attributes:
         ended: Whether all entries of the range were read, and the end-of-range check has passed.
         beyond: After the end, the key of the next entry outside the range. None: the reader has not seen one.
-        exhausted: Whether it is also proven that no entry follows, up to the end of the range given at creation.
+        exhausted: Whether it is proven that no further entry exists up to the end of the range given at creation.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RangeReader(Generic[T]):
 
     @property
     def last_key(self) -> bytes | None:
-        """The key up to which every entry was read or is proven not to exist. None: before the first.
+        """The key up to which every entry was read or is proven not to exist. None: before the first entry.
 
         Raises DataLoss when the last entry is damaged.
         """
@@ -177,7 +177,7 @@ class RangeReader(Generic[T]):
         return self._projection.key_of(self._last)
 
     def read(self, count: int) -> list[T]:
-        """Returns the next entries, at most `count`; fewer or none if that takes long. `ended` says if any are left.
+        """Returns the next entries, at most `count`; fewer or none if reading takes long. `ended` proves the end.
 
         Raises:
             DataLoss: Entries cannot be read.

@@ -69,7 +69,7 @@ class RangesCursor:
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key up to which the cursor has read, which may have no row. None: before the first."""
+        """The encoded key up to which the cursor has read, which may have no row. None: before the first key."""
         return self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:

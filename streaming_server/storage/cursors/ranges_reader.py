@@ -37,7 +37,7 @@ class RangesReader:
         strict: Whether an entry must exist for every single key: a missing entry is damage.
 
     Attributes:
-        last_key: The key up to which the reader has read, which may have no entry. None: before the first.
+        last_key: The key up to which the reader has read, which may have no entry. None: before the first key.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RangesReader:
         return not 0 <= self._index < len(self._starts)
 
     def read(self, most: int) -> list[tuple[bytes, bytes]]:
-        """Returns the next entries of one range, at most `most`, few at first; none at its end, or if it takes long.
+        """Returns the next entries of one range: at most `most`, fewer at first, none at its end or if it takes long.
 
         Raises:
             DataLoss: Entries cannot be read, or the reader is strict and a single key has no entry.

@@ -13,7 +13,7 @@ from scankv.model.errors import ServerBusy
 _FILES_OF_OPEN_BUCKET: Final = 40
 """Descriptors of one open bucket with a few SST files."""
 _LEAST_FILES: Final = 20
-"""The minimum of RocksDB itself."""
+"""The least limit of open files that RocksDB accepts for one store."""
 _OTHER_FILES: Final = 10
 """RocksDB reserves this many of a store's files for files other than SST files; a checkpoint needs none of them."""
 _MOST_FILES: Final = 256

@@ -56,8 +56,9 @@ class RocksResources:
         block_cache: Caches blocks that were read by key.
         write_buffers: Limits the memory of unflushed writes.
         filters: A semaphore over the buckets that have a Bloom filter of their unflushed keys. The filter makes lookups
-            of absent keys, as inserts do them, two to three times as fast. It takes its memory from that of unflushed
-            writes at once, so all filters together take at most a quarter of that memory.
+            of absent keys, as inserts do them, two to three times as fast. Its full size
+            counts as memory of unflushed writes from the start, so all filters together take at most a quarter of that
+            memory.
         files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
     """
 
@@ -68,7 +69,7 @@ class RocksResources:
 
     @classmethod
     def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int, files_per_store: int = 256) -> RocksResources:
-        """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed and not refused."""
+        """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed, not refused."""
         return cls(
             block_cache=rocksdict.Cache(block_cache_bytes),
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
@@ -85,14 +86,14 @@ def is_complete(path: Path) -> bool:
 class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
-    Not thread-safe: callers serialise writes and the creation of iterators. `sync`, `flush` and `checkpoint` may run
+    Not thread-safe: callers serialize writes and the creation of iterators. `sync`, `flush` and `checkpoint` may run
     concurrently with both. A `read_only` store is a checkpoint, which never changes, or a bucket on a full disk; it
     takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
     `DiskFull` when no space is left, `ServerBusy` when too many files are open, `InternalError` for anything else.
 
     Attributes:
         location: The name of the store in errors.
-        is_read_only: As above.
+        is_read_only: Whether the store was opened for reading only.
         refusal: Why the store accepts no writes until it is reopened: a write or a sync has failed. None: it accepts
             writes.
         sequence: RocksDB's number of the last write.
@@ -217,7 +218,7 @@ class RocksStore:
         return found
 
     def snapshot_rows(self) -> RowsSnapshot:
-        """Returns the rows at this instant, for lookups by key, in microseconds. Drop it before the store is closed."""
+        """Returns the rows at this instant, for lookups by key; takes microseconds. Drop it before closing the store."""
         return RowsSnapshot(self, self.rows.snapshot())
 
     def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:
@@ -234,7 +235,7 @@ class RocksStore:
             raise self.failure(error) from error
 
     def family_bytes(self) -> FamilyBytes:
-        """Returns the bytes of the SST files by column family, with files that only cursors keep, in microseconds."""
+        """Returns the bytes of SST files by column family, including files kept only by cursors. Takes microseconds."""
         rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
         return FamilyBytes(rows=rows, changelog=log, indexes=index)
 

@@ -38,7 +38,7 @@ class Checkpoint:
         DataLoss: The checkpoint is damaged: RocksDB cannot open it, or it contradicts the manifest.
 
     Attributes:
-        location: As above.
+        location: The name of the checkpoint in errors.
         longest_row: Bytes of the longest row ever written to the bucket.
         ready_indexes: The ids of the indexes that have an entry for every row.
     """

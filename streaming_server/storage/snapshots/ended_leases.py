@@ -58,7 +58,7 @@ class EndedLeases:
     def write(self, lease_id: str) -> None:
         """Makes an id that was added durable. Blocks.
 
-        A full disk must not keep a lease from ending. Then the id is only remembered until the server stops.
+        A full disk must not keep a lease from ending: if the write fails, the id is remembered until the server stops.
         """
         try:
             with self._writing:

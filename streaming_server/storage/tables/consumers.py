@@ -52,7 +52,7 @@ class ConsumerDirectory:
         self._path = table / "consumers"
 
     def read(self) -> Iterator[tuple[str, ConsumerRecord | DataLoss]]:
-        """Yields the id of each stored consumer with its record, or with the reason why that cannot be read."""
+        """Yields the id of each stored consumer with its record, or with the reason why the record cannot be read."""
         for file in sorted(self._path.glob(f"*{_SUFFIX}")):
             try:
                 yield file.name.removesuffix(_SUFFIX), _read_record(file)

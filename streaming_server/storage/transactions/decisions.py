@@ -30,13 +30,13 @@ class Decision:
         token: The token of the transaction.
         id: The id of the transaction, empty when it has none.
         micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
-        served_micros: The same instant in service time, from which on the transaction is remembered for its time.
+        served_micros: The same instant in service time. How long the transaction is remembered counts from it.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         files: The parts in their order: the number of each, and how many of its requests count.
         buckets: The buckets of each table that the transaction writes to, ascending.
         writer: The id of the writer that the changelog names for the changes; empty for none.
-        applied: By table and bucket, where all of the transaction is applied: the offset after it.
+        applied: By table and bucket, the offset after the transaction; only buckets that have all of its changes.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Decision:
         )
 
     def is_pending(self, table: str, incarnation: str, bucket: int) -> bool:
-        """Whether a bucket of a table lacks some of the transaction, as far as the log knows."""
+        """Whether a bucket of a table lacks changes of the transaction, as far as the log knows."""
         same = self.tables.get(table) == incarnation
         return same and bucket in self.buckets.get(table, ()) and bucket not in self.applied.get(table, {})
 
@@ -95,7 +95,7 @@ class CommittedTransaction:
         token: The token of the transaction.
         id: The id of the transaction, empty when it had none.
         micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
-        served_micros: The same instant in service time, from which on the transaction is remembered for its time.
+        served_micros: The same instant in service time. How long the transaction is remembered counts from it.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         log_offsets: By table and bucket, the offset of the first change after the transaction.
@@ -225,12 +225,12 @@ class Decisions:
         self.unfinished.pop(committed.token, None)
 
     def record_applied(self, decision: Decision) -> None:
-        """Records where a transaction was applied that cannot be applied everywhere; durable as `record_done`."""
+        """Records the buckets that have all changes of a stuck transaction; becomes durable as by `record_done`."""
         self._unwritten.append({"decided": decision.to_json()})
         self.unfinished[decision.token] = decision
 
     def end(self, committed: CommittedTransaction) -> None:
-        """Gives up applying a transaction where it is not applied yet: durable when this returns. Blocks.
+        """Ends a stuck transaction without applying it to the buckets that lack it; durable when this returns. Blocks.
 
         Raises:
             DiskFull, OSError, Unavailable: Nothing was recorded; but see `is_uncertain`.

@@ -47,7 +47,7 @@ class StagedRequest:
         action: UPSERT, DELETE or READ.
         rows: The number of rows or keys.
         buckets: The buckets of the rows or keys. The value is the number of pieces that write to the bucket, usually 1;
-            with READ, it is the log offset at which the keys were read.
+            for a READ, the value is the log offset at which the keys were read.
         schema_id: The version of the table's schema that the rows have.
         indexes: The ids of the table's indexes when the rows were validated.
         columns: The columns that the request names. Empty: all.
@@ -90,7 +90,7 @@ class TableFootprint:
         buckets: The buckets that the requests write to, and how many requests write to each.
         indexes: All sets of indexes that the table had when the requests were validated.
         access: The columns that the requests write (empty: all), with the ids of the column locks of their writers.
-        read_from: The oldest log offset at which keys were read that the commit depends on, by bucket.
+        read_from: By bucket, the oldest log offset at which the transaction read keys that its commit depends on.
         merges: Whether rows are merged with the stored rows.
     """
 

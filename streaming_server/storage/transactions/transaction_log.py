@@ -71,7 +71,7 @@ class TransactionLog:
             )
         for path in directory.glob("log*"):
             if path.stem != self._path.name:
-                _remove(path)  # what a crash has left of another generation
+                _remove(path)  # a crash has left this file of another generation
 
     @property
     def _path(self) -> Path:
