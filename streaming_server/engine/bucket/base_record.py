@@ -12,14 +12,15 @@ class BaseRecord:
     Attributes:
         wanted: Whether a scan or a snapshot has asked for a base since the last build began.
         changed_bytes: The bytes of keys and rows written since the base, or since the one that was lost.
-        base_bytes: The bytes of the files of the last base. 0: none existed.
+        base_bytes: The bytes of the files of the last base. 0: no base has existed.
         cut_millis: When the build of that base began, in milliseconds since 1970 UTC.
         builds: The number of builds.
         cpu_seconds: The processor time of all builds, including failed ones.
         written_bytes: The bytes of all bases that were built.
         last_cpu_seconds: The processor time of the last build.
         last_written_bytes: The bytes of the base of the last build.
-        lost: Why scans stopped reading the previous base, in words. Empty while a base exists, or none ever did.
+        lost: Why scans stopped reading the previous base, in words. Empty while a base exists, and before the
+            first base.
         waits: Why no base is being built, in words.
         is_on_disk: Whether files of a base that is no longer read are still on disk.
     """

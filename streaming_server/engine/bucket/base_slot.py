@@ -21,9 +21,9 @@ class BaseSlot:
     """What scans of one bucket can read instead of RocksDB. Changed with the bucket's mutex held.
 
     Attributes:
-        base: The columnar base, where one exists and `delta` has everything that was written since.
-        delta: What was written since the base, or since the one that is being built.
-        looked_for: Whether files of a base that an earlier server built were looked for.
+        base: The columnar base, if one exists and `delta` has all writes since.
+        delta: The writes since the base, or since the base that is being built.
+        looked_for: Whether the server has looked for the files of a base that an earlier server built.
         record: What bases have cost, and why none exists.
     """
 

@@ -45,7 +45,7 @@ class IndexFindings:
         columns: The columns of the index.
         entries: The number of its entries.
         ready: Whether the index is complete. Only a complete index is compared with the rows.
-        problem: What is wrong with it. Empty: nothing.
+        problem: What is wrong with the index. Empty: no problem was found.
     """
 
     columns: tuple[str, ...]
@@ -61,7 +61,7 @@ class BucketFindings:
     Attributes:
         rows: The number of its rows.
         indexes: The findings about each index of the table.
-        problem: What is wrong with the bucket, apart from single indexes. Empty: nothing.
+        problem: What is wrong with the bucket, apart from single indexes. Empty: no problem was found.
     """
 
     rows: int
@@ -92,7 +92,7 @@ class BucketChecker:
             number: The number of the bucket.
             bucket: The bucket.
             codec: The table.
-            on_error: Gets the error of found damage, and returns it with its location.
+            on_error: Called with each error that reports damage. Returns the error with its location.
         """
         self.rows_scanned = 0
         self._number = number

@@ -30,7 +30,7 @@ class BucketOpener:
 
     Attributes:
         path: The bucket's directory.
-        location: How errors call the bucket.
+        location: The name of the bucket in errors.
 
     Args:
         path: As above.
@@ -130,7 +130,8 @@ class BucketOpener:
     def renew_holds(self, bucket: Bucket) -> None:
         """Applies the changes of retention holds that were made while a thread was opening the bucket.
 
-        Those calls found no open bucket. Rule: an ended hold retains nothing, and a taken one retains all it names.
+        The calls that changed them found no open bucket. Rule: a hold that has ended retains nothing, and a hold that
+        was taken retains every change from its offset on.
         """
         for owner in self._held_at_opening - self._take_holds(bucket):
             bucket.log.release(owner)

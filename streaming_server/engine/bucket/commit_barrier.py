@@ -1,8 +1,8 @@
 """The commit barrier: delays readers and writers of the buckets that a transaction is being applied to.
 
-While a barrier stands, taking a bucket's mutex waits for it, so that nothing begins to read or write half a
+While a barrier is raised, acquiring a bucket's mutex waits for it, so that nothing begins to read or write half a
 transaction. Lookups, and requests that only ask for statistics, get the buckets as of the moment when the barrier was
-raised. It is lifted for all its buckets at once.
+raised. The barrier is lifted for all of its buckets at the same instant.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CommitBarrier:
 
     @property
     def failure(self) -> ScanKvError | None:
-        """Why the barrier will never be lifted. None: it will."""
+        """Why the barrier will never be lifted. None: it will be lifted."""
         return self._failure
 
     def lift(self) -> None:
@@ -50,10 +50,10 @@ class CommitBarrier:
 
 
 class BarrierMutex(asyncio.Lock):
-    """A bucket's mutex, which nothing acquires while a commit barrier stands.
+    """A bucket's mutex, which nothing acquires while a commit barrier is raised.
 
     Attributes:
-        barrier: The barrier, while one stands.
+        barrier: The barrier before the bucket. None: no barrier is raised.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class BarrierMutex(asyncio.Lock):
 
     @property
     def failure(self) -> ScanKvError | None:
-        """Why the mutex cannot be acquired. None: it can."""
+        """Why the mutex can never be acquired. None: it can."""
         return None if self.barrier is None else self.barrier.failure
 
     async def acquire(self) -> bool:  # type: ignore[override]  # typeshed has Literal[True]
-        """Acquires the mutex once no barrier stands. Raises the error that the barrier failed with."""
+        """Acquires the mutex once no barrier is raised. Raises the error that the barrier failed with."""
         while True:
             await self.wait_for_barrier()
             await super().acquire()
@@ -75,13 +75,13 @@ class BarrierMutex(asyncio.Lock):
             self.release()
 
     async def wait_for_barrier(self) -> None:
-        """Returns when no barrier stands, at least for a moment."""
+        """Returns once no barrier is raised. Another one may be raised right after."""
         while self.barrier is not None:
             await self.barrier.wait()
 
     @asynccontextmanager
     async def bypass_barrier(self) -> AsyncIterator[None]:
-        """Acquires the mutex whether a barrier stands or not.
+        """Acquires the mutex whether or not a barrier is raised.
 
         For the transaction itself, and for readers of the bucket as of before the barrier.
         """
@@ -115,7 +115,7 @@ async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
 async def raise_barrier(buckets: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
     """Raises one barrier before some buckets, which are given in ascending order, at one instant.
 
-    Lifts it at the end of the block, for all buckets at once except those that are blocked. During the block,
+    Lifts it at the end of the block, at one instant for all buckets except those that are blocked. During the block,
     `LiveBucket.before` of each bucket is its state as of that instant.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Computes what a write changes in the entries of one index. Pure, and vectorised over all rows of the write.
+"""Computes what a write changes in the entries of one index. Pure, and vectorized over all rows of the write.
 
 An entry is put for a new row, and for a row whose entry differs from that of the row it replaces. An entry is deleted
 with its row, and when the entry of the row gets another key. A row that is older than the index may have columns that

@@ -17,8 +17,8 @@ class GroupCommit:
     Bound to the running event loop.
 
     Args:
-        written: The offset up to which the bucket has been written, now.
-        sync: Makes everything below an offset, already written, durable; blocks.
+        written: Returns the offset up to which the bucket has been written.
+        sync: Makes everything below a written offset durable. Blocks.
         executor: Runs `sync`.
         durable: The offset up to which the bucket is durable at the start.
 
@@ -64,13 +64,14 @@ class GroupCommit:
         return not self._listeners and self._running is None and self.failure is None
 
     def pause(self) -> None:
-        """Pauses: everything written is durable, and nothing is written until `resume`."""
+        """Stops syncs until `resume`. Call it when everything written is durable, and write nothing until `resume`."""
         self._durable, self._paused = self._written(), True
 
     def resume(self, *, written: Callable[[], int], sync: Callable[[int], None], durable: int) -> None:
         """Resumes with a reopened bucket, which is durable up to an offset. Listeners stay.
 
-        Rule: the reopened bucket has everything written before, so that waiters for earlier writes get a true answer.
+        Rule: the reopened bucket has all earlier writes. Otherwise, requests that wait for these writes would report
+        lost writes as durable.
         """
         self._written, self._sync, self._durable, self._paused = written, sync, durable, False
         self.failure = None
@@ -90,7 +91,7 @@ class GroupCommit:
             await asyncio.shield(self._running)
 
     async def wait_written(self) -> None:
-        """Returns once everything written so far is durable, including what took no offset. Fails as `wait` does."""
+        """Returns once everything written is durable, including writes that took no offset. Fails as `wait` does."""
         if self._running is not None:
             # The running sync may have begun before the write.
             await asyncio.shield(self._running)

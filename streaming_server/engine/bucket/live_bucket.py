@@ -47,8 +47,8 @@ class LiveBucket:
     Attributes:
         number: The bucket's number in its table.
         mutex: Held for every use of the bucket except `wait_durable` and reading what no longer changes. While a commit
-            barrier stands, only callers that bypass the barrier acquire it.
-        before: While a commit barrier stands, the bucket as of the moment when it was raised; else None.
+            barrier is raised, only callers that bypass the barrier acquire it.
+        before: While a commit barrier is raised, the bucket as of the moment when it was raised; otherwise None.
         commits: How many transactions were applied to the bucket since this object was made.
         maintenance: Held for long reads that do not need `mutex`, so that the bucket stays open. A holder must not wait
             for `mutex`.
@@ -112,8 +112,8 @@ class LiveBucket:
     def state(self) -> BucketState | None:
         """The current state, durable or not. None if the bucket was never opened. Needs no mutex.
 
-        By the time a write is acknowledged, the state includes it. While a commit barrier stands, this is the state
-        from before the barrier.
+        By the time a write is acknowledged, the state includes it. While a commit barrier is raised, this is the
+        state from before the barrier.
         """
         if self._closed is not None or self.mutex.failure is not None:
             return None
@@ -426,7 +426,7 @@ class LiveBucket:
 
     @property
     def family_bytes(self) -> FamilyBytes | None:
-        """The bytes of the table files by column family. None if the bucket was never opened."""
+        """The bytes of the SST files by column family. None if the bucket was never opened."""
         if self._bucket is not None:
             return self._bucket.family_bytes()
         return self._use_when_closed[0] if self._state_when_closed is not None else None

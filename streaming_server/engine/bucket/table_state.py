@@ -28,7 +28,7 @@ class TableState:
         codec: Encodes and decodes the current version of the table. `alter` replaces it.
         path: The table's directory.
         buckets: Its buckets, by number.
-        executor: Runs what blocks.
+        executor: Runs blocking work.
         clock: The server's clock.
     """
 

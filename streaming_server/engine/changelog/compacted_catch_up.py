@@ -1,4 +1,4 @@
-"""Net changes of a live table's changelogs, for streams that lag far."""
+"""Net changes of a live table's changelogs, for streams that are far behind."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CatchUpLimits:
     """When and how streams catch up with net changes.
 
     Attributes:
-        changes: From how many unread changes of a bucket on a stream catches up.
-        memory_bytes: How many bytes of changes of one range are kept in memory. Processing takes up to twice as much in
-            addition.
+        changes: A stream catches up with a bucket if it has more unread changes of the bucket than this.
+        memory_bytes: The most bytes of changes of one range that are kept in memory. Processing takes up to twice as
+            much in addition.
     """
 
     changes: int = 100_000

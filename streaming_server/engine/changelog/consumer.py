@@ -78,9 +78,9 @@ class ConsumerInfo:
         consumer_id: Its id.
         offsets: For every bucket that it has read, the offset of the first change that it has not committed.
         lag: How many changes follow from these offsets on. Changes of damaged buckets are not counted.
-        committed_micros: When it committed last, in microseconds since 1970; 0 for never.
+        committed_micros: When it committed last, in microseconds since 1970 UTC; 0 for never.
         live: Whether a stream owns it.
-        full: Whether it has not yet committed all rows of the initial table.
+        full: Whether it has yet to commit some rows of its full start.
         remaining: Seconds until it expires unless a call renews it.
         damage: Why its file cannot be read; empty if it can.
     """
@@ -102,7 +102,7 @@ def owner_of(consumer_id: str) -> str:
 
 def next_fence(consumer: ConsumerState) -> int:
     """Returns the fence of the next stream that takes the consumer over."""
-    # Rule: a recreated consumer must not get a fence of its predecessor, whatever the clock says.
+    # Rule: a recreated consumer never gets a fence of its predecessor, even if the clock was set back.
     return consumer.fence + 1 if consumer.fence else secrets.randbelow(2**62) + 1
 
 

@@ -177,7 +177,7 @@ class ConsumerRegistry:
         """Advances a consumer, durably, to the position of a token of its stream; never moves it back.
 
         Returns:
-            The committed offsets, and the time of the commit in microseconds since 1970.
+            The committed offsets, and the time of the commit in microseconds since 1970 UTC.
 
         Raises:
             ConsumerFenced: The stream no longer owns the consumer.

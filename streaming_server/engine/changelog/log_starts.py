@@ -44,10 +44,10 @@ class LogStarts:
         return {number: span.offset_of(span.end) for number, span in spans.items()}
 
     async def of(self, start: StartFrom, *, clamp: bool) -> dict[int, int]:
-        """Returns the offsets of a start. For a start with the rows of the table, these are the current ends.
+        """Returns the offsets of a start. For a full start, these are the current ends.
 
         Raises:
-            InvalidRequest: It names other buckets, or a time at which the server's clock was wrong.
+            InvalidRequest: The start names other buckets, or a time at which the server's clock was wrong.
             PositionExpired, PositionOutOfRange: The changes do not exist, and `clamp` is not set.
             DataLoss: A bucket is damaged.
         """

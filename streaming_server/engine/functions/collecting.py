@@ -34,7 +34,7 @@ class Collect:
         return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """Concatenates the values of each key in their order. Returns an array of `type_`, one value a key."""
+        """Concatenates the values of each key in their order. Returns an array of `type_`, one value per key."""
         events = _Events.of(every)
         if self._distinct:
             kept = events.runs_of(events.elements).since_last_removal()[0]
@@ -63,7 +63,7 @@ class ListAgg:
         return [self.concatenate(prepend_old(old[0], inputs.additions()), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """Concatenates the texts of each key in their order. Returns an array of strings, one a key."""
+        """Concatenates the texts of each key in their order. Returns an array of strings, one per key."""
         if self._distinct:
             parts = pc.split_pattern(every.values, self._delimiter)
             events = _Events.of(Inputs(parts, every.keys, every.count))
@@ -83,7 +83,7 @@ class MergeMap:
         return [self.concatenate(prepend_old(old[0], inputs), old[0].type)]
 
     def concatenate(self, every: Inputs, type_: pa.DataType) -> pa.Array:
-        """Concatenates the values of each key in their order. Returns an array of `type_`, one value a key."""
+        """Concatenates the values of each key in their order. Returns an array of `type_`, one value per key."""
         events = _Events.of(Inputs(map_as_list(every.values), every.keys, every.count, every.retracted))
         names, values = events.elements.flatten()
         first, last = events.runs_of(names).since_last_removal()
@@ -98,10 +98,10 @@ class _Events:
     """The elements that inputs add to or remove from the lists of several keys, in the order of arrival.
 
     Attributes:
-        elements: The elements, one an event.
+        elements: The element of each event.
         keys: The number of the key of each event, ascending.
         count: The number of keys.
-        gone: Which events remove their element. None: none.
+        gone: Which events remove their element. None: no event does.
         has_any: Which keys have an added list, even an empty one.
     """
 
@@ -122,7 +122,7 @@ class _Events:
         return cls(lists.values.flatten(), np.repeat(lists.keys, lengths), lists.count, gone, has_any)
 
     def runs_of(self, names: pa.Array) -> _Runs:
-        """Groups the events of each key by name. `names` has one name an event."""
+        """Groups the events of each key by name. `names` has the name of each event."""
         codes = _codes(names)
         order = np.lexsort((codes, self.keys))
         keys, codes = self.keys[order], codes[order]
@@ -169,7 +169,7 @@ class _Runs:
         steps = np.where(self._gone, -1, 1)
         balance = np.cumsum(steps)
         balance -= (balance[starts] - steps[starts])[self._runs]
-        # A removal has no effect when nothing is left, as if the balance had never been below zero.
+        # A removal has no effect when no element remains, as if the balance had never been below zero.
         left = balance[ends] - np.minimum(np.minimum.reduceat(balance, starts), 0)
         added = np.cumsum(~self._gone)
         later: Places = added[ends][self._runs] - added

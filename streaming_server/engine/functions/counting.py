@@ -71,11 +71,11 @@ def _decimals(values: pa.Array) -> pa.Array:
 
 
 def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Divides sums by counts. Null where the count is null or zero. Means that are no floats are rounded, ties to even.
+    """Divides sums by counts. Null where the count is null or zero. Means other than floats are rounded, ties to even.
 
     Raises:
         RefusedValueError: A mean does not fit the column, which happens when more was retracted than added; or a mean
-            that is no float has over four billion inputs.
+            other than a float has over four billion inputs.
     """
     some = pc.not_equal(count, pa.scalar(0, pa.int64())).fill_null(False)
     count = pc.if_else(some, count, pa.scalar(1, pa.int64()))

@@ -1,4 +1,4 @@
-"""The interface of aggregate functions. They are pure, and merge all keys of a step at once."""
+"""The interface of aggregate functions. They are pure, and merge all keys of a step together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Inputs:
         values: The values, grouped by key, and in the order of arrival within a key.
         keys: The number of the key of each value; ascending. A key may have no value.
         count: The number of keys.
-        retracted: Which of the values are retracted. None: none.
+        retracted: Which of the values are retracted. None: no value is.
     """
 
     values: pa.Array
@@ -78,7 +78,7 @@ class MergeFunction(Protocol):
     """
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """Returns the new column, one value a key, and then its hidden columns.
+        """Returns the new column, one value per key, and then its hidden columns.
 
         Args:
             old: The old column and hidden columns, null where a key has no value; `inputs.count` values each.

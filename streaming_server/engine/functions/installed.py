@@ -2,7 +2,7 @@
 
 A package names a class in the entry point group `scankv.aggregate_functions`, by an entry point with a dot in its name.
 The server creates one instance for each column that has the function, with the column's Arrow type and its parameters,
-a dict of texts. The class raises ValueError for a type or parameter that it does not support.
+a dict of strings. The class raises ValueError for a type or parameter that it does not support.
 
 `merge(old, inputs)` gets the Python value of the column, None if it has none, and a list of inputs in the order of
 arrival, nulls as None. It returns the new value. `retract(old, inputs)` is optional; it retracts inputs and returns the

@@ -1,4 +1,4 @@
-"""Unions of serialised roaring bitmaps and of serialised sketches of Apache DataSketches, one for each key.
+"""Unions of serialized roaring bitmaps and of serialized sketches of Apache DataSketches, one for each key.
 
 Both libraries come with the extra `sketches` and are imported on first use. The bytes come from clients, so only the
 libraries' checked functions read them, and bytes that these functions reject are refused.
@@ -24,14 +24,14 @@ class Union(Protocol):
     """An unfinished union."""
 
     def add(self, data: bytes) -> None:
-        """Adds a serialised value. Raises any exception for bytes that are not one."""
+        """Adds a serialized value. May raise any exception for bytes that are not a serialized value."""
 
     def serialise(self) -> bytes:
         """Returns the union of all values added so far."""
 
 
 class SerialisedUnion:
-    """An aggregate function whose inputs and result are serialised values of one library.
+    """An aggregate function whose inputs and result are serialized values of one library.
 
     Args:
         what: What the values are, for errors.

@@ -62,7 +62,7 @@ class AggregatedColumn:
         return self.merge_with(self.function, standing, self.effective_inputs(inputs))
 
     def effective_inputs(self, inputs: Inputs) -> Inputs:
-        """Returns the inputs without ignored retractions. `retracted` is None unless a retraction is left."""
+        """Returns the inputs without ignored retractions. `retracted` is None unless a retraction remains."""
         if inputs.retracted is not None and (self.aggregate.flag(IGNORE_RETRACT) or not inputs.retracted.any()):
             added = inputs.additions()
             return Inputs(added.values, added.keys, added.count)
@@ -78,9 +78,9 @@ class AggregatedColumn:
         return dict(zip(names, results, strict=True))
 
     def overwrite(self, standing: CurrentRows, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
-        """Replaces the column by `values`, and its hidden columns `where` the mask is true.
+        """Replaces the column by `values`. Returns the column and its hidden columns by name.
 
-        There, the hidden columns become those of a key whose only input is its value. Returns the columns by name.
+        In rows where the mask is true, the hidden columns become those of a key whose only input is its value.
         """
         names = (self.aggregate.column, *self.hidden)
         empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]

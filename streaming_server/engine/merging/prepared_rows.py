@@ -29,7 +29,7 @@ class PreparedRows:
     Attributes:
         bucket: The number of the bucket.
         codec: Encodes the rows.
-        batch: The rows, one a key. Only the key columns for deletes and for rows that have to be merged.
+        batch: The rows, one per key. Only the key columns for deletes and for rows that have to be merged.
         keys: The encoded keys, in the order of `batch`.
         values: The encoded rows. None for deletes and for rows that have to be merged.
         written: The rows that have to be merged, of the same keys. None: `values` replace the current rows, or are None

@@ -62,7 +62,7 @@ class WrittenRows:
 
     Attributes:
         batch: The rows, grouped by key, and in the order of arrival within a key.
-        starts: n + 1 positions for n keys: key i has the rows from `[i]` to `[i + 1]`, exclusive; maybe none.
+        starts: n + 1 positions for n keys: key i has the rows from `[i]` to `[i + 1]`, exclusive; possibly no row.
         kinds: What each row does: `ADD`, `RETRACT` or `DELETE`. None: `ADD` for all.
         columns: The written columns, without the key. None: all.
         overwrite: Whether the rows replace the current ones, whatever the table's engine.
@@ -86,7 +86,7 @@ class WrittenRows:
 
     @property
     def retracted(self) -> Mask | None:
-        """Which rows are retracted. None: none."""
+        """Which rows are retracted. None: no row is."""
         mask = None if self.kinds is None else self.kinds == RETRACT
         return mask if mask is not None and mask.any() else None
 

@@ -48,7 +48,7 @@ class TableReads:
         self._table = table
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
-        """Opens a view of the buckets that a plan names, as of one instant, durable. The caller closes its source.
+        """Opens a durable view, as of one instant, of the buckets that a plan names. The caller closes its source.
 
         Raises:
             InvalidRequest, SchemaMismatch: A bucket or column does not exist; the resume token does not fit.
@@ -135,7 +135,7 @@ class TableReads:
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
-        """Counts the rows of some buckets (None: all) at one instant; durable.
+        """Counts the rows of some buckets (None: all) in a durable view of one instant.
 
         Reads no rows. Returns the number, None if unknown because writes did not read the rows that they replaced; and
         the next log offset of each bucket.
@@ -177,7 +177,7 @@ class TableReads:
 
     @asynccontextmanager
     async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
-        """Locks all buckets for the length of the block, and yields their view; durable at the end of the block.
+        """Locks all buckets for the length of the block. Yields their view, which is durable at the end of the block.
 
         Keep the block short.
 

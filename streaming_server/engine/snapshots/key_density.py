@@ -1,9 +1,10 @@
 """Estimates how keys are distributed over a range, with a bounded number of probes. Pure apart from the probes.
 
-A probe reads a few consecutive keys. The distance between them says how many keys lie before the next probe, if the
-others are like them. The span with the largest estimate is halved and probed in its middle, as often as allowed.
+A probe reads a few consecutive keys. Their spacing gives an estimate of the number of keys up to the next probe,
+as if the keys in between were spaced alike. The span with the largest estimate is halved and probed in its middle, as
+often as allowed.
 The estimate is good where keys are spread evenly over long spans, as numbers, times and random ids are. Elsewhere it
-is rough: parts that are cut by it differ more in size, and are complete all the same.
+is rough: splits then differ more in size, but still cover every key.
 """
 
 from __future__ import annotations

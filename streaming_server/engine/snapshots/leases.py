@@ -22,7 +22,7 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class Lease:
     """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
-    A `shared` lease belongs to all callers that know its id: its id is never taken again.
+    A `shared` lease belongs to all callers that know its id: its id is never reused.
     """
 
     lease_id: str

@@ -256,7 +256,7 @@ class SnapshotReader:
         codec: Decodes the rows of all its schemas.
         keys: Encodes its keys.
         view_id: The view.
-        view_micros: When it was taken, in microseconds since 1970.
+        view_micros: When it was taken, in microseconds since 1970 UTC.
         log_offsets: For each of these buckets, the offset of the first change that is not in the view.
         rows: For each of these buckets its rows, exact; None where they are not counted.
     """

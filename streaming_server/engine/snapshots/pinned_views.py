@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 IDLE_VIEWS_OPEN: Final = 8
 
 _LOOK_SHARE: Final = 10
-"""The result of measuring what views hold is used for so many times as long as the measurement computed."""
+"""How long a measurement of the disk space that views hold is used, in multiples of the processor time it took."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class PinnedViews:
         return [self._paths[table] for table in {view.table for view in self._views.values()}]
 
     async def take(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
-        """Takes a view of a table as of now, or finds an equal one. Call it in `pinning.alone`.
+        """Takes a view of a table as of now, or finds an equal one. Call it in `pinning.exclude_others`.
 
         Returns the view, and for how many microseconds writers were paused.
 
@@ -171,7 +171,7 @@ class PinnedViews:
         return self._add(name, table.path, directory, manifest), cut.write_pause_micros
 
     async def _check_disk(self) -> None:
-        """Refuses a new view where the existing ones hold as much disk as allowed, by the last measurement.
+        """Refuses a new view if the existing views held all of the allowed disk space at the last measurement.
 
         Rule: the cost of a pin does not grow with the number of pins that are kept. A measurement reads the directories
         of all views, so measurements take at most a tenth of a core.
@@ -193,7 +193,7 @@ class PinnedViews:
         return view
 
     def hold_log(self, view: PinnedView) -> None:
-        """Retains the changes from a leased view on. For buckets that are not open: once they are opened."""
+        """Retains the changes from a leased view on; in a bucket that is not open, as soon as it is opened."""
         table = self._live(view.table)
         if table is None or not view.is_readable:
             return
@@ -260,7 +260,7 @@ def _log_owner(view_id: str) -> str:
 
 
 def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:
-    """Writes the merged deltas of some bases next to their files. Leaves out a base where that fails."""
+    """Writes the merged deltas of some bases next to their files. Leaves out a base whose delta cannot be written."""
     kept = {}
     for number, view in bases.items():
         try:

@@ -43,7 +43,7 @@ class PinnedStates:
     Attributes:
         definition: The table's definition at the instant.
         states: The state of each bucket at the instant.
-        view_micros: The instant, in microseconds since 1970.
+        view_micros: The instant, in microseconds since 1970 UTC.
         write_pause_micros: How long writers were paused to take it.
         bases: The columnar bases that the view has files of, by bucket.
     """
@@ -93,9 +93,9 @@ class ViewPinner:
         log_owner: str = "",
         max_hold_seconds: float,
     ) -> PinnedStates:
-        """Makes checkpoints of all buckets as of one instant, durable when it returns. Call it in `alone`.
+        """Makes checkpoints of all buckets as of one instant, durable when it returns. Call it in `exclude_others`.
 
-        Flushes most of what is not yet in table files before it pauses writers. When this fails or is cancelled, a
+        Flushes most of what is not yet in SST files before it pauses writers. When this fails or is cancelled, a
         thread may still be working on a checkpoint: remove what exists of the checkpoints with `discard_later`.
 
         Args:
@@ -116,7 +116,7 @@ class ViewPinner:
         return cut
 
     async def _flush(self) -> None:
-        """Flushes every bucket, and then those that were written to in the meantime, so that little is left."""
+        """Flushes every bucket, and then those that were written to in the meantime, so that few writes remain."""
         async with lock_buckets(self._buckets) as opened:
             chosen = list(opened)
         for _ in range(2):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksResources
 
 SHARED_LEASE_SECONDS: Final = 60.0
-"""How long after its last renewal a shared lease counts, however few leases are left to give."""
+"""At the limit of leases, a new lease replaces no shared lease that was renewed within this time."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class Snapshots:
         config: Limits and defaults.
         trash: The directory that removed files are moved to first.
         resources: Shared by all buckets of the process.
-        executor: Runs what blocks.
+        executor: Runs blocking work.
         live: Returns an open table by name, or None.
-        clock: The server's.
+        clock: The server's clock.
         max_hold_seconds: For how long taking a view may pause the writers of a table.
     """
 

@@ -133,7 +133,7 @@ class KeySample:
         return sum(self._middles(bucket)[bisect_left(self._keys[bucket], key)] for bucket in buckets)
 
     def _middles(self, bucket: int) -> list[float]:
-        """Returns, for each gap between sampled keys, first the one before them, the estimated rows below its keys."""
+        """Returns, for each gap before, between and after the sampled keys, the estimated rows below the keys in it."""
         ranks = [0, *self._ranks[bucket], self._rows[bucket] + 1]
         return [(low + high - 1) / 2 for low, high in pairwise(ranks)]
 

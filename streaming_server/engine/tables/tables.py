@@ -168,7 +168,7 @@ class Tables:
             )
 
     async def recover(self) -> None:
-        """Rolls the transactions forward that were committed before the last stop. Call it before `start`.
+        """Rolls forward the transactions that were committed before the last stop. Call it before `start`.
 
         A bucket to which a transaction cannot be applied is not served; all others are. See `Transactions.recover`.
         """
@@ -352,7 +352,7 @@ class Tables:
     async def _look_at_disk(self) -> DiskBytes:
         """Measures the disk use of the data directory. Opens nothing. Reads directories in a thread.
 
-        The table files of buckets that are or were open are counted by what they contain.
+        The SST files of buckets that are or were open are counted by what they contain.
         """
         use = DiskBytes()
         for name in self._catalog.names():

@@ -1,4 +1,4 @@
-"""Commits a transaction: raises its commit barrier, verifies, decides, rolls forward, and lowers the barrier."""
+"""Commits a transaction: raises its commit barrier, verifies, decides, rolls forward, and lifts the barrier."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class CommitStats:
     Attributes:
         commits: The number of commits.
         rows: The rows and keys in them.
-        closed_commit_barriers: How many commits hold their barrier now.
-        longest_micros: The longest time that a barrier was held, in microseconds.
+        closed_commit_barriers: How many commits have raised their barrier, or wait to raise it, now.
+        longest_micros: The longest time that a barrier was raised, in microseconds.
     """
 
     commits: int = 0
@@ -118,7 +118,8 @@ class CommitCoordinator:
             TransactionConflict, InvalidRequest, PositionExpired, PositionOutOfRange, RequestTooLarge, DataLoss: As
                 `Verification`; nothing was written.
             DiskFull: The decision cannot be logged; nothing was written.
-            DataLoss, DiskFull, Unavailable: It is committed, but cannot be applied everywhere now: see `stuck`.
+            DataLoss, DiskFull, Unavailable: The transaction is committed, but cannot be applied everywhere now: see
+                `stuck`.
         """
         parts = transaction.select_parts(sizes)
         touched = footprints_of(parts)
@@ -181,7 +182,7 @@ class CommitCoordinator:
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
         """Returns the one commit time of all changes of a transaction.
 
-        Call it while the barrier stands and the buckets are open.
+        Call it while the barrier is raised and the buckets are open.
 
         Rule: the time is not before an earlier commit in any bucket, and no stream has reported that it has read past
         it. So a stream that starts or stops at a time reads all of a transaction, or nothing of it.

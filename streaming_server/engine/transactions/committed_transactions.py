@@ -18,7 +18,7 @@ _MOST: Final = 100_000
 class CommittedTransactions:
     """The remembered commits of a server. Pure.
 
-    Rule: they expire by service time and are ordered by their numbers. With a clock that can be set, a repeated
+    Rule: commits expire by service time and are ordered by their numbers. With a clock that can be set, a repeated
     commit could be applied a second time, or the wrong commit could be the last of its family.
 
     It keeps the commits of the last days, 100,000 at most, and the last commit of each family while one of its tables

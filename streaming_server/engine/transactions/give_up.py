@@ -30,9 +30,9 @@ class BucketLoss:
     Attributes:
         table: The bucket's table.
         bucket: Its number.
-        rows: How many rows and keys the transaction has for it. None: unknown, because they cannot be read.
-        applied: How many of the first of them, each key once, the bucket has.
-        reason: Why it cannot get the others.
+        rows: How many rows and keys the transaction has for the bucket. None: unknown, because they cannot be read.
+        applied: How many of them the bucket has, from the first one on; each key counts once.
+        reason: Why the bucket cannot get the remaining ones.
     """
 
     table: str

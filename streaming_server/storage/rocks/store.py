@@ -218,7 +218,7 @@ class RocksStore:
         return found
 
     def snapshot_rows(self) -> RowsSnapshot:
-        """Returns the rows at this instant, for lookups by key; takes microseconds. Drop it before closing the store."""
+        """Returns the rows at this instant, for lookups by key; takes microseconds. Drop it before the store closes."""
         return RowsSnapshot(self, self.rows.snapshot())
 
     def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:

@@ -69,7 +69,7 @@ class ViewManifest:
     Attributes:
         view_id: The unique name of the view.
         definition: The definition of the table at the instant of the view.
-        view_micros: The instant of the view by the server's clock, in microseconds since 1970.
+        view_micros: The instant of the view by the server's clock, in microseconds since 1970 UTC.
         buckets: The buckets by number.
     """
 

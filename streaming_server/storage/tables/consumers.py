@@ -32,7 +32,7 @@ class ConsumerRecord:
         consumer_id: The id of the consumer, unique within its table.
         fence: The number of its last stream. Each stream that takes the consumer over has a greater one.
         token: The consumer's position, as a resume token of its table.
-        committed_micros: The time of its last commit, in microseconds since 1970. 0: it has never committed.
+        committed_micros: The time of its last commit, in microseconds since 1970 UTC. 0: it has never committed.
     """
 
     consumer_id: str

@@ -29,7 +29,7 @@ class Decision:
         number: The number of the decision, greater than those of all earlier ones.
         token: The token of the transaction.
         id: The id of the transaction, empty when it has none.
-        micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
+        micros: When the transaction was decided, in microseconds since 1970 UTC. Only reported; nothing depends on it.
         served_micros: The same instant in service time. How long the transaction is remembered counts from it.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
@@ -94,7 +94,7 @@ class CommittedTransaction:
         number: The number of the decision.
         token: The token of the transaction.
         id: The id of the transaction, empty when it had none.
-        micros: When the transaction was decided, in microseconds since 1970. Only reported; nothing depends on it.
+        micros: When the transaction was decided, in microseconds since 1970 UTC. Only reported; nothing depends on it.
         served_micros: The same instant in service time. How long the transaction is remembered counts from it.
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
