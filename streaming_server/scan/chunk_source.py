@@ -122,7 +122,7 @@ class Cursor(Protocol):
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
         """Returns the next rows, possibly none; None at the proven end.
 
-        Either returns all rows in stored form, or, if storage has them as Arrow, the matching ones as structs. See
+        Returns either all rows, in stored form, or, if storage has the rows as Arrow, the matching rows as structs. See
         `row_representations`.
         """
 

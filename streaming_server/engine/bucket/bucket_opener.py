@@ -33,8 +33,8 @@ class BucketOpener:
         location: The name of the bucket in errors.
 
     Args:
-        path: As above.
-        location: As above.
+        path: The bucket's directory.
+        location: The name of the bucket in errors.
         compression: The table's compression.
         resources: Shared by all buckets of the process.
         clock: The server's clock.

@@ -60,8 +60,8 @@ class LiveBucket:
             an open bucket can still be read.
 
     Args:
-        number: As above.
-        table: As above.
+        number: The bucket's number in its table.
+        table: The name of its table.
         opener: Opens the bucket's files.
         executor: Runs blocking work.
         on_unbuilt: Called when the bucket was opened and one of its indexes is not ready.

@@ -97,7 +97,7 @@ class ConsumerRegistry:
                 consumer.damage = error.message
 
     def start(self) -> None:
-        """Starts to end expired consumers, until `close`."""
+        """Starts the task that ends expired consumers. It runs until `close`."""
         self._reaper.start()
 
     async def close(self) -> None:

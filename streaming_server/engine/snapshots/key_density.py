@@ -32,7 +32,7 @@ class Keys(Protocol):
         """Returns the first keys at or after `start`, at most `count`."""
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """Returns the last key below `end`. None: the last key of all."""
+        """Returns the last key below `end` (None: of all), or an upper bound of it. None: no such key exists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,14 +59,14 @@ class PinnedView:
         executor: Runs blocking work.
 
     Attributes:
-        table: As above.
+        table: The name of its table.
         view_id: The id of the view.
         leases: The ids of the leases that keep the view.
         users: The number of current users: scans, and calls that must not lose the view.
         lease_files: Held for every change of the files of its leases.
         splitting: Held while the keys are sampled, which happens once.
         removal: The task that deletes the view, once it has begun.
-        executor: As above.
+        executor: Runs blocking work.
     """
 
     def __init__(
@@ -272,15 +272,15 @@ class SnapshotReader:
         self._view = view
 
     def cursor(self, bucket: int, decoder: Decoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
-        """Returns a cursor over a key range of a bucket. Opens nothing. Raises DataLoss, or why the view ended."""
+        """Returns a cursor over a key range of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
     def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
-        """Returns a cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or why the view ended."""
+        """Returns a cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
 
     def probe(self, bucket: int) -> KeyProbe:
-        """Probes keys of a bucket. Opens nothing. Raises DataLoss, or the reason why the view ended."""
+        """Returns a probe of the keys of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).probe()
 
     async def open_scan(self, plan: ReadPlan) -> OpenedScan:

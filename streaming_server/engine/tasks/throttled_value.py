@@ -18,7 +18,8 @@ _LOOKS_APART = 20
 class ThrottledValue(Generic[T]):
     """The last result of `look`.
 
-    `look` runs again when its last run is longer ago than 20 times its duration. Concurrent callers share one run.
+    After each run of `look`, its result is reused for 20 times the duration of the run. Concurrent callers share one
+    run.
     """
 
     def __init__(self, look: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:

@@ -38,7 +38,8 @@ class DeleteAll:
         part: The part in which the deletion is staged.
         kind: How the rows are deleted.
         executor: Runs blocking work.
-        check: Called before each piece with the bytes that the pieces will have; raises why the deletion must stop.
+        check: Called before each piece with the total bytes of the pieces, including it. Raises if the deletion must
+            stop.
     """
 
     table: LiveTable

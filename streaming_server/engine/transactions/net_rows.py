@@ -37,7 +37,7 @@ class MergedTransactionRows:
     Not thread-safe; memory: the keys, and the merged rows.
 
     Args:
-        bucket: The bucket that the rows are for, without them.
+        bucket: The bucket that the rows are for. It does not have these rows yet.
     """
 
     def __init__(self, bucket: Bucket) -> None:

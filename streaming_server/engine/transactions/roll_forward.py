@@ -42,7 +42,7 @@ class RollForward:
 
     Args:
         decision: The transaction.
-        decisions: All decisions, from which follows what the buckets may forget.
+        decisions: All decisions. They determine which earlier requests the buckets may forget.
         files: The file of each part, and how many of its requests are committed.
         tables: Its tables, by name. The caller keeps them from being altered.
         executor: Runs blocking work.
@@ -82,7 +82,7 @@ class RollForward:
         net: Mapping[LiveBucket, MergedTransactionRows],
         repeated: Mapping[LiveBucket, RepeatedKeys],
     ) -> None:
-        """Applies the transaction to all of its buckets, which have nothing of it yet; failures are in `failed`.
+        """Applies the transaction to all of its buckets, before any of them has changes of it. Fills `failed`.
 
         Args:
             touched: What it does to each table.
@@ -98,7 +98,7 @@ class RollForward:
         await self._end()
 
     async def run_again(self) -> None:
-        """Applies the rest of the transaction after a crash or a failure; failures are in `failed`."""
+        """Applies the rest of the transaction after a crash or a failure. Fills `failed`."""
         await self._begin()
         if self._pending():
             try:

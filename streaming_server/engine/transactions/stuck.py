@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
 
 RETRY_SECONDS: Final = 5.0
-"""How often the server retries to apply a stuck transaction."""
+"""The pause between two attempts to apply a stuck transaction."""
 
 OUTCOME_UNKNOWN: Final = "whether the transaction is committed is not known yet"
 

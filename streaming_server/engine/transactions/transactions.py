@@ -145,7 +145,7 @@ class Transactions:
         Rule: no transaction keeps other tables from being served. A bucket to which a committed transaction cannot be
         applied is blocked, see `LiveBucket.block`. If the log cannot be read, every bucket with staged rows is blocked.
         """
-        # First, because open transactions hold changes of the buckets that the roll-forward opens.
+        # Load open transactions first: they have retention holds on buckets that the roll-forward opens.
         for token in await self._executor.run(list_tokens, self._root):
             try:
                 await self._recover_staged(StagingDirectory(self._root, token))
@@ -204,7 +204,7 @@ class Transactions:
             self._open[transaction.token] = transaction
 
     def start(self) -> None:
-        """Starts to expire transactions, and to retry stuck commits, until `close`."""
+        """Starts the tasks that expire transactions and retry stuck commits. They run until `close`."""
         self._reaper.start()
         self._retrying.start()
 
@@ -350,17 +350,17 @@ class Transactions:
             await self._shorten_log()
 
     async def _retry(self) -> None:
-        """Retries to apply stuck transactions, and to record the end of applied ones."""
+        """Applies stuck transactions and records the end of applied ones, as far as that is possible now."""
         try:
             await asyncio.shield(self._tasks.start(self.retry()))
         except (ScanKvError, OSError) as error:
             _log.warning("the end of transactions cannot be recorded: %s", error)
 
     async def retry(self, dropped: str | None = None) -> None:
-        """Applies stuck commits, as far as that is possible now.
+        """Applies stuck transactions, as far as that is possible now.
 
         Args:
-            dropped: The dropped table that is the reason for this attempt, if one is.
+            dropped: The table whose drop is the reason for this attempt. None: the attempt has another reason.
         """
         if dropped is None and not self._coordinator.has_more_to_do:
             return
@@ -410,7 +410,7 @@ class Transactions:
             raise copy(self._damage)
 
     def _check_not_stuck(self, token: str, id_: str) -> None:
-        """Raises why a committed transaction is not applied everywhere yet, if it is stuck."""
+        """Raises the reason if a committed transaction is stuck."""
         for decision in self._decisions.unfinished.values():
             stuck = self._coordinator.stuck.get(decision.token)
             if stuck is not None and (decision.token == token or (id_ and decision.id == id_)):

@@ -95,7 +95,7 @@ class UndoChanges:
         nothing = pa.RecordBatch.from_pylist([], self._schema)
         if not own:
             return UndoPlan(restore=nothing, delete=nothing, columns=(), conflicts=0)
-        # A writer may name other columns in each write: the plan has all that it has ever named.
+        # A writer may name other columns in each write, so the plan lists every column that the writer has ever named.
         every = any(not record.columns for record in own)
         columns = () if every else tuple(sorted({column for record in own for column in record.columns}))
         codes, places = self._number_keys()

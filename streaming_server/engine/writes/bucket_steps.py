@@ -43,8 +43,8 @@ def apply_rows(
 ) -> None:
     """Merges rows into their bucket, and adds them to the delta of its columnar base.
 
-    The same WriteBatch records `step`, if it is given. The changelog records `writer`, if it is given, as the
-    author, and the time `commit_micros`, see `Bucket.apply`.
+    The same WriteBatch records `step`, if it is given. The changelog records `writer`, if it is given, as the author of
+    the changes, and `commit_micros` as their commit time: see `Bucket.apply`.
 
     Runs with the bucket's mutex held, so the codec of `merger` knows every schema stored there, and all indexes.
     """

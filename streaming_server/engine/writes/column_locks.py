@@ -196,7 +196,7 @@ class TableColumnLocks:
             )
 
     async def renew(self, lock_id: str, ttl: float | None) -> HeldColumnLock:
-        """Restarts a lock's time to live, with `ttl` a new one. Raises LockLost, InvalidRequest."""
+        """Restarts a lock's time to live, or sets it to `ttl` seconds. Raises LockLost, InvalidRequest."""
         if ttl is not None:
             _check_ttl(ttl)
         async with self._changing:
@@ -305,7 +305,7 @@ class ColumnLocks:
         return [lock for locks in chosen for lock in locks.live()]
 
     def start(self) -> None:
-        """Starts to expire locks, until `close`."""
+        """Starts the task that expires locks. It runs until `close`."""
         self._reaper.start()
 
     def notify(self, lock: HeldColumnLock) -> None:

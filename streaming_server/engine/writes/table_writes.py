@@ -62,7 +62,7 @@ class TableWrites:
     ) -> tuple[int, dict[int, int]]:
         """Writes the rows of an Arrow IPC stream that have a schema version of the table (0: the current one).
 
-        Once all of it is durable, returns the number of rows, and the next log offset of each written bucket.
+        Once all rows are durable, returns the number of rows, and the next log offset of each written bucket.
         The data is checked completely before anything is written. Whether a merge has a result is known only when it
         is computed, for up to 8,192 keys of a bucket at a time.
 

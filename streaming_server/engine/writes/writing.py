@@ -87,7 +87,7 @@ class WriteOperation:
         self._offsets: dict[int, int] = {}
 
     async def run(self) -> dict[int, int]:
-        """Applies the request. Once all is durable, returns the next offset after it by bucket.
+        """Applies the request. Once all of its rows are durable, returns the next offset of each of its buckets.
 
         Preconditions are checked before anything is written.
 

@@ -38,7 +38,7 @@ class AdmissionLimits:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """The place of one scan among the live ones. It counts while `taken`."""
+    """The place of one scan among the live scans. It counts against the limits while `taken`."""
 
     table: str
     buckets: tuple[int, ...]

@@ -35,7 +35,7 @@ class OrderedSource:
 
     It reads some rows of every bucket ahead. Rows up to the least of the last keys read can be returned; they are
     sorted by encoded key and decoded together. The first 128 rows are merged one by one instead, with each bucket one
-    row ahead, so that a small limit reads no more rows than the limit and the number of buckets.
+    row ahead, so that a small limit reads no more rows than the limit plus one per bucket.
 
     Memory holds, of each bucket, at most one and a half times its share of a chunk in rows and bytes, unless a single
     row is longer. The share is a chunk divided by the number of unfinished buckets. All buckets together hold less than

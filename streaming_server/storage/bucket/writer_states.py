@@ -4,8 +4,8 @@ The record of a writer is in the column family `meta`. It is put in the same Wri
 request is recorded exactly when it is applied. A request of several WriteBatches records with each of them how many of
 its rows are applied.
 
-A writer with an epoch above 0 was opened, in every bucket at once. A writer with epoch 0 is anonymous: a client that
-took an identity by itself.
+A writer with an epoch above 0 was opened, in every bucket at once. A writer with epoch 0 is anonymous: its client
+has chosen the identity itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WriteIdentity:
         writer: The id of the writer.
         epoch: 0 for an anonymous writer; otherwise the epoch that opening the writer returned. Each opening fences the
             epochs before it.
-        sequence: The sequence number of the request. The numbers of one writer ascend, from any number on, with gaps.
+        sequence: The sequence number of the request. The numbers of one writer ascend; they may have gaps.
         acked_below: Every request with a lower number was answered or given up, so a late one is refused.
         age_seconds: How long ago the request was sent for the first time.
     """

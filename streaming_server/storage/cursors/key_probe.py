@@ -53,7 +53,8 @@ class KeyProbe:
     def last_below(self, end: bytes | None) -> bytes | None:
         """Returns the last key below `end`, or the last of all if `end` is None. None: no such key exists.
 
-        Among deleted keys, the result may be a key above the last one that does not exist itself.
+        If the probe stops among deleted keys, the result is an upper bound of that key: `end`, or for None a key above
+        all others.
 
         Raises:
             DataLoss: The keys cannot be read.
