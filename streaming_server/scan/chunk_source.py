@@ -103,11 +103,11 @@ class Cursor(Protocol):
 
     @property
     def message(self) -> BatchMessage | None:
-        """The current batch as an Arrow IPC message, if storage has it as one. Raises DataLoss."""
+        """The current batch as an Arrow IPC message. None: storage has no such message. Raises DataLoss."""
 
     @property
     def stored(self) -> StoredRows | None:
-        """Returns rows of the current batch in stored form, if storage has them as Arrow. Raises DataLoss."""
+        """Returns rows of the current batch in stored form. None: storage has no rows as Arrow. Raises DataLoss."""
 
     @property
     def last_key(self) -> bytes | None:

@@ -92,7 +92,7 @@ class ReadPlan:
         return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
 
     def bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
-        """Returns the predicate, bound to a schema of the table. Raises SchemaMismatch."""
+        """Returns the predicate, bound to a schema of the table. None: all rows. Raises SchemaMismatch."""
         if self.where is None:
             return None
         # The table may have been altered since `bind`.

@@ -104,7 +104,7 @@ class Intake:
         return message, receiving.record_arrival(len(message))
 
     def claim(self, size: int) -> ServerBusy | None:
-        """Claims memory for a request. Returns the refusal if not enough is left."""
+        """Claims memory for a request. Returns the refusal if too little is left; otherwise None."""
         if self.claimed_bytes + size > self._max_bytes:
             self.refused += 1
             return ServerBusy(

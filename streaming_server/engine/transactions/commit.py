@@ -309,7 +309,13 @@ class CommitCoordinator:
     def _record_progress(
         self, decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError] | None = None
     ) -> CommittedTransaction | None:
-        """Records how far a decision is applied; `unreadable` has the tables that cannot be used, and why."""
+        """Records how far a decision is applied. Returns the commit, or None if the transaction is stuck.
+
+        Args:
+            decision: The decision.
+            rolling: The roll-forward that has applied what it could.
+            unreadable: The tables that cannot be used, and why.
+        """
         if not rolling.failed and not unreadable:
             committed = decision.to_committed(rolling.offsets)
             self._decisions.record_done(committed)

@@ -23,7 +23,7 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
     """Returns the encoded keys of a bucket that have a change at this offset or after it, in their order.
 
     Reads the changelog from the offset to its end, durable or not. Reads nothing if the offset is the end. Hold the
-    mutex of the bucket. Blocks; memory: some 16 MiB of changes at a time.
+    mutex of the bucket. Blocks. Memory: about 16 MiB of changes at a time.
 
     Args:
         bucket: The bucket.

@@ -23,7 +23,7 @@ _MAX_TRIES: Final = 3
 async def lookup_rows(
     buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]]
 ) -> tuple[list[bytes | None], dict[int, int]]:
-    """Returns the durable rows of encoded keys, bucket by bucket, and the offset at which each bucket was read.
+    """Returns the durable rows of encoded keys (None: no row), and the offset at which each bucket was read.
 
     Args:
         buckets: All buckets of the table.

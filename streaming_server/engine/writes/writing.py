@@ -144,7 +144,7 @@ class WriteOperation:
         return end == count
 
     async def _find_answer(self, live: LiveBucket, bucket: Bucket) -> WriteAnswer | None:
-        """Returns what an earlier attempt of the request has applied to a bucket. Hold the mutex."""
+        """Returns what an earlier attempt of the request has applied to a bucket. None: nothing. Hold the mutex."""
         identity = self._preconditions.identity
         if identity is None:
             return None

@@ -70,7 +70,10 @@ class FullSource:
         return self._log.offsets
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """Returns the next rows, then changes; WAITING if there are none yet. Raises what both sources raise."""
+        """Returns the next rows, then changes, like `LogSource.next_chunk`; WAITING once after the last row.
+
+        Raises what both sources raise.
+        """
         if self._table is not None:
             chunk = self._table.next_chunk(max_rows, max_bytes)
             if chunk is not None:

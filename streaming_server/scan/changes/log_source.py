@@ -150,7 +150,7 @@ class LogSource:
         return self._rows.schema_id
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
-        """Returns the next changes of one bucket; WAITING if there are none yet.
+        """Returns the next changes of one bucket; WAITING if no change is unread yet; None at the proven end.
 
         Raises:
             PositionExpired, DataLoss: The changes cannot be read.

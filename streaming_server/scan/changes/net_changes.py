@@ -72,7 +72,7 @@ class BacklogReader(Protocol):
     """Reads the backlog of a changelog."""
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
-        """Reads the next changes between two offsets, some ten thousand of them, without blocking the event loop."""
+        """Reads the next changes between two offsets, at most `STEP_CHANGES`, without blocking the event loop."""
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs work in a thread and waits for its end, even if the caller is cancelled."""

@@ -126,7 +126,7 @@ class BaseCursor:
             raise self._locate(error) from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> pa.StructArray | None:
-        """Returns the same rows as `next_batch`, in the form of `keyed_rows`."""
+        """Returns the same rows as `next_batch`, in the form of `keyed_rows`; None at the end."""
         row_range = self._next_range(max_rows, max_bytes)
         if row_range is None:
             return None
@@ -168,7 +168,7 @@ class BaseCursor:
         return self._output.of(current.as_range())
 
     def _next_range(self, max_rows: int, max_bytes: int) -> RowRange | None:
-        """Returns the next row range, and advances `last_key` and `rows_scanned`."""
+        """Returns the next row range, None at the end. Advances `last_key` and `rows_scanned`."""
         self._whole_batch = None
         if self._start is not None:
             self._ranges, self._start = self._start(), None

@@ -73,7 +73,7 @@ class RowRange:
         return self.with_indices(indices if self.indices is None else self.indices[indices])
 
     def split(self, rows: int) -> tuple[RowRange, RowRange | None]:
-        """Returns the first rows, and the range of the remaining ones if there are any."""
+        """Returns the range of the first rows, and that of the remaining rows (None: no rows remain)."""
         if self.indices is None or len(self) <= rows:
             return self, None
         return self.with_indices(self.indices[:rows]), self.with_indices(self.indices[rows:])

@@ -29,7 +29,7 @@ BASE_CHUNK_BYTES: Final = 2 << 20
 """The same limit in bytes."""
 _FEW_ROWS: Final = 1000
 _FEW_RANGES: Final = 16
-"""Starting a range in a base takes as long as reading some hundred rows, so this many take some milliseconds."""
+"""Starting a range in a base takes as long as reading several hundred rows, so this many take a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class KvSource:
         return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
-        """Returns the next chunk. Raises DataLoss for damage, and the error given to `abort`."""
+        """Returns the next chunk, None at the proven end. Raises DataLoss, and the error given to `abort`."""
         if self._aborted is not None:
             raise copy(self._aborted)
         while self._cursors:

@@ -83,7 +83,7 @@ class OrderedSource:
         return sum(run.rows_scanned for run in self._runs)
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
-        """Returns the next chunk. Raises DataLoss for damage, and the error given to `abort`."""
+        """Returns the next chunk, None at the proven end. Raises DataLoss, and the error given to `abort`."""
         if self._aborted is not None:
             raise copy(self._aborted)
         if self._single_rows > 0:
@@ -98,7 +98,7 @@ class OrderedSource:
         return Chunk(0, self._with_bucket_in_errors(self._representation.decode, merged.rows, merged.parts))
 
     def position(self) -> ScanPosition | None:
-        """Returns how far the chunks returned so far reach, in all buckets."""
+        """Returns how far the chunks returned so far reach, in all buckets. None: not known yet."""
         return self._position
 
     def abort(self, error: ScanKvError) -> None:
@@ -112,7 +112,7 @@ class OrderedSource:
             run.close()
 
     def _merge_singly(self, max_rows: int, max_bytes: int) -> _MergedRows | None:
-        """Merges the next rows without reading any bucket further than one row ahead."""
+        """Merges the next rows, and reads each bucket only one row ahead. None: no bucket has more rows."""
         began = time.thread_time()
         for run in self._runs:
             while run.last_key is None and not run.ended:
@@ -150,7 +150,7 @@ class OrderedSource:
                     yield (run.last_key, not self._reverse), run
 
     def _merge(self, max_rows: int, max_bytes: int) -> _MergedRows | None:
-        """Merges the next rows: those up to the last row read of every bucket that may have more."""
+        """Merges the next rows, up to the key that all unfinished buckets have reached. None: no row remains."""
         reading = [run for run in self._runs if not run.ended]
         if reading:
             self._read_ahead(reading, max(1, max_rows // len(reading)), max(1, max_bytes // len(reading)))

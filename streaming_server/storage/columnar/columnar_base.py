@@ -251,9 +251,9 @@ class ColumnarBase:
 
 
 def newest_base(directory: Path, location: str) -> ColumnarBase | None:
-    """Opens the newest complete base of a bucket, and removes all others and the remains of a crash. Blocks.
+    """Opens the newest undamaged base of a bucket, and removes all others and the remains of a crash. Blocks.
 
-    Call it at the start of a server, while no build of a base runs.
+    Returns None if no such base exists. Call it at the start of a server, while no build of a base runs.
 
     Args:
         directory: The directory of the bucket's bases, which may be missing.

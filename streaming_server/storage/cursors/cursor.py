@@ -96,7 +96,7 @@ class BucketCursor:
         return None if values is None else len(values)
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """Returns the next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
+        """Like `next_batch`, but returns the rows as they are stored. Does not notice a damaged row."""
         if self._reader is None:
             return None
         values = self._read(self._reader, max_rows, max_bytes)

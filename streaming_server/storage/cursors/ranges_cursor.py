@@ -87,7 +87,7 @@ class RangesCursor:
             raise DataLoss(f"{self._location}: {error.message}") from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """Returns the next rows as they are stored, otherwise like `next_batch`. Does not notice a damaged row."""
+        """Like `next_batch`, but returns the rows as they are stored. Does not notice a damaged row."""
         values: list[bytes] = []
         budget, until = max_bytes, self._clock() + STEP_SECONDS
         while not self._reader.ended and len(values) < max_rows and budget > 0:

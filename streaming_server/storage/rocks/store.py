@@ -33,7 +33,7 @@ _COMPRESSION = {
 _DENSE = frozenset(["zstd"])
 _BLOCK_BYTES = 16 * 1024
 _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
-# A share of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six absent keys.
+# A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
 _ADVICE = (
@@ -41,7 +41,7 @@ _ADVICE = (
     "and retry after some seconds"
 )
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
-# readers skip tombstones at five a microsecond, in steps.
+# readers skip only about five tombstones per microsecond, and in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 _PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
