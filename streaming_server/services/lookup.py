@@ -279,7 +279,7 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
 
     Args:
         request: The query.
-        since: The version that the client knows. None: none.
+        since: The version that the client knows. None: it knows no version.
         left: The seconds until the deadline of the call. None: no deadline.
 
     Raises:

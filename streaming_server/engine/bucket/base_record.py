@@ -19,9 +19,9 @@ class BaseRecord:
         written_bytes: The bytes of all bases that were built.
         last_cpu_seconds: The processor time of the last build.
         last_written_bytes: The bytes of the base of the last build.
-        lost: Why scans stopped reading the previous base, in words. Empty while a base exists, and before the
-            first base.
-        waits: Why no base is being built, in words.
+        lost: The human-readable reason why scans stopped reading the previous base. Empty while a base exists, and
+            before the first base.
+        waits: The human-readable reason why no base is being built.
         is_on_disk: Whether files of a base that is no longer read are still on disk.
     """
 
@@ -40,7 +40,7 @@ class BaseRecord:
 
     @property
     def unused_reason(self) -> str:
-        """Why scans read no base, in words."""
+        """The human-readable reason why scans read no base."""
         return "; ".join(filter(None, (self.lost, self.waits)))
 
     def adopt(self, base_bytes: int, cut_millis: int) -> None:

@@ -73,7 +73,7 @@ class BaseSlot:
         """Stops reading the base.
 
         Args:
-            why: The reason, in words, for the statistics: the base is damaged, or lacks a write.
+            why: The human-readable reason, for the statistics: the base is damaged, or lacks a write.
             at_once: Whether to build another base whatever it costs.
         """
         self.base = self.delta = None

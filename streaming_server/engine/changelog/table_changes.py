@@ -39,7 +39,7 @@ class TableChanges:
         return self.table.path / "catching-up"
 
     async def open(self, plan: LogPlan, owner: str, committed: LogPosition | None = None) -> OpenedLog:
-        """Opens a stream of changes of the buckets that a plan names, all of them durable.
+        """Opens a stream of the durable changes of the buckets that a plan names.
 
         The stream may begin with the rows as of now. The caller closes its source.
 

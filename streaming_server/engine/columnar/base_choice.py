@@ -45,7 +45,7 @@ def choose_bases(
 def choose_live_read_path(
     plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
 ) -> tuple[ReadPath, str]:
-    """Returns what `choose_bases` would choose now, and the reason in words. Takes no mutex."""
+    """Returns what `choose_bases` would choose now, with a human-readable reason. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     based = [live.number for live in filled if live.columnar.is_usable]
     return base_view.choose_read_path(

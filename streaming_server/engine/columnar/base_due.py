@@ -55,7 +55,7 @@ class BucketNow:
 
 
 def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
-    """Returns why no base is due now, in words. Empty: a base is due.
+    """Returns the human-readable reason why no base is due now. Empty: a base is due.
 
     A base is built if none exists. It is rebuilt when its changes are many, take much memory, or are old. The first
     two reasons do not suffice while the changes are small compared with what a rebuild would write. With `auto`, a scan

@@ -17,7 +17,7 @@ class BaseStats:
     """The statistics of the base of a bucket and of its delta. Zeros if no base exists.
 
     Attributes:
-        unused_reason: Why scans read no base, in words. Empty if they read one.
+        unused_reason: The human-readable reason why scans read no base. Empty if they read one.
         log_offset: The offset of the first change that is not in the base.
         rows: The rows in the base.
         disk_bytes: The bytes of its files.

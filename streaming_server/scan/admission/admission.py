@@ -139,7 +139,7 @@ class Admission:
                 del self._on_bucket[place.table, bucket]
 
     def _obstacle(self, place: _Place) -> str | None:
-        """Returns the limit that keeps a scan out, in words. None: the scan can be admitted."""
+        """Describes the limit that keeps a scan out. None: the scan can be admitted."""
         if self._live >= self._limits.live:
             return f"the server has {self._limits.live} live scans (max_live_scans)"
         for bucket in place.buckets:

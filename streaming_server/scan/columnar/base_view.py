@@ -69,7 +69,7 @@ class ReadPathChoice:
 
     Attributes:
         base: Whether it reads the bases of buckets that have one.
-        reason: The reason, in words.
+        reason: The human-readable reason.
         possible: Whether it could read bases.
     """
 
@@ -106,7 +106,7 @@ def bases_for(
         reader: How it is read.
         filled: The buckets that may have rows.
         view_of: Returns the base of a bucket, None if it has none.
-        why_none: Why a bucket may have no base, and what to do, in words.
+        why_none: A human-readable text: why a bucket may have no base, and what to do.
 
     Raises:
         InvalidRequest: The plan demands bases, and one is missing, or the scan cannot read bases.
@@ -131,7 +131,7 @@ def bases_for(
 def choose_read_path(
     plan: ReadPlan, reader: RowReader, filled: Collection[int], based: Collection[int], *, through_index: bool
 ) -> tuple[ReadPath, str]:
-    """Returns what `bases_for` would choose, and why, in words.
+    """Returns what `bases_for` would choose, with a human-readable reason.
 
     Args:
         plan: What is requested.

@@ -41,7 +41,7 @@ def explain(
         reader: The reader that the scan would use.
         buckets: The requested buckets.
         choice: The index that would find the keys. None: no index.
-        read_path: Where the rows would be read from, and the reason in words.
+        read_path: Where the rows would be read from, and the human-readable reason.
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)

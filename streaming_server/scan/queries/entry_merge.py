@@ -44,7 +44,7 @@ class FirstByValue:
         found: Matching entries in no order, as `EntryMerge` describes them: all entries before the value of the n-th,
             and, of the buckets not in `cut`, all entries with that value. There may be others after it.
         last: The value of the n-th entry; None if there are fewer than n, all of which are in `found`.
-        cut: The buckets of which not all entries with that value were read, and the ranges of these entries.
+        cut: The buckets with unread entries of that value, and the ranges of all entries of that value there.
     """
 
     found: pa.RecordBatch
