@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 
 
 def frame_chunk(chunk: scan_pb2.ScanChunk, record_batch: pa.Buffer) -> bytes:
-    """Serializes a `ScanKvResponse` with a chunk, all other fields of which are set already.
+    """Serializes a `ScanKvResponse` with a chunk. All other fields of the chunk must be set already.
 
     The result is what protobuf makes of the same fields, except for their order and `padding`.
     """
@@ -47,7 +47,7 @@ def frame_chunk(chunk: scan_pb2.ScanChunk, record_batch: pa.Buffer) -> bytes:
 
 
 def frame_answer(response: Message, rows: pa.Buffer) -> bytes:
-    """Serializes a response with rows in its field `rows`, all other fields of which are set already.
+    """Serializes a response with rows in its field `rows`. All other fields of the response must be set already.
 
     Call it in a thread. Copying tens of megabytes at once would hold the interpreter lock for tens of milliseconds, so
     the copy is made in pieces. Python joins more than a MiB of bytes without the lock.

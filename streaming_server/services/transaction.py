@@ -146,7 +146,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.GiveUpTransactionRequest, transaction_pb2.GiveUpTransactionResponse
         ],
     ) -> transaction_pb2.GiveUpTransactionResponse:
-        """Accepts that a committed transaction is lost where it cannot be applied."""
+        """Gives up the rows of a committed transaction in the buckets to which it cannot be applied."""
         async with map_errors(request, context):
             committed, lost = await self._transactions.give_up(request.token)
         return transaction_pb2.GiveUpTransactionResponse(

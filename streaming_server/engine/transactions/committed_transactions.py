@@ -21,8 +21,8 @@ class CommittedTransactions:
     Rule: commits expire by service time and are ordered by their numbers. With a clock that can be set, a repeated
     commit could be applied a second time, or the wrong commit could be the last of its family.
 
-    It keeps the commits of the last days, 100,000 at most, and the last commit of each family while one of its tables
-    exists.
+    It keeps the commits that have not expired, 100,000 at most, and the last commit of each family while one of its
+    tables exists.
 
     Args:
         seconds: How long a commit with an id is remembered, unless there are too many.

@@ -1,6 +1,6 @@
-"""Gives up the rows of a committed transaction that can never be applied, and finds exactly what is lost.
+"""Gives up the rows of a committed transaction that can never be applied, and finds exactly which rows are lost.
 
-Rule: an operator decides this, never the server. All that can be applied is applied first.
+Rule: only an operator gives up rows, never the server. First, everything that can be applied is applied.
 """
 
 from __future__ import annotations

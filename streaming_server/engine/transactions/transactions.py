@@ -90,7 +90,7 @@ class Transactions:
         uses: Keeps tables from being altered while a commit uses them.
         staging: Stages requests in open transactions.
 
-    If the transaction log cannot be read, every method raises the reason. The tables are served all the same.
+    If the transaction log cannot be read, every method raises the reason, but the tables are still served.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Transactions:
         return self._coordinator.stats
 
     async def recover(self) -> None:
-        """Rolls forward what was decided before a crash, and loads what was staged. Call it before tables are served.
+        """Rolls forward committed transactions after a crash, and loads staged rows. Call it before tables are served.
 
         Rule: no transaction keeps other tables from being served. A bucket to which a committed transaction cannot be
         applied is blocked, see `LiveBucket.block`. If the log cannot be read, every bucket with staged rows is blocked.
@@ -378,7 +378,7 @@ class Transactions:
             await self._conclude(committed)
 
     async def give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
-        """Accepts that a committed transaction is lost where it cannot be applied; see `CommitCoordinator.give_up`.
+        """Gives up the rows of a committed transaction that cannot be applied; see `CommitCoordinator.give_up`.
 
         Runs to completion, even when the caller cancels.
         """

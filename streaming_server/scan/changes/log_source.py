@@ -77,7 +77,7 @@ class _RunningCatchUp:
         self._task.add_done_callback(lambda _: on_progress())
 
     def check(self) -> None:
-        """Raises the error with which the catch-up has failed."""
+        """Raises the error of the catch-up if it has failed."""
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
 

@@ -220,7 +220,7 @@ class WriterLimits:
 
     @property
     def anonymous_ttl_seconds(self) -> float:
-        """The age from which on a request of an unknown anonymous writer is refused."""
+        """Requests of unknown anonymous writers are refused from this age on."""
         return min(self.ttl_seconds, ANONYMOUS_TTL_SECONDS)
 
     def seconds_kept(self, epoch: int) -> float:

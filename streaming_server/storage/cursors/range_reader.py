@@ -36,7 +36,7 @@ STEP_SECONDS: Final = 0.004
 """The approximate processor time of one step. Reading the largest chunk takes half of it when no gaps occur."""
 
 FAST_SKIPS: Final = 64
-"""Adjacent deleted entries after which the fast iterator ends. It may skip that many before each entry."""
+"""The fast iterator ends after this many adjacent deleted entries. It may skip as many before each entry."""
 CHECKED_SKIPS: Final = 512
 """The same limit for checked iterators; skipping that many takes about 0.1 ms."""
 

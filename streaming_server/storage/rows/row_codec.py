@@ -154,7 +154,7 @@ class RowDecoder:
         return self._decode_mixed(values, lengths)
 
     def _decode_mixed(self, values: pa.Array, lengths: Offsets) -> pa.RecordBatch:
-        """Decodes rows of several schemas: the rows of each schema at once, then all of them in their order."""
+        """Decodes rows of several schemas: the rows of each schema together, then restores the order of all rows."""
         if lengths.min() < HEADER.size:
             raise DataLoss(f"a stored row is damaged: {lengths.min()} bytes long")
         headers = np.ascontiguousarray(_fixed_part(values, HEADER.size))
@@ -216,7 +216,7 @@ class RowDecoder:
 
 
 def _fixed_part(values: pa.Array, width: int) -> Bytes:
-    """Returns the first `width` bytes of every value, which all are at least as long, as a matrix."""
+    """Returns the first `width` bytes of every value as a matrix. No value may be shorter."""
     head = pc.binary_slice(values, 0, width)
     data = head.buffers()[2] if len(head) else None
     return np.frombuffer(data or b"", np.uint8, count=len(head) * width).reshape(len(head), width)
