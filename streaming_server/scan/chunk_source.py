@@ -107,7 +107,7 @@ class Cursor(Protocol):
 
     @property
     def stored(self) -> StoredRows | None:
-        """Returns rows of the current batch in stored form. None: storage has no rows as Arrow. Raises DataLoss."""
+        """Returns rows of the current batch in stored form. None: the rows are not stored as Arrow. Raises DataLoss."""
 
     @property
     def last_key(self) -> bytes | None:

@@ -91,7 +91,7 @@ class GroupCommit:
             await asyncio.shield(self._running)
 
     async def wait_written(self) -> None:
-        """Returns once everything written is durable, including writes that took no offset. Fails as `wait` does."""
+        """Returns once everything written so far is durable, even writes without an offset. Fails as `wait` does."""
         if self._running is not None:
             # The running sync may have begun before the write.
             await asyncio.shield(self._running)

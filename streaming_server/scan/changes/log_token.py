@@ -71,7 +71,7 @@ class LogPosition:
         offsets: For each bucket, the offset of the next change.
         scanned: How far the rows of a full start were read. None: no row was read yet, all rows were read, or the
             stream has no full start.
-        views: The views that these rows come from, except the first view, which ends at `offsets`.
+        views: The views that these rows come from, except the first view, at which the changes begin.
         scanning: Whether rows of a full start are still to come, even if none has come so far.
         net: For each bucket in a compacted catch-up, how far its net changes were returned.
     """

@@ -56,9 +56,8 @@ class RocksResources:
         block_cache: Caches blocks that were read by key.
         write_buffers: Limits the memory of unflushed writes.
         filters: A semaphore over the buckets that have a Bloom filter of their unflushed keys. The filter makes lookups
-            of absent keys, as inserts do them, two to three times as fast. Its full size
-            counts as memory of unflushed writes from the start, so all filters together take at most a quarter of that
-            memory.
+            of absent keys, such as those of inserts, two to three times as fast. Its full size counts as memory of
+            unflushed writes from the start, so all filters together take at most a quarter of that memory.
         files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
     """
 
