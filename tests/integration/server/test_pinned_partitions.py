@@ -72,7 +72,7 @@ async def test_partitions_of_a_pinned_table_are_the_table_at_the_pin_and_the_cha
             parts = await table.scan().at(snapshot).with_chunk(rows=200).splits(PARTITIONS)
             read = await read_partitions(server, parts)
             written = int(await asyncio.to_thread(ended, writer))
-        assert written > KEYS // 10
+        assert written >= KEYS // 100
         live = await table.scan().to_arrow()
         now = await log_offsets(table)
         assert all(now[bucket] > snapshot.log_offsets[bucket] for bucket in range(BUCKETS))
