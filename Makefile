@@ -6,7 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check docs bench soak lowest dist protos sync clean
+.PHONY: help demo tools test check docs bench soak lowest fixture dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'

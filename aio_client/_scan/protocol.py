@@ -232,7 +232,10 @@ class ScanLedger:
             raise violation("an answer to what was asked", "that nothing has changed since another version")
         of_consumer = self.spec.log is not None and self.spec.log.consumer_id is not None
         if of_consumer is not bool(header.consumer_fence):
-            raise violation("a fence in the header of a consumer's stream, and of no other", "the opposite")
+            raise violation(
+                "a fence in the header" if of_consumer else "no fence in the header of a stream without a consumer",
+                f"fence {header.consumer_fence}",
+            )
         if self.header is None and not self._for_schema:
             self.token = header.resume_token or self.token
             self.next_offsets = dict(header.log_offsets)

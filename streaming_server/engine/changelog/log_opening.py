@@ -132,8 +132,8 @@ class LogOpening:
         if others:
             if plan.start.kind is PositionKind.FULL:
                 raise InvalidRequest(
-                    f"the consumer has read other buckets, but none of {sorted(others)}: to start with their rows, use "
-                    "another consumer or delete this one; or start from another position"
+                    f"the consumer has not read buckets {sorted(others)}, and cannot start them with all rows, because "
+                    "it has read others: use another consumer, delete this one, or start from another position"
                 )
             start = replace(plan.start, by_bucket=tuple(pair for pair in plan.start.by_bucket if pair[0] in others))
             offsets |= await LogStarts(self._definition, others, self._clock).of(start, clamp=plan.clamp)

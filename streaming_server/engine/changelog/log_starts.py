@@ -81,8 +81,8 @@ class LogStarts:
         unknown = [number for number in offsets if not 0 <= number < self._definition.buckets]
         if missing or unknown:
             raise InvalidRequest(
-                f"the offsets must name the buckets that are read, {sorted(self._buckets)}: missing {missing}, not of "
-                f"the table {unknown}"
+                f"the offsets must name each bucket to read, {sorted(self._buckets)}, and only buckets of the table: "
+                f"missing {missing}, unknown {unknown}"
             )
 
     async def at(self, micros: int) -> dict[int, int]:

@@ -88,7 +88,7 @@ class LogPlan:
                 raise InvalidRequest(
                     f'table {table} was created with changelog="upsert", which does not record whether a row matched '
                     f"before it changed: `where` can use the key ({', '.join(definition.primary_key)}), but not "
-                    f'"{column}", unless rows that do not match may come as deletions: unmatched="delete"',
+                    f'"{column}"; or read with unmatched="delete", which returns rows that do not match as deletions',
                     table=table,
                     column=column,
                 )

@@ -103,7 +103,9 @@ class LogTokenWriter:
         parts += [_NET.pack(bucket, net.end, net.partitions, net.given) for bucket, net in position.net.items()]
         body = b"".join(parts)
         if len(body) + _CHECKSUM.size > MAX_RESUME_TOKEN_BYTES:
-            raise InvalidRequest("the start from the full table was interrupted too often to continue: start it again")
+            raise InvalidRequest(
+                'the scan was interrupted too often in phase "rows": start it again from its beginning'
+            )
         return body + _CHECKSUM.pack(google_crc32c.value(body))
 
 

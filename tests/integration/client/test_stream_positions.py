@@ -200,7 +200,7 @@ async def test_one_position_of_the_whole_table_fits_every_shard(table: Table) ->
         found += [row["k"] for row in await scan.to_pylist()]
         await table.reset_consumer(f"c{shard}", StartFrom.offsets(start))
     assert sorted(found) == list(range(9, 21))
-    with pytest.raises(InvalidRequest, match=r"not of the table \[7\]"):
+    with pytest.raises(InvalidRequest, match=r"unknown \[7\]"):
         await table.changes(StartFrom.offsets({**start, 7: 0}), StopAt.LATEST, shard=(0, 2)).to_pylist()
     with pytest.raises(InvalidRequest, match=r"missing \[0, 2\]"):
         await table.changes(StartFrom.offsets({1: start[1]}), StopAt.LATEST, shard=(0, 2)).to_pylist()
