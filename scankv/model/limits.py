@@ -19,6 +19,9 @@ MAX_REQUEST_ROWS: Final = 1_000_000
 MAX_LOOKUP_KEYS: Final = 100_000
 """The most keys in one lookup."""
 
+MAX_ENCODED_KEYS: Final = 1_000
+"""Encoded keys in one lookup of few keys."""
+
 DEFAULT_BUCKETS: Final = 4
 """The number of buckets of a table by default."""
 

@@ -78,6 +78,7 @@ class LookupRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    ENCODED_KEYS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
@@ -86,16 +87,23 @@ class LookupRequest(_message.Message):
     def columns(self) -> _scan_pb2.ColumnNames:
         """As in ScanKvRequest: absent for all columns."""
 
+    @_builtins.property
+    def encoded_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/storage.md describes them, at most 1,000.
+        The answer then has `encoded_rows`. Not with `columns`. Bytes that are no key of the table have no row.
+        """
+
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         keys: _builtins.bytes = ...,
         columns: _scan_pb2.ColumnNames | None = ...,
+        encoded_keys: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "keys", b"keys", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "encoded_keys", b"encoded_keys", "keys", b"keys", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +137,7 @@ class LookupResponse(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    ENCODED_ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream of the rows found, in the order of their keys in the request."""
     found: _builtins.bytes
@@ -141,6 +150,12 @@ class LookupResponse(_message.Message):
         a conditional write.
         """
 
+    @_builtins.property
+    def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of `rows`, for `encoded_keys`: the rows found, with all columns of the current schema, in the row format of
+        docs/internals/storage.md. Each row names the id of its schema.
+        """
+
     def __init__(
         self,
         *,
@@ -148,10 +163,11 @@ class LookupResponse(_message.Message):
         found: _builtins.bytes = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
+        encoded_rows: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_rows", b"encoded_rows", "found", b"found", "log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,21 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.rows.row_layout import fixed_width
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
     Offsets = npt.NDArray[np.signedinteger]
-
-
-def fixed_width(type_: pa.DataType) -> int | None:
-    """Returns the bytes of a value of the type in a stored row; a bool takes one. None: the type has no fixed width."""
-    if pa.types.is_boolean(type_):
-        return 1
-    if pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_nested(type_):
-        return None
-    return int(type_.bit_width) // 8
 
 
 def valid_mask(array: pa.Array) -> Mask | None:

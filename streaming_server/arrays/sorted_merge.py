@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.arrays.arrow_buffers import fixed_width, var_offsets
+from scankv.model.rows.row_layout import fixed_width
+from streaming_server.arrays.arrow_buffers import var_offsets
 
 if TYPE_CHECKING:
     import numpy.typing as npt

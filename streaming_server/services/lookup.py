@@ -91,6 +91,16 @@ class LookupService:
         async with map_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
+            if request.encoded_keys:
+                if request.keys or columns is not None:
+                    raise InvalidRequest("encoded_keys must come without keys and columns")
+                encoded, found, offsets = await table.reads.get(request.encoded_keys)
+                return lookup_pb2.LookupResponse(
+                    encoded_rows=encoded,
+                    found=found,
+                    log_offsets=offsets,
+                    table_incarnation=table.definition.incarnation,
+                ).SerializeToString()
             rows, found, offsets = await table.reads.lookup(request.keys, columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:

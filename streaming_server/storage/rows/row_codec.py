@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import DataLoss
+from scankv.model.rows.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
 from streaming_server.arrays.arrow_buffers import (
     as_binary,
     binary_from_matrix,
@@ -25,7 +26,6 @@ from streaming_server.arrays.arrow_buffers import (
     var_offsets,
 )
 from streaming_server.storage.rows.row_keys import RowKeys
-from streaming_server.storage.rows.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
 from streaming_server.storage.rows.shredding import assemble, shred
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import ColumnDefinition, TableDefinition
+    from scankv.model.tables.schema import ColumnDefinition, Schema, TableDefinition
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
@@ -56,10 +56,9 @@ class RowCodec:
         self.definition = definition
         self.schema = definition.schema.arrow
         self.hidden = definition.hidden_columns(definition.schema)
-        self._layouts = {
-            schema.id: RowLayout(schema, definition.hidden_columns(schema)) for schema in definition.schemas
-        }
+        self._layouts = {schema.id: layout_of(schema, definition) for schema in definition.schemas}
         self._layout = self._layouts[definition.schema.id]
+        self._visible_layout = RowLayout(definition.schema.id, self.schema.types)
 
     def encode(self, batch: pa.RecordBatch, hidden: Sequence[pa.Array] = ()) -> pa.Array:
         """Encodes a batch of the current schema as a binary array with one stored row per value, in the same order.
@@ -70,7 +69,24 @@ class RowCodec:
             batch: The rows.
             hidden: The hidden columns. Empty: all are null.
         """
-        layout, count = self._layout, batch.num_rows
+        return self._encode(self._layout, batch, hidden)
+
+    def visible(self, rows: list[bytes]) -> list[bytes]:
+        """Returns stored rows of any schema as rows of the current schema, without hidden columns.
+
+        Raises:
+            DataLoss: A row is damaged.
+        """
+        header = self._layout.header
+        if not self.hidden and all(row.startswith(header) for row in rows):
+            return rows
+        batch = self.decoder().decode(pa.array(rows, pa.binary()))
+        encoded: list[bytes] = self._encode(self._visible_layout, batch, ()).to_pylist()
+        return encoded
+
+    @staticmethod
+    def _encode(layout: RowLayout, batch: pa.RecordBatch, hidden: Sequence[pa.Array]) -> pa.Array:
+        count = batch.num_rows
         fixed = np.zeros((count, layout.fixed_bytes), np.uint8)
         fixed[:, : HEADER.size] = np.frombuffer(layout.header, np.uint8)
         segments: list[pa.Array] = []
@@ -112,6 +128,12 @@ class RowCodec:
         definition = self.definition
         columns = [definition.schema.column(name) for name in definition.primary_key]
         return RowKeys(self._layouts.values(), columns, keys)
+
+
+def layout_of(schema: Schema, definition: TableDefinition) -> RowLayout:
+    """The layout of the rows that a table stores under one of its schemas, with the hidden columns."""
+    columns = (*schema.columns, *definition.hidden_columns(schema))
+    return RowLayout(schema.id, [column.type for column in columns], [column.id for column in columns])
 
 
 class Decoder(Protocol):

@@ -9,14 +9,14 @@ import struct
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.rows.row_layout import HEADER
+from scankv.model.rows.row_layout import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.rows.row_layout import RowLayout, Slot
     from scankv.model.tables.schema import ColumnDefinition
-    from streaming_server.storage.rows.row_layout import RowLayout, Slot
 
 _END = struct.Struct("<I")
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import DataLoss
+from scankv.model.rows.row_layout import fixed_width, map_storage
 from scankv.model.types.nested import map_as_list
 from streaming_server.arrays.arrow_buffers import (
     as_binary,
@@ -28,7 +29,6 @@ from streaming_server.arrays.arrow_buffers import (
     data_bytes,
     fixed_array,
     fixed_bytes,
-    fixed_width,
     valid_mask,
     validity_buffer,
     var_offsets,
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
-
-
-def segment_count(type_: pa.DataType) -> int:
-    """Returns how many segments a column of this type has. Not for fixed-width types."""
-    if pa.types.is_struct(type_):
-        return sum(1 + _nested_count(field.type) for field in type_)
-    if pa.types.is_map(type_):
-        return segment_count(_map_storage(type_))
-    if pa.types.is_list(type_):
-        return 2 + _nested_count(type_.value_type)
-    return 1
 
 
 def shred(array: pa.Array) -> Iterator[pa.Array]:
@@ -63,14 +52,6 @@ def assemble(type_: pa.DataType, rows: int, mask: Mask | None, segments: Iterato
         DataLoss: The segments contradict each other.
     """
     return _assemble(type_, rows, mask, segments)
-
-
-def _nested_count(type_: pa.DataType) -> int:
-    return 2 if pa.types.is_string(type_) or pa.types.is_binary(type_) else segment_count(type_)
-
-
-def _map_storage(type_: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.struct([type_.key_field, type_.item_field]))
 
 
 def _shred(array: pa.Array, row_ends: Offsets) -> Iterator[pa.Array]:
@@ -127,7 +108,7 @@ def _assemble(type_: pa.DataType, count: int, mask: Mask | None, segments: Itera
         children = [_assemble_child(field.type, count, segments) for field in type_]
         return pa.Array.from_buffers(type_, count, [validity_buffer(mask)], children=children)
     if pa.types.is_map(type_):
-        storage = _assemble(_map_storage(type_), count, mask, segments)
+        storage = _assemble(map_storage(type_), count, mask, segments)
         entries = storage.values
         if entries.null_count or entries.field(0).null_count:
             # Arrow does not raise for such a map: it crashes the process.
