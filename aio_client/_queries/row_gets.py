@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from copy import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aio_client._transport.retry import PASSING_ERRORS
 from scankv.model.errors import ProtocolViolation, ScanKvError
@@ -19,6 +19,18 @@ _MOST_KEYS: Final = 128
 """The most keys that share a call: the server answers so many in a millisecond."""
 
 
+class FoundRow(NamedTuple):
+    """The row of a key.
+
+    Attributes:
+        row: The row in the row format, with all columns of the schema that it names. None: there is no row.
+        table_incarnation: The table incarnation that the row, and the id of its schema, belong to.
+    """
+
+    row: bytes | None
+    table_incarnation: str
+
+
 class RowGets:
     """Reads the stored rows of single keys of one table. Belongs to the event loop of the client.
 
@@ -29,17 +41,17 @@ class RowGets:
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
         self._is_busy = False
-        self._waiting: list[tuple[bytes, asyncio.Future[bytes | None]]] = []
+        self._waiting: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
         self._draining: asyncio.Task[None] | None = None
 
-    async def get(self, key: bytes) -> bytes | None:
-        """Reads the row of an encoded key, in the row format, with all columns of some schema. None: there is no row.
+    async def get(self, key: bytes) -> FoundRow:
+        """Reads the row of an encoded key.
 
         Raises:
             ScanKvError: The server's error, or the failure of the connection.
         """
         if self._is_busy:
-            future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[FoundRow] = asyncio.get_running_loop().create_future()
             self._waiting.append((key, future))
             return await future
         self._is_busy = True
@@ -57,7 +69,7 @@ class RowGets:
 
     async def _drain(self) -> None:
         """Sends all waiting keys, one call after another."""
-        batch: list[tuple[bytes, asyncio.Future[bytes | None]]] = []
+        batch: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST_KEYS], self._waiting[_MOST_KEYS:]
@@ -72,7 +84,7 @@ class RowGets:
             self._waiting = []
             self._is_busy = False
 
-    async def _answer(self, batch: Sequence[tuple[bytes, asyncio.Future[bytes | None]]]) -> None:
+    async def _answer(self, batch: Sequence[tuple[bytes, asyncio.Future[FoundRow]]]) -> None:
         try:
             rows = await self._call([key for key, _ in batch])
         except ScanKvError as error:
@@ -89,7 +101,7 @@ class RowGets:
             if not future.done():
                 future.set_result(row)
 
-    async def _call(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    async def _call(self, keys: Sequence[bytes]) -> list[FoundRow]:
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, encoded_keys=keys)
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)
@@ -99,5 +111,5 @@ class RowGets:
                 f"the server answered a lookup of {len(keys):,} keys for {len(found):,} keys, with "
                 f"{len(response.encoded_rows):,} rows"
             )
-        rows = iter(response.encoded_rows)
-        return [next(rows) if each else None for each in found]
+        rows, incarnation = iter(response.encoded_rows), response.table_incarnation
+        return [FoundRow(next(rows) if each else None, incarnation) for each in found]

@@ -43,12 +43,14 @@ class LookupMethods(TableMethods):
         python_rows = self._python_rows()
         encoded = python_rows.encode_key(key)
         if encoded is not None:
-            row = await self._gets.get(encoded)
-            if row is None:
-                return None
-            decoded = python_rows.decode(row)
-            if decoded is not None:
-                return decoded
+            found = await self._gets.get(encoded)
+            if found.table_incarnation == self._handle.shape.description.incarnation:
+                if found.row is None:
+                    return None
+                decoded = python_rows.decode(found.row)
+                if decoded is not None:
+                    return decoded
+            # The table was altered, or dropped and created again, so that keys and rows may have another form.
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
 

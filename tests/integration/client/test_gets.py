@@ -173,3 +173,16 @@ async def test_closing_the_client_ends_all_calls(shared_server: ServerProcess, n
         await asyncio.sleep(0)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(result is None or isinstance(result, Exception | asyncio.CancelledError) for result in results)
+
+
+async def test_rows_of_a_table_that_was_created_again_are_not_read_with_the_columns_of_the_first(
+    client: Client, name: str
+) -> None:
+    """Both tables have the same schema id, and rows of the same length."""
+    first = await client.create_table(name, pa.schema([("key", pa.int64()), ("v", pa.int64())]), primary_key=["key"])
+    await first.upsert([{"key": 1, "v": 5}])
+    assert await first.get(1) == {"key": 1, "v": 5}
+    await client.drop_table(name)
+    second = await client.create_table(name, pa.schema([("key", pa.int64()), ("w", pa.float64())]), primary_key=["key"])
+    await second.upsert([{"key": 1, "w": 0.5}])
+    assert await first.get(1) == {"key": 1, "w": 0.5}
