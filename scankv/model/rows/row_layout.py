@@ -48,9 +48,9 @@ class RowLayout:
     """
 
     def __init__(self, schema_id: int, types: Sequence[pa.DataType], ids: Sequence[int] = ()) -> None:
-        self.header = HEADER.pack(ROW_FORMAT, 0, schema_id)
-        self.bitmap_start = HEADER.size
-        self.bitmap_bytes = (len(types) + 7) // 8
+        self.header: bytes = HEADER.pack(ROW_FORMAT, 0, schema_id)
+        self.bitmap_start: int = HEADER.size
+        self.bitmap_bytes: int = (len(types) + 7) // 8
         self._ids = ids
         position, segment = self.bitmap_start + self.bitmap_bytes, 0
         slots: list[Slot] = []
@@ -59,10 +59,10 @@ class RowLayout:
             count = segment_count(type_) if width is None else 0
             slots.append(Slot(index, width, position, segment, count))
             position, segment = position + (width or 0), segment + count
-        self.slots = tuple(slots)
-        self.ends_start = position
-        self.segments = segment
-        self.fixed_bytes = position + 4 * segment
+        self.slots: tuple[Slot, ...] = tuple(slots)
+        self.ends_start: int = position
+        self.segments: int = segment
+        self.fixed_bytes: int = position + 4 * segment
 
     @cached_property
     def by_id(self) -> dict[int, Slot]:
