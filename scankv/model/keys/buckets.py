@@ -57,7 +57,7 @@ class KeyPlaces:
         self._buckets = buckets
 
     def bucket_of(self, key: bytes) -> int:
-        """The bucket of one encoded primary key. Any bucket for bytes that are no key."""
+        """Returns the bucket of one encoded primary key. Any bucket for bytes that are no key."""
         return 0 if self._buckets == 1 else bucket_of_one(self._bucket_key_of(key), self._buckets)
 
     def of_ranges(self, ranges: KeyRanges, buckets: Sequence[int]) -> dict[int, KeyRanges]:

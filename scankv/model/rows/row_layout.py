@@ -71,7 +71,7 @@ class RowLayout:
 
 
 def fixed_width(type_: pa.DataType) -> int | None:
-    """Bytes of one value of the type in a stored row; a bool takes one. None: the type has no fixed width."""
+    """Returns how many bytes a value of the type takes in a row; a bool takes one. None: it has no fixed width."""
     if pa.types.is_boolean(type_):
         return 1
     if pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_nested(type_):
@@ -80,7 +80,7 @@ def fixed_width(type_: pa.DataType) -> int | None:
 
 
 def segment_count(type_: pa.DataType) -> int:
-    """How many segments a column of this type has. Not for fixed-width types."""
+    """Returns how many segments a column of this type has. Not for fixed-width types."""
     if pa.types.is_struct(type_):
         return sum(1 + _nested_count(field.type) for field in type_)
     if pa.types.is_map(type_):
@@ -91,7 +91,7 @@ def segment_count(type_: pa.DataType) -> int:
 
 
 def map_storage(type_: pa.MapType) -> pa.ListType:
-    """The type as which a map is stored: a list of structs of key and value."""
+    """Returns the type as which a map is stored: a list of structs of key and value."""
     return pa.list_(pa.struct([type_.key_field, type_.item_field]))
 
 

@@ -62,7 +62,7 @@ class RowValues:
 
 
 def has_row_values(types: Sequence[pa.DataType]) -> bool:
-    """Whether rows of columns of these types can be decoded without Arrow: those without nested columns can."""
+    """Returns whether rows of columns of these types can be decoded without Arrow: those without nested columns can."""
     return not any(map(pat.is_nested, types))
 
 
@@ -153,14 +153,14 @@ def _targets(layout: RowLayout) -> str:
 
 
 def _struct(layout: RowLayout, types: Sequence[pa.DataType]) -> struct.Struct:
-    """The part of a row before its segments: header, bitmap, slots, ends."""
+    """Returns the format of the part of a row before its segments: header, bitmap, slots, ends."""
     bitmap = _BITMAP_CODES.get(layout.bitmap_bytes, f"{layout.bitmap_bytes}s")
     slots = "".join(_code(type_) for slot, type_ in zip(layout.slots, types, strict=True) if slot.width is not None)
     return struct.Struct(f"<{len(layout.header)}s{bitmap}{slots}{'I' * layout.segments}")
 
 
 def _code(type_: pa.DataType) -> str:
-    """The code of a slot in a format of `struct`."""
+    """Returns the code of a slot in a format of `struct`."""
     if pat.is_boolean(type_):
         return "?"
     if pat.is_decimal(type_):
@@ -172,14 +172,14 @@ def _code(type_: pa.DataType) -> str:
 
 
 def _null(type_: pa.DataType) -> str:
-    """What stands for a null in the row."""
+    """Returns the source of what stands for a null in the row."""
     if pat.is_string(type_) or pat.is_binary(type_):
         return "b''"
     return repr(bytes(16)) if pat.is_decimal(type_) else "0"
 
 
 def _reader(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Converts what a slot unpacks to into the Python value. None: it is the value."""
+    """Returns a function that converts what a slot unpacks to into the Python value. None: it is the value."""
     if pat.is_integer(type_) or pat.is_floating(type_) or pat.is_boolean(type_):
         return None
     if pat.is_date32(type_):
@@ -194,7 +194,7 @@ def _reader(type_: pa.DataType) -> Callable[[Any], Any] | None:
 
 
 def exact_class(type_: pa.DataType) -> type | None:
-    """The class of the Python values of a column that are encoded. None: no values are."""
+    """Returns the class of the Python values of a column that are encoded. None: no values are."""
     if pat.is_integer(type_):
         return int
     if pat.is_floating(type_):
@@ -211,7 +211,7 @@ def exact_class(type_: pa.DataType) -> type | None:
 
 
 def stored_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Converts a value of the exact class of a column into what its slot or segment has. None: it is the same."""
+    """Returns a function that converts a value of the exact class to its stored form. None: they are the same."""
     if pat.is_string(type_):
         return str.encode
     if pat.is_date32(type_):

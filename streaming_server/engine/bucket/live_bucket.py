@@ -374,9 +374,9 @@ class LiveBucket:
         return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
 
     def find_cached(self, keys: list[bytes]) -> tuple[list[bytes | None], int] | None:
-        """The stored rows of some keys and the offset that they are as of, durable, if nothing has to be awaited.
+        """Returns the stored rows of some keys and the offset that they are as of, durable.
 
-        Returns None if that is not possible now: the bucket is not open, is being written, has writes that are not
+        Returns None if it would have to wait: the bucket is not open, is being written, has writes that are not
         durable yet, has to be reopened, or a row is not in memory.
         """
         bucket, commit = self._bucket, self._commit

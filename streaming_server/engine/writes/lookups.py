@@ -55,7 +55,9 @@ async def lookup_rows(
 def _find_cached(
     wanted: Sequence[tuple[LiveBucket, list[bytes]]],
 ) -> tuple[list[bytes | None], dict[int, int]] | None:
-    """Reads few keys on the event loop, where no writer comes between two buckets. None: that is not possible now.
+    """Reads few keys on the event loop, where no writer comes between two buckets.
+
+    Returns None if it would have to wait.
 
     For few keys, two changes of thread cost ten times as much as reading what is in memory.
     """

@@ -217,9 +217,9 @@ class RocksStore:
         return found
 
     def find_cached_rows(self, keys: Iterable[bytes]) -> list[bytes | None] | None:
-        """The stored rows of some keys, None for a key without a row. Reads nothing from disk.
+        """Returns the stored rows of some keys, None for a key without a row, without reading from disk.
 
-        Returns None if that is not known for all keys without reading. Takes 2 us for each key.
+        Returns None if a row is not in memory. Takes 2 us for each key.
         """
         rows: list[bytes | None] = []
         may_exist = self.rows.key_may_exist

@@ -131,7 +131,7 @@ class RowCodec:
 
 
 def layout_of(schema: Schema, definition: TableDefinition) -> RowLayout:
-    """The layout of the rows that a table stores under one of its schemas, with the hidden columns."""
+    """Returns the layout of the rows that a table stores under one of its schemas, with the hidden columns."""
     columns = (*schema.columns, *definition.hidden_columns(schema))
     return RowLayout(schema.id, [column.type for column in columns], [column.id for column in columns])
 
