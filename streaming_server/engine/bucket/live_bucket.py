@@ -321,7 +321,7 @@ class LiveBucket:
             raise self.record_error(error) from error.__cause__
 
     async def write(self, function: Callable[..., None], *args: object) -> None:
-        """Runs a step that writes, as `run`. If nothing else waits for the bucket, makes it durable in the same thread."""
+        """Runs a step that writes, as `run`. If nothing else waits for the bucket, the same thread makes it durable."""
         if self._commit is None or self.mutex.has_waiters or not self._commit.can_sync:
             await self.run(function, *args)
             return
