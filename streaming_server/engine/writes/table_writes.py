@@ -138,9 +138,14 @@ class TableWrites:
         """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
         single, definition = codec.single, codec.definition
         if single is None or definition.options.merge_engine != "last_row" or definition.merging.order_columns:
-            raise InvalidRequest(f"rows of table {definition.name} are not written one by one: send Arrow data")
+            raise InvalidRequest(
+                f"rows of table {definition.name} are not written one by one: send Arrow data", option="encoded_rows"
+            )
         if deletes and definition.options.deletes != "allow":
-            raise InvalidRequest(f"table {definition.name} does not delete every row: send the keys as Arrow data")
+            raise InvalidRequest(
+                f"table {definition.name} does not delete every row: send the keys as Arrow data",
+                option="encoded_keys",
+            )
         errors: dict[int, ScanKvError] = {}
         buckets: list[int] = []
         by_bucket: dict[int, dict[bytes, Values]] = {}
