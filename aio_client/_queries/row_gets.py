@@ -77,6 +77,9 @@ class RowGets:
                 batch = [(key, future) for key, future in batch if not future.done()]
                 if batch:
                     await self._answer(batch)
+                    # Callers that now have their row may ask for another at once. Otherwise the first of them would
+                    # make a lone call, for which all others would have to wait.
+                    await asyncio.sleep(0)
         finally:
             # Callers wait for nothing else, so none may be left, whatever has ended this task.
             for _, future in (*batch, *self._waiting):
