@@ -1,12 +1,11 @@
-"""The rows of single keys: calls that are made while one is in flight share the next one."""
+"""Reads the rows of single keys."""
 
 from __future__ import annotations
 
-import asyncio
-from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aio_client._transport.retry import PASSING_ERRORS
+from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.errors import ProtocolViolation, ScanKvError
 from scankv.v1 import lookup_pb2
 
@@ -32,17 +31,11 @@ class FoundRow(NamedTuple):
 
 
 class RowGets:
-    """Reads the stored rows of single keys of one table. Belongs to the event loop of the client.
-
-    A lone call is sent at once. Keys that are asked for while a call is in flight go out together with the next one, so
-    nothing waits for a timer, and the more callers there are, the fewer calls they need.
-    """
+    """Reads the stored rows of single keys of one table; concurrent calls share requests. Belongs to the event loop."""
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
-        self._is_busy = False
-        self._waiting: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
-        self._draining: asyncio.Task[None] | None = None
+        self._calls: SharedCalls[bytes, FoundRow] = SharedCalls(self._send, lambda _: 1, _MOST_KEYS)
 
     async def get(self, key: bytes) -> FoundRow:
         """Reads the row of an encoded key.
@@ -50,61 +43,20 @@ class RowGets:
         Raises:
             ScanKvError: The server's error, or the failure of the connection.
         """
-        if self._is_busy:
-            future: asyncio.Future[FoundRow] = asyncio.get_running_loop().create_future()
-            self._waiting.append((key, future))
-            return await future
-        self._is_busy = True
-        try:
-            (row,) = await self._call([key])
-        finally:
-            self._send_waiting()
-        return row
+        return await self._calls.call(key)
 
-    def _send_waiting(self) -> None:
-        if self._waiting:
-            self._draining = asyncio.create_task(self._drain())
-        else:
-            self._is_busy = False
-
-    async def _drain(self) -> None:
-        """Sends all waiting keys, one call after another."""
-        batch: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
+    async def _send(self, keys: Sequence[bytes]) -> Sequence[FoundRow | Exception]:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:_MOST_KEYS], self._waiting[_MOST_KEYS:]
-                # A caller may have given up.
-                batch = [(key, future) for key, future in batch if not future.done()]
-                if batch:
-                    await self._answer(batch)
-                    # Callers that now have their row may ask for another at once. Otherwise the first of them would
-                    # make a lone call, for which all others would have to wait.
-                    await asyncio.sleep(0)
-        finally:
-            # Callers wait for nothing else, so none may be left, whatever has ended this task.
-            for _, future in (*batch, *self._waiting):
-                future.cancel()
-            self._waiting = []
-            self._is_busy = False
-
-    async def _answer(self, batch: Sequence[tuple[bytes, asyncio.Future[FoundRow]]]) -> None:
-        try:
-            rows = await self._call([key for key, _ in batch])
+            return await self._find(keys)
+        except PASSING_ERRORS:
+            raise
         except ScanKvError as error:
-            if len(batch) == 1 or isinstance(error, PASSING_ERRORS):
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(copy(error))
-                return
-            # The error may be of one key, such as that of a damaged bucket. The others get their rows.
-            for each in batch:
-                await self._answer([each])
-            return
-        for (_, future), row in zip(batch, rows, strict=True):
-            if not future.done():
-                future.set_result(row)
+            if len(keys) == 1:
+                return [error]
+        # The error may be of one key, such as that of a damaged bucket. The others get their rows.
+        return [each for key in keys for each in await self._send([key])]
 
-    async def _call(self, keys: Sequence[bytes]) -> list[FoundRow]:
+    async def _find(self, keys: Sequence[bytes]) -> list[FoundRow]:
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, encoded_keys=keys)
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)

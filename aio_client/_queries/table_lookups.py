@@ -11,7 +11,6 @@ from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
 from aio_client._queries.row_gets import RowGets
 from aio_client._table.handle import TableMethods
-from aio_client._table.python_rows import PythonRows
 from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
 from scankv.v1 import lookup_pb2
 
@@ -27,7 +26,6 @@ class LookupMethods(TableMethods):
     def __init__(self, handle: TableHandle) -> None:
         super().__init__(handle)
         self._gets = RowGets(handle)
-        self._last_python_rows: PythonRows | None = None
 
     async def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
@@ -40,7 +38,7 @@ class LookupMethods(TableMethods):
         """
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
-        python_rows = self._python_rows()
+        python_rows = self._handle.python_rows
         encoded = python_rows.encode_key(key)
         if encoded is not None:
             found = await self._gets.get(encoded)
@@ -53,11 +51,6 @@ class LookupMethods(TableMethods):
             # The table was altered, or dropped and created again, so that keys and rows may have another form.
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
-
-    def _python_rows(self) -> PythonRows:
-        if self._last_python_rows is None or self._last_python_rows.shape is not self._handle.shape:
-            self._last_python_rows = PythonRows(self._handle.shape)
-        return self._last_python_rows
 
     @overload
     async def lookup(

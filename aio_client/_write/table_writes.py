@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aio_client._input.arguments import names_of, text_of
@@ -11,6 +12,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
 from aio_client._write.repeatable_writes import write_until_answered
+from aio_client._write.row_writes import FewRows, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
@@ -20,19 +22,24 @@ from aio_client._write.write_requests import (
 )
 from aio_client._write.writer import Writer, WriterSettings
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import UsageError
+from scankv.model.errors import TableRecreated, UsageError
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aio_client._input.data import Data
+    from aio_client._table.handle import TableHandle
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
 
 
 class WriteMethods(TableMethods):
     """Writes rows of a table. What a write returns is durable."""
+
+    def __init__(self, handle: TableHandle) -> None:
+        super().__init__(handle)
+        self._row_writes = RowWrites(handle)
 
     async def upsert(
         self,
@@ -95,6 +102,12 @@ class WriteMethods(TableMethods):
             UsageError: `data` has no rows of a known form, or takes more than one request with `if_version`.
             ConnectionFailed: No answer came within the operation timeout.
         """
+        if columns is None and mode == "merge" and if_version is None and not locks:
+            encoded = self._handle.python_rows.encode_rows(data)
+            if encoded is not None:
+                with suppress(TableRecreated):
+                    return await self._row_writes.upsert(self._few(encoded))
+                await self._handle.refresh()
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
@@ -162,6 +175,12 @@ class WriteMethods(TableMethods):
             InvalidRequest: The table refuses deletes.
             WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
         """
+        if columns is None and mode == "merge" and if_version is None and not locks:
+            encoded = self._handle.python_rows.encode_keys(keys)
+            if encoded is not None:
+                with suppress(TableRecreated):
+                    return await self._row_writes.delete(self._few(encoded))
+                await self._handle.refresh()
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._write(pieces, if_version, locks)
 
@@ -312,6 +331,9 @@ class WriteMethods(TableMethods):
             UsageError: `ttl` is out of range.
         """
         return ColumnLockOpener(self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over)
+
+    def _few(self, encoded: Sequence[bytes]) -> FewRows:
+        return FewRows(encoded, self._handle.shape.description.incarnation)
 
     async def _write(
         self, pieces: WritePieces, if_version: Mapping[int, int] | None, locks: Sequence[ColumnLock | str]
