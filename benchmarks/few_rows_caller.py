@@ -17,14 +17,16 @@ from benchmarks import t4
 from benchmarks.proc import cpu_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
 NOTHING: Final = "a unary call that does nothing"
 GET: Final = "get"
+LOOKUP: Final = "lookup of 1,000 keys"
 UPSERT: Final = "upsert of one row"
 AGGREGATE: Final = "aggregate upsert of 40 rows"
 TRANSACTION: Final = "the same in a transaction"
 
+_LOOKUP_KEYS: Final = 1000
 _TABLE, _AGGREGATES_TABLE = "bench.few_rows", "bench.few_aggregates"
 _AGGREGATE_BUCKETS: Final = 4
 _AGGREGATE_ROWS: Final = 40
@@ -55,16 +57,6 @@ class CallCost:
     cpu_seconds: float
     latencies: tuple[float, ...]
 
-    @classmethod
-    def total(cls, costs: Iterable[CallCost]) -> CallCost:
-        """Returns the sum of several measurements."""
-        known = list(costs)
-        return cls(
-            sum(cost.seconds for cost in known),
-            sum(cost.cpu_seconds for cost in known),
-            tuple(latency for cost in known for latency in cost.latencies),
-        )
-
     @property
     def calls(self) -> int:
         """The number of calls."""
@@ -92,7 +84,7 @@ class FewRowsCaller:
     Args:
         url: The address of the server.
         server: The id of the server's process.
-        rows: The number of rows of the table that `GET` and `UPSERT` use, which has the schema and the rows of T4.
+        rows: The number of rows of the table for `GET`, `LOOKUP` and `UPSERT`, which are rows of T4.
     """
 
     def __init__(self, url: str, server: int, rows: int) -> None:
@@ -140,6 +132,7 @@ class FewRowsCaller:
         self._calls: dict[str, Callable[[], Awaitable[object]]] = {
             NOTHING: self._client.wait_ready,
             GET: self._get,
+            LOOKUP: self._lookup,
             UPSERT: self._upsert,
             AGGREGATE: self._upsert_aggregates,
             TRANSACTION: self._write_transaction,
@@ -173,6 +166,12 @@ class FewRowsCaller:
         row = await self._table.get(key)
         if row is None or row["id"] != key:
             raise RuntimeError(f"get({key}) must return the row of that key, not {row}")
+
+    async def _lookup(self) -> None:
+        keys = self._random.sample(range(self._rows), _LOOKUP_KEYS)
+        found = await self._table.lookup(pa.array(keys))
+        if found.num_rows != _LOOKUP_KEYS:
+            raise RuntimeError(f"lookup must return {_LOOKUP_KEYS:,} rows, not {found.num_rows:,}")
 
     async def _upsert(self) -> None:
         self._written += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.bench import Figure, Result, ResultTable
@@ -40,18 +41,20 @@ _ALL: Final = (_NOTHING, _GET, _GET_64, _GET_256, _UPSERT, _UPSERT_64, _AGGREGAT
 
 
 class FewRowsRounds:
-    """The costs of all kinds of work, round by round."""
+    """The costs of all kinds of work, round by round. The value of a round is the median of its slices."""
 
-    def __init__(self, rounds: Sequence[Mapping[_Work, CallCost]]) -> None:
+    def __init__(self, rounds: Sequence[Sequence[Mapping[_Work, CallCost]]]) -> None:
         self._rounds = rounds
 
     def spread(self, work: _Work, value: Callable[[CallCost], float]) -> Spread:
         """Returns the spread of a value of one kind of work."""
-        return Spread.of(value(costs[work]) for costs in self._rounds)
+        return Spread.of(median(value(costs[work]) for costs in slices) for slices in self._rounds)
 
     def ratios(self, work: _Work, value: Callable[[CallCost], float]) -> Spread:
-        """Returns the spread of the ratios to the same value of calls that do nothing, in the same round."""
-        return Spread.of(value(costs[work]) / value(costs[_NOTHING]) for costs in self._rounds)
+        """Returns the spread of the ratios to the same value of calls that do nothing, in the same slice."""
+        return Spread.of(
+            median(value(costs[work]) / value(costs[_NOTHING]) for costs in slices) for slices in self._rounds
+        )
 
     def latency(self, work: _Work) -> Spread:
         """Returns the spread of the median latency as a multiple of that of a call that does nothing."""
@@ -85,8 +88,9 @@ def run(bench: Bench) -> Result:
         ],
         notes=[
             f"Few rows: one client with one connection. A run has {_SLICES} slices. In each slice, every kind of call "
-            "is made in turn for a fraction of a second. Latencies are medians of the calls of a run. Processor time "
-            "is that of client and server, including what the server does in the background.",
+            "is made in turn for a fraction of a second. The value of a run is the median of its slices, and a latency "
+            "is the median of the calls of a slice. Processor time is that of client and server, including what the "
+            "server does in the background.",
             f"Gets and one-row upserts are of random keys among {rows:,} rows of T4, in one bucket. An upsert takes a "
             "dictionary and always changes a value. The 40 rows are a list of dictionaries with random keys among "
             "4,000 rows in 4 buckets of an aggregate table (last_value, sum, count, max) with indexes on two columns, "
@@ -95,19 +99,19 @@ def run(bench: Bench) -> Result:
     )
 
 
-def _measure_rounds(caller: Worker[FewRowsCaller], runs: int) -> list[dict[_Work, CallCost]]:
-    """Returns the costs of each round. The first round does not count and is left out."""
+def _measure_rounds(caller: Worker[FewRowsCaller], runs: int) -> list[list[dict[_Work, CallCost]]]:
+    """Returns the costs of each slice of each round. The first round does not count and is left out."""
     rounds = []
     for number in range(-1, runs):
-        slices: dict[_Work, list[CallCost]] = {work: [] for work in _ALL}
-        for _ in range(_SLICES):
-            for work in _ALL:
-                slices[work].append(caller.call(FewRowsCaller.measure, work.kind, work.seconds, work.callers))
+        slices = [
+            {work: caller.call(FewRowsCaller.measure, work.kind, work.seconds, work.callers) for work in _ALL}
+            for _ in range(_SLICES)
+        ]
         if number >= 0:
-            costs = {work: CallCost.total(parts) for work, parts in slices.items()}
-            rounds.append(costs)
-            for work, cost in costs.items():
-                cpu, rate = _MILLIS * cost.cpu_per_call, cost.rate
+            rounds.append(slices)
+            for work in _ALL:
+                cpu = median(_MILLIS * costs[work].cpu_per_call for costs in slices)
+                rate = median(costs[work].rate for costs in slices)
                 progress(f"  run {number + 1} of {runs}: {work!s:<40} {cpu:>8.3f} ms CPU {rate:>10,.0f} calls/s")
     return rounds
 
