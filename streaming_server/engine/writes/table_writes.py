@@ -148,7 +148,7 @@ class TableWrites:
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
                 if codec.indexes and len(each) > _SHORT_ROW:
-                    prepare(single.to_batch([values], codec.schema), codec, keys_only=False)
+                    prepare(single.to_batch([values]), codec, keys_only=False)
             except ScanKvError as error:
                 errors[number] = error
                 buckets.append(0)
