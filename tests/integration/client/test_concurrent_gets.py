@@ -138,7 +138,7 @@ async def test_gets_work_after_all_callers_were_cancelled(client: Client, name: 
 
 
 @dataclass(frozen=True)
-class TableState:
+class PossibleRows:
     """The rows of a table by their keys. None: the table does not exist."""
 
     rows: dict[int, Row] | None
@@ -147,7 +147,7 @@ class TableState:
         return TableNotFound if self.rows is None else self.rows.get(key)
 
 
-class ChangingTable:
+class RandomChanges:
     """Changes a table at random, and records which states it may be in.
 
     Attributes:
@@ -158,7 +158,7 @@ class ChangingTable:
 
     def __init__(self, client: Client, table: Table, random: Random) -> None:
         self.table = table
-        self.states = [TableState({})]
+        self.states = [PossibleRows({})]
         self.reached = 0
         self._client = client
         self._random = random
@@ -175,7 +175,7 @@ class ChangingTable:
         await change()
 
     async def _reach(self, rows: dict[int, Row] | None, change: Awaitable[Any]) -> Any:
-        self.states.append(TableState(rows))
+        self.states.append(PossibleRows(rows))
         result = await change
         self.reached = len(self.states) - 1
         return result
@@ -225,7 +225,7 @@ async def test_a_get_sees_a_state_between_its_call_and_its_end_while_the_table_c
     seen = 0
     async with connect(shared_server.url) as other:
         writer = random.choice([client, other])
-        changing = ChangingTable(writer, await writer.table(name), Random(seed))
+        changing = RandomChanges(writer, await writer.table(name), Random(seed))
 
         async def get_until_done(caller: int) -> None:
             nonlocal seen
