@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -23,7 +24,9 @@ class BaseSlot:
     Attributes:
         base: The columnar base, if one exists and `delta` has all writes since.
         delta: The writes since the base, or since the base that is being built.
-        looked_for: Whether the server has looked for the files of a base that an earlier server built.
+        is_adopted: Whether the server has looked for a base on disk that an earlier server built. `base` is that base,
+            if it exists and could be completed.
+        adoption: Held while the server looks for that base. Acquire it before the mutex.
         record: What bases have cost, and why none exists.
     """
 
@@ -35,7 +38,8 @@ class BaseSlot:
         """
         self.base: ColumnarBase | None = None
         self.delta: Delta | None = None
-        self.looked_for = False
+        self.is_adopted = False
+        self.adoption = asyncio.Lock()
         self.record = BaseRecord()
         self._location = location
         self._views: WeakSet[DeltaView] = WeakSet()

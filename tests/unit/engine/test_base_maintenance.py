@@ -167,7 +167,7 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.columnar.looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
+                return live.columnar.adoption.locked() and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
