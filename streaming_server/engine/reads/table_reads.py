@@ -20,6 +20,7 @@ from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import consider_bases, merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
@@ -60,7 +61,7 @@ class TableReads:
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:
-            await adopt_bases(table, chosen)
+            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
         async with lock_buckets(chosen) as opened:
             if codec is not table.codec:
                 codec = table.codec
@@ -96,7 +97,7 @@ class TableReads:
         definition, choice = table.definition, None
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
-            await adopt_bases(table, chosen)
+            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
         if choices:
             async with lock_buckets(chosen) as opened:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
