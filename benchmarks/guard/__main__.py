@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.measure import Spread
+from benchmarks.measure import Spread, progress
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -64,10 +63,9 @@ def _measure(names: Collection[str]) -> dict[str, Spread]:
     found: dict[str, Spread] = {}
     for group in GROUPS:
         if any(ratio.name in names for ratio in group.ratios):
-            began = time.monotonic()
+            progress(f"measuring {', '.join(ratio.name for ratio in group.ratios)}")
             with tempfile.TemporaryDirectory(prefix="scankv-guard-") as directory:
                 found |= group.measure(Path(directory))
-            print(f"  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return {name: spread for name, spread in found.items() if name in names}
 
 
