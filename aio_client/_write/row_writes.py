@@ -92,6 +92,8 @@ class RowWrites:
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
+        # The event loop refers to tasks only weakly, and all callers may be cancelled.
+        self._repeats: set[asyncio.Task[list[CallOutcome] | ScanKvError]] = set()
         self._upserts: SharedCalls[EncodedRows, CallOutcome] = SharedCalls(
             partial(self._send, False), _count, _MOST_ROWS
         )
@@ -176,6 +178,8 @@ class RowWrites:
                 # have been written before their bucket failed, and only the identity keeps them from being written
                 # twice.
                 task = asyncio.create_task(self._repeat(send, calls, held.pop_all()))
+                self._repeats.add(task)
+                task.add_done_callback(self._repeats.discard)
                 several = len(calls) > 1
                 outcomes = [
                     outcome._replace(repeats=Repeats(task, number, several)) for number, outcome in enumerate(outcomes)
