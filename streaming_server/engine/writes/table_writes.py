@@ -43,6 +43,13 @@ _SHORT_ROW: Final = MAX_KEY_BYTES // 4
 """Rows of so many bytes have entries in every index: each byte takes at most two there, and a column 32 more."""
 
 
+_QUICK_ROWS: Final = 64
+"""The most encoded rows that are read on the event loop, which takes a millisecond."""
+
+_QUICK_BYTES: Final = 256 * 1024
+"""The most bytes of these rows."""
+
+
 class FewWritten(NamedTuple):
     """What became of rows that were written one by one.
 
@@ -118,8 +125,9 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
-        codec = self._table.codec
-        parts, buckets, errors = self._read_few(data, codec, deletes=deletes)
+        read = partial(self._read_few, data, self._table.codec, deletes=deletes)
+        is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
+        parts, buckets, errors = read() if is_quick else await self._table.executor.run(read)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger,

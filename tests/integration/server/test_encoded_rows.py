@@ -77,7 +77,7 @@ def upsert(wire: Wire, table: Table, encoded: Sequence[bytes], **fields: Any) ->
 def refused(response: write_pb2.WriteResponse) -> dict[int, str]:
     """Returns the numbers of the refused rows with the reason of each."""
 
-    found = {}
+    found: dict[int, str] = {}
     for failure in response.failures:
         info = error_details_pb2.ErrorInfo()
         status_pb2.Status.FromString(failure.status).details[0].Unpack(info)
