@@ -13,7 +13,7 @@ from benchmarks.measure import Spread, Timing, paired_ratios, progress, run_inte
 from benchmarks.readers.scankv import ClientReader
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
-from benchmarks.workloads import base_costs, base_rivals
+from benchmarks.workloads import base_costs, base_restarts, base_rivals
 from benchmarks.workloads.base_tables import TEXT_TABLE, create_filled_table, updates, wait_for_base
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def run(bench: Bench) -> Result:
                 if not share:
                     figures += _measure_projection_and_zone_map(bench, reader, found)
     figures.append(_measure_text_keys(bench, found))
-    others = [base_costs.run(bench), base_rivals.run(bench)]
+    others = [base_costs.run(bench), base_restarts.run(bench), base_rivals.run(bench)]
     return Result(
         figures=[*figures, *(figure for other in others for figure in other.figures)],
         tables=[

@@ -79,6 +79,8 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
         "base_text_key",
         "base_writes",
         "base_rebuild",
+        "base_first_query",
+        "base_first_query_cpu",
         "log_vs_scan",
         "full_start_vs_scan",
         "commit_to_consumer_vs_call",
