@@ -27,7 +27,7 @@ _NOTHING = pa.nulls(0, pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    """Few rows of one bucket to put, or keys to delete, each key once, in key order.
+    """Few rows of one bucket to put, or keys to delete. Each key occurs once in each step, and its steps are in order.
 
     Attributes:
         bucket: The number of the bucket.
@@ -36,6 +36,8 @@ class FewRows:
         deletes: Whether the keys are deleted.
         keys: The encoded keys.
         rows: The values of each row. For deletes, those of the key columns; the others are null.
+        ends: Where steps must end, ascending, because a key after it occurs before it. Independent rows with one key
+            are changes of their own.
     """
 
     bucket: int
@@ -44,6 +46,11 @@ class FewRows:
     deletes: bool
     keys: list[bytes]
     rows: list[Values]
+    ends: tuple[int, ...] = ()
+
+    def step_end(self, start: int, end: int) -> int:
+        """Returns where a step from `start` ends, at `end` at the latest."""
+        return min([end, *(each for each in self.ends if each > start)])
 
     def slice(self, start: int, rows: int) -> FewRows:
         """Returns at most `rows` keys from position `start` on."""

@@ -43,6 +43,10 @@ class PreparedRows:
     values: pa.Array | None
     written: WrittenRows | None = None
 
+    def step_end(self, start: int, end: int) -> int:
+        """Returns where a step from `start` ends, at `end` at the latest. Each key occurs once, so that is `end`."""
+        return end
+
     def slice(self, start: int, rows: int) -> PreparedRows:
         """Returns at most `rows` keys from position `start` on."""
         values = None if self.values is None else self.values.slice(start, rows)

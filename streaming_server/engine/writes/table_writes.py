@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -134,7 +135,7 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
-        read = partial(self._read_few, data, self._table.codec, deletes=deletes)
+        read = partial(self._read_few, data, self._table.codec, deletes=deletes, independent=independent)
         is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
         parts, buckets, errors = read() if is_quick else await self._table.executor.run(read)
         scope = WriteScope(
@@ -155,7 +156,7 @@ class TableWrites:
 
     @staticmethod
     def _read_few(
-        data: Sequence[bytes], codec: TableCodec, *, deletes: bool
+        data: Sequence[bytes], codec: TableCodec, *, deletes: bool, independent: bool
     ) -> tuple[list[FewRows], list[int], dict[int, ScanKvError]]:
         """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
         single, definition = codec.single, codec.definition
@@ -170,7 +171,9 @@ class TableWrites:
             )
         errors: dict[int, ScanKvError] = {}
         buckets: list[int] = []
-        by_bucket: dict[int, dict[bytes, Values]] = {}
+        # For each bucket its steps. Of rows of one call, the last one with a key counts; independent rows with one key
+        # are applied one after another.
+        by_bucket: dict[int, list[dict[bytes, Values]]] = {}
         for number, each in enumerate(data):
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
@@ -182,11 +185,17 @@ class TableWrites:
                 continue
             bucket = codec.keys.bucket_of(key)
             buckets.append(bucket)
-            by_bucket.setdefault(bucket, {})[key] = values
+            steps = by_bucket.setdefault(bucket, [{}])
+            step = next((each for each in steps if key not in each), None) if independent else steps[0]
+            if step is None:
+                steps.append(step := {})
+            step[key] = values
         parts = []
-        for bucket, rows in sorted(by_bucket.items()):
-            keys = sorted(rows)
-            parts.append(FewRows(bucket, codec.rows, single, deletes, keys, [rows[key] for key in keys]))
+        for bucket, steps in sorted(by_bucket.items()):
+            ordered = [(key, step[key]) for step in steps for key in sorted(step)]
+            keys, rows = [key for key, _ in ordered], [values for _, values in ordered]
+            ends = tuple(accumulate(map(len, steps)))
+            parts.append(FewRows(bucket, codec.rows, single, deletes, keys, rows, ends))
         return parts, buckets, errors
 
     def check_upsert(

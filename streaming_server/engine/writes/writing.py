@@ -167,10 +167,9 @@ class WriteOperation:
         if done >= count:
             raise InvalidRequest("a request was repeated with other rows: give each request its own sequence")
         merger = self._scope.merger()
-        end, identity = (
-            min(done + step_rows(bucket.state, len(merger.codec.indexes)), count),
-            self._preconditions.identity,
-        )
+        identity = self._preconditions.identity
+        end = min(done + step_rows(bucket.state, len(merger.codec.indexes)), count)
+        end = part.step_end(done, end)
         step = None if identity is None else WriteStep(identity=identity, rows=end, complete=end == count)
         rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
         await live.write(apply_rows, live, bucket, rows, merger, step, writer)

@@ -317,3 +317,14 @@ async def test_calls_are_applied_once_when_the_server_is_killed(server: ServerPr
         for key in range(6):
             assert [row["v"] for row in changes if row["k"] == key] == list(range(rounds))
         assert all(bucket.is_consistent for bucket in await client.check_table(name))
+
+
+async def test_each_of_the_writes_that_share_a_request_is_a_change(client: Client, name: str) -> None:
+    table = await client.create_table(name, pa.schema([("k", pa.int64()), ("v", pa.int64())]), primary_key=["k"])
+    await asyncio.gather(*(table.upsert([{"k": n % 3, "v": n}]) for n in range(30)))
+    await asyncio.gather(*(table.delete(0) for _ in range(5)))
+    changes = await table.changes(StartFrom.EARLIEST, StopAt.LATEST).to_pylist()
+    for key in range(3):
+        after = [change["v"] for change in changes if change["k"] == key and change["_change_type"] in ("+I", "+U")]
+        assert after == list(range(key, 30, 3))
+    assert [change["v"] for change in changes if change["_change_type"] == "-D"] == [27]

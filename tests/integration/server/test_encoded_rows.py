@@ -70,7 +70,8 @@ def patched(row: bytes, place: int, new: bytes) -> bytes:
 
 
 def upsert(wire: Wire, table: Table, encoded: Sequence[bytes], **fields: Any) -> write_pb2.UpsertRequest:
-    fields = {"table_incarnation": incarnation(wire, table), "independent": True} | fields
+    fields.setdefault("table_incarnation", incarnation(wire, table))
+    fields.setdefault("independent", True)
     return write_pb2.UpsertRequest(table=table.name, encoded_rows=encoded, **fields)
 
 
