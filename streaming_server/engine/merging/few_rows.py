@@ -58,7 +58,7 @@ class FewRows:
         if self.deletes:
             batch = self.single.to_key_batch(self.rows)
             return PreparedRows(self.bucket, self.codec, batch, keys, None)
-        batch = self.single.to_batch(self.rows, self.codec.schema)
+        batch = self.single.to_batch(self.rows)
         return PreparedRows(self.bucket, self.codec, batch, keys, self.codec.encode(batch))
 
     def for_codec(self, codec: RowCodec) -> FewRows | PreparedRows:
@@ -124,11 +124,9 @@ def _merge_deletes(old: Sequence[bytes | None] | None, new: FewRows) -> BucketCh
 
 def _changes(new: FewRows, kinds: list[RowKind], rows: list[Values]) -> Changes | None:
     """Returns what the changelog records. None: the table has no changelog."""
-    definition = new.codec.definition
-    if definition.options.changelog == "none":
+    if new.codec.definition.options.changelog == "none":
         return None
-    schema = definition.change_schema_at(definition.schema.id)
-    return Changes(np.array(kinds, np.uint8), new.single.to_batch(rows, schema))
+    return Changes(np.array(kinds, np.uint8), new.single.to_changes(rows))
 
 
 def _change(

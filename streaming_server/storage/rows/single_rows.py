@@ -35,6 +35,9 @@ class SingleRowCodec:
         self._keys = KeyValues(definition.key_schema.types)
         self._key_places = [schema.get_field_index(name) for name in definition.primary_key]
         self._required = [(place, field.name) for place, field in enumerate(schema) if not field.nullable]
+        self._names = schema.names
+        self._row_type = pa.struct(list(schema))
+        self._change_type = pa.struct(list(definition.change_schema_at(definition.schema.id)))
         # Generated on first use, because most tables have one schema in use, and generating takes a millisecond.
         self._by_schema: dict[int, RowValues] = {}
 
@@ -97,18 +100,17 @@ class SingleRowCodec:
             values[place] = part
         return tuple(values)
 
-    @staticmethod
-    def to_batch(rows: Sequence[Values], schema: pa.Schema) -> pa.RecordBatch:
-        """Returns rows as a batch. `schema` has the columns of the current one, and may differ in what is nullable."""
-        columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    def to_batch(self, rows: Sequence[Values]) -> pa.RecordBatch:
+        """Returns rows as a batch of the current schema."""
+        return _to_batch(rows, self._names, self._row_type)
+
+    def to_changes(self, rows: Sequence[Values]) -> pa.RecordBatch:
+        """Returns rows as a batch of the columns that the changelog records."""
+        return _to_batch(rows, self._names, self._change_type)
 
     def to_key_batch(self, rows: Sequence[Values]) -> pa.RecordBatch:
         """Returns the key columns of rows as a batch."""
-        return self.to_batch(
-            [tuple(row[place] for place in self._key_places) for row in rows], self._definition.key_schema
-        )
+        return self.to_batch(rows).select(list(self._definition.primary_key))
 
     def _encode_key(self, parts: Sequence[Any], number: int) -> bytes:
         try:
@@ -138,6 +140,11 @@ class SingleRowCodec:
         if known is None:
             known = self._by_schema[schema.id] = RowValues(schema.id, [column.type for column in schema.columns])
         return known
+
+
+def _to_batch(rows: Sequence[Values], names: Sequence[str], type_: pa.StructType) -> pa.RecordBatch:
+    # One conversion of all columns takes half the time of one for each.
+    return pa.RecordBatch.from_struct_array(pa.array([dict(zip(names, row, strict=True)) for row in rows], type_))
 
 
 def has_single_rows(definition: TableDefinition) -> bool:
