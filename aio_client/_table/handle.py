@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aio_client._table.python_rows import PythonRows
 from aio_client._table.shape import TableShape
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _Built = TypeVar("_Built")
 
+# Parsing a predicate takes about as long as a call without work.
+_MAX_KEPT: Final = 64
+_MAX_KEPT_LENGTH: Final = 1000
+
 
 class TableHandle:
     """A table as one client reaches it. Belongs to the event loop of the client.
@@ -31,6 +35,9 @@ class TableHandle:
         self.transport = transport
         self.shape: TableShape = TableShape.of(description)
         self._python_rows: PythonRows | None = None
+        # Predicates by their text, which `where` arguments often repeat, and the shape for which they were parsed.
+        self._parsed: dict[str, Predicate] = {}
+        self._parsed_for: TableShape = self.shape
 
     @property
     def python_rows(self) -> PythonRows:
@@ -46,7 +53,19 @@ class TableHandle:
 
     def parse_where(self, where: Where | None) -> Predicate | None:
         """Reads a `where` argument with the columns of the table."""
-        return None if where is None else predicate_of(where, self.shape.schema)
+        if where is None:
+            return None
+        if not isinstance(where, str) or len(where) > _MAX_KEPT_LENGTH:
+            return predicate_of(where, self.shape.schema)
+        if self._parsed_for is not self.shape:
+            self._parsed, self._parsed_for = {}, self.shape
+        predicate = self._parsed.get(where)
+        if predicate is None:
+            predicate = predicate_of(where, self.shape.schema)
+            if len(self._parsed) >= _MAX_KEPT:
+                del self._parsed[next(iter(self._parsed))]
+            self._parsed[where] = predicate
+        return predicate
 
     async def build_for_shape(self, build: Callable[[TableShape], _Built]) -> _Built:
         """Returns `build(shape)`. Asks the server for the shape again if the known one does not fit."""

@@ -457,10 +457,15 @@ def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
 
 async def _wait_for_end(call: grpc.aio.Call) -> None:
     """Waits for the end of a call outside of gRPC's tasks, which lose anyio's marks of a cancelled scope."""
-    ended = asyncio.Event()
-    call.add_done_callback(lambda _: ended.set())
+    ended = asyncio.get_running_loop().create_future()
+
+    def end(_: object) -> None:
+        if not ended.done():  # The wait may have been cancelled.
+            ended.set_result(None)
+
+    call.add_done_callback(end)
     try:
-        await ended.wait()
+        await ended
     except asyncio.CancelledError:
         call.cancel()
         raise

@@ -11,6 +11,7 @@ from benchmarks.workloads import (
     dashboards,
     few_rows,
     latency,
+    leaderboard,
     load,
     memory,
     merges,
@@ -60,11 +61,12 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "tail": tail.run,
     "ticker": ticker.run,
     "dashboards": dashboards.run,
+    "leaderboard": leaderboard.run,
     "consumers": consumers.run,
     "one-row-commits": one_row_commits.run,
     "net": net.run,
     "spark": _spark,
 }
 
-ON_REQUEST: Final = frozenset({"dashboards", "consumers", "one-row-commits", "net", "spark"})
-"""Benchmarks that take long or need Java. They run only if the command line names them."""
+ON_REQUEST: Final = frozenset({"dashboards", "leaderboard", "consumers", "one-row-commits", "net", "spark"})
+"""Benchmarks that take long or need Java or Streamlit. They run only if the command line names them."""

@@ -33,7 +33,10 @@ class Replay:
         try:
             self._flights = client.table(FLIGHTS)
         except TableNotFound:
-            self._flights = client.create_table(FLIGHTS, SCHEMA, primary_key=KEY, indexes=["dep_delay", "time_hour"])
+            # One bucket, because an hour has some 60 flights, and a write costs something for every bucket.
+            self._flights = client.create_table(
+                FLIGHTS, SCHEMA, primary_key=KEY, buckets=1, indexes=["dep_delay", "time_hour"]
+            )
         departures = _departures()
         last = self._flights.aggregate({"time_hour": "max"})["time_hour_max"][0].as_py()
         if last is None:

@@ -89,6 +89,8 @@ def create_totals(client: Client) -> None:
                     [*((column, pa.string()) for column in key), *((c, type_) for c, (type_, _) in _TYPES.items())]
                 ),
                 primary_key=key,
+                # Several buckets would only make each commit dearer: the tables have a few thousand rows at most.
+                buckets=1,
                 indexes=SHOWN_BY[name],
                 merge_engine="aggregate",
                 aggregates={column: function for column, (_, function) in _TYPES.items()},

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import uuid
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -18,7 +18,8 @@ from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, Unkn
 from streaming_server.storage.files.disk_space import resource_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
+    from types import TracebackType
 
     from google.protobuf.message import Message
 
@@ -32,34 +33,56 @@ _MAX_MESSAGES = 10_000
 _log = logging.getLogger(__name__)
 
 
-@asynccontextmanager
-async def map_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+def map_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractAsyncContextManager[None]:
     """Runs one call in the block: refuses unknown fields first, and ends the call with a status for every error.
 
     An error that is not a `ScanKvError` is a bug. The client gets an incident id, and nothing of the error's text.
     """
-    try:
-        refuse_unknown_fields(request)
-        yield
-    except ScanKvError as error:
-        await end_with(context, error)
-    except grpc.aio.BaseError as error:
-        # The client is gone. Without a running write, gRPC cancels the handler, so a failed write ends it the same way.
-        # Returning instead would make gRPC answer a call that no longer exists.
-        raise asyncio.CancelledError from error
-    except Exception as error:
+    return _ErrorMapping(request, context)
+
+
+class _ErrorMapping(AbstractAsyncContextManager[None]):
+    # Not a generator, because every call runs this, and contextlib's class for generators takes three times as long.
+    __slots__ = ("_context", "_request")
+
+    def __init__(self, request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._request = request
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        try:
+            refuse_unknown_fields(self._request)
+        except Exception as error:
+            await self._end(error)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if isinstance(error, Exception):
+            await self._end(error)
+        return None
+
+    async def _end(self, error: Exception) -> NoReturn:
+        """Ends the call with the status of an error, by an exception."""
+        if isinstance(error, ScanKvError):
+            await end_with(self._context, error)
+        if isinstance(error, grpc.aio.BaseError):
+            # The client is gone. Without a running write, gRPC cancels the handler, so a failed write ends it the same
+            # way. Returning instead would make gRPC answer a call that no longer exists.
+            raise asyncio.CancelledError from error
+        name = type(self._request).__name__
         if isinstance(error, OSError):
             shortage = resource_error(error, os.fsdecode(error.filename) if error.filename else "the data directory")
             if shortage is not None:
-                _log.warning("%s: %s", type(request).__name__, error)
-                await end_with(context, shortage)
+                _log.warning("%s: %s", name, error)
+                await end_with(self._context, shortage)
         incident = uuid.uuid4().hex[:12]
-        _log.exception("incident %s in %s", incident, type(request).__name__)
+        _log.error("incident %s in %s", incident, name, exc_info=error)
         internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)
-        await end_with(context, internal)
+        await end_with(self._context, internal)
 
 
-async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
+async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> NoReturn:
     """Ends a call with the status of an error. Raises the exception by which gRPC ends handlers."""
     status = status_of(error)
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)

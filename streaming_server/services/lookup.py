@@ -22,7 +22,7 @@ from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
-from streaming_server.services.reading import current_of, definition_of, open_complete_view
+from streaming_server.services.reading import current_version_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ class LookupService:
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
         clock = asyncio.get_running_loop().time
-        until = clock() + _wait_seconds(request, since, context.time_remaining())
+        until = clock() + _wait_seconds(request, since, context)
         query = _query_digest(request)
         while True:
             bound = await self._bind_unless_valid(request, query, bind)
             buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
-            current = await current_of(self._tables, request, buckets)
+            current = await current_version_of(self._tables, request, buckets)
             if since is None or since != current.version:
                 compute_bound = partial(self._compute, request, bound, bind, compute, context.peer())
                 return await self._results.get_or_compute(query, current.again, compute_bound)
@@ -207,7 +207,7 @@ class LookupService:
         """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
         if request.HasField("if_changed_since"):
-            current = await current_of(self._tables, request, buckets)
+            current = await current_version_of(self._tables, request, buckets)
             if request.if_changed_since == current.version:
                 self._results.unchanged += 1
                 return lookup_pb2.CountResponse(version=current.version, unchanged=True).SerializeToString()
@@ -282,7 +282,9 @@ async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:
     return CachedResult(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
 
 
-def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -> float:
+def _wait_seconds(
+    request: _Question, since: bytes | None, context: grpc.aio.ServicerContext[_Question, bytes]
+) -> float:
     """Returns how long a query may wait for another result, in seconds.
 
     Removes the wait from the request, because the result does not depend on it.
@@ -290,7 +292,7 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
     Args:
         request: The query.
         since: The version that the client knows. None: it knows no version.
-        left: The seconds until the deadline of the call. None: no deadline.
+        context: The context of its call.
 
     Raises:
         InvalidRequest: The wait is out of range, or `since` is missing.
@@ -305,6 +307,7 @@ def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -
         raise InvalidRequest(
             "wait_millis is set without if_changed_since, the version to wait for a change of: give both"
         )
+    left = context.time_remaining()
     return millis / 1000 if left is None else min(millis / 1000, _SHARE_OF_DEADLINE * left)
 
 

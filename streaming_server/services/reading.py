@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
@@ -81,46 +82,55 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class CurrentVersion:
-    """The current state of what a request reads. Immutable.
+    """The current version of what a request reads. Immutable.
 
     Attributes:
-        definition: The table.
-        view: The view of the requested buckets.
+        version: The version.
         again: Returns the version at the time of the call, from memory. None: unknown.
         source: Notifies of changes of the version.
     """
 
-    definition: TableDefinition
-    view: View
+    version: bytes
     again: Callable[[], bytes | None]
     source: VersionSource
 
-    @property
-    def version(self) -> bytes:
-        """The version of the view."""
-        return version_of(self.definition, self.view.log_offsets)
 
+async def current_version_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
+    """Returns the current version of what a request reads in some buckets (None: all). Opens closed buckets.
 
-async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
-    """Returns the current state of what a request reads in some buckets (None: all). Opens closed buckets.
+    Does not await anything after it has read the version.
 
     Raises:
         TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when the request is executed.
     """
+    if request.HasField("snapshot"):
+        definition, view = await current_view_of(tables, request, buckets)
+        pinned = version_of(definition, view.log_offsets)
+        lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
+        return CurrentVersion(pinned, lambda: None if lease.ended else pinned, lease)
     table = tables.table(request.table)
+    again = partial(table.reads.version_in_memory, buckets)
+    version = again()
+    if version is None:
+        view = await table.reads.view_now(buckets)
+        version = version_of(table.definition, view.log_offsets)
+    return CurrentVersion(version, again, table.state)
+
+
+async def current_view_of(
+    tables: Tables, request: Request, buckets: Sequence[int] | None
+) -> tuple[TableDefinition, View]:
+    """Returns the table that a request reads, and the current view of some of its buckets (None: all).
+
+    Raises:
+        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when the request is executed.
+    """
     if request.HasField("snapshot"):
         definition = definition_of(tables, request)
-        lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
-        view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
-        pinned = version_of(definition, view.log_offsets)
-        return CurrentVersion(definition, view, lambda: None if lease.ended else pinned, lease)
-
-    def again() -> bytes | None:
-        view = table.reads.view_in_memory(buckets)
-        return None if view is None else version_of(table.definition, view.log_offsets)
-
+        return definition, tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
+    table = tables.table(request.table)
     view = await table.reads.view_now(buckets)
-    return CurrentVersion(table.definition, view, again, table.state)
+    return table.definition, view
 
 
 class WholeView:

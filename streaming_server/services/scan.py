@@ -19,10 +19,11 @@ from scankv.v1 import scan_pb2
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
 from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
+from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
-from streaming_server.services.reading import current_of, definition_of, open_view
+from streaming_server.services.reading import current_view_of, definition_of, open_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 
 if TYPE_CHECKING:
@@ -143,15 +144,13 @@ class ScanService:
         self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
     ) -> Iterator[bytes] | None:
         """Returns the messages of an unchanged result; None if something has changed. Reads nothing."""
-        current = await current_of(self._tables, request, plan.buckets)
-        if request.if_changed_since != current.version:
+        definition, view = await current_view_of(self._tables, request, plan.buckets)
+        if request.if_changed_since != version_of(definition, view.log_offsets):
             return None
         self._results.unchanged += 1
-        columns = current.definition.schema.select(plan.columns)
+        columns = definition.schema.select(plan.columns)
         scan_id = uuid.uuid4().hex
-        return unchanged_messages(
-            current.definition, columns, current.view, plan.limit, self._incarnation, scan_id, started
-        )
+        return unchanged_messages(definition, columns, view, plan.limit, self._incarnation, scan_id, started)
 
     async def _follow(
         self,

@@ -23,12 +23,14 @@ from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
+from streaming_server.scan.versions import version_of
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from scankv.model.errors import ScanKvError
+    from scankv.model.tables.schema import TableDefinition
     from scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
@@ -49,6 +51,8 @@ class TableReads:
 
     def __init__(self, table: TableState) -> None:
         self._table = table
+        # The version of all buckets that was computed last, and of what.
+        self._version: tuple[TableDefinition, dict[int, int], bytes] | None = None
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
         """Opens a durable view, as of one instant, of the buckets that a plan names. The caller closes its source.
@@ -199,6 +203,26 @@ class TableReads:
                 return None
             states[live.number] = state
         return self._table.view_of(states)
+
+    def version_in_memory(self, numbers: Sequence[int] | None) -> bytes | None:
+        """Returns the version of `view_in_memory`; None if a bucket is not open.
+
+        Raises:
+            InvalidRequest: A bucket does not exist.
+        """
+        offsets: dict[int, int] = {}
+        for live in self._table.select_buckets(numbers):
+            state = live.state
+            if state is None:
+                return None
+            offsets[live.number] = state.log_offset
+        definition, known = self._table.definition, self._version
+        if known is not None and known[0] is definition and known[1] == offsets:
+            return known[2]
+        version = version_of(definition, offsets)
+        if numbers is None:
+            self._version = definition, offsets, version
+        return version
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:
         """Returns the same as `view_in_memory`, but opens closed buckets.

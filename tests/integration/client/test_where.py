@@ -246,3 +246,24 @@ async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_do
             assert after < 3 * rows // 4
             assert statistics.rows_returned == 0
             assert before == 0
+
+
+@pytest.mark.asyncio
+async def test_a_repeated_text_is_parsed_for_the_columns_that_the_table_has_now(client: Client) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    table = await client.create_table("where.repeated", schema, primary_key=["k"])
+    await table.upsert([{"k": number, "v": number} for number in range(10)])
+    for _ in range(2):
+        assert await table.count("v >= 4") == 6
+        with pytest.raises(SchemaMismatch, match=r'line 1, column 1: .*"w"'):
+            await table.count("w >= 4")
+    await client.alter_table("where.repeated", add_columns=pa.schema([("w", pa.int64())]))
+    await table.upsert([{"k": 10, "v": 10, "w": 10}])  # The table asks for its columns again.
+    for _ in range(2):
+        assert await table.count("v >= 4") == 7
+        assert await table.count("w >= 4") == 1
+    # More texts than a table keeps.
+    for number in range(100):
+        assert await table.count(f"v < {number}") == min(number, 11)
+    assert await table.count("v >= 4") == 7
+    await client.drop_table("where.repeated")

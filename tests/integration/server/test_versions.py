@@ -10,11 +10,15 @@ import pytest
 
 from aio_client import InvalidRequest, SchemaMismatch, SnapshotLost, TableNotFound, col, connect
 from scankv.v1 import lookup_pb2, scan_pb2
+from streaming_server.config import ServerConfig
+from streaming_server.scan.versions import version_of as view_version
+from streaming_server.server import Server
 from tests.support.tables import SCORES, scores
 from tests.support.wire import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from aio_client import Client, ServerStats, Table
     from tests.support.server_process import ServerProcess
@@ -48,6 +52,35 @@ def polls_of(table: Table, since: bytes | None) -> list[Callable[[], Awaitable[o
         lambda: table.top_n_if_changed(since, 10, "score"),
         lambda: table.top_n_if_changed(since, 5, "score", "score < 100", columns=["player"], descending=False),
     ]
+
+
+async def test_the_version_from_memory_is_the_one_of_the_view(tmp_path: Path) -> None:
+    async with Server(ServerConfig(data=tmp_path, port=0)) as server, connect(server.address) as client:
+        table = await new_table(client, "game.scores", 10)
+        seen = set()
+
+        async def check() -> None:
+            live = server._tables.table("game.scores")
+            for buckets in (None, (1,), (0, 2), None):
+                view = live.reads.view_in_memory(buckets)
+                assert view is not None
+                version = live.reads.version_in_memory(buckets)
+                assert version == view_version(live.definition, view.log_offsets)
+                if buckets is None:
+                    assert version == await version_of(table)
+                    seen.add(version)
+
+        await check()
+        await check()
+        assert len(seen) == 1
+        await table.upsert(scores(["p00001"], [77]))
+        await check()
+        await client.alter_table("game.scores", add_columns=pa.schema([("more", pa.int64())]))
+        await check()
+        await client.drop_table("game.scores")
+        table = await new_table(client, "game.scores", 10)
+        await check()
+        assert len(seen) == 4
 
 
 def moved(before: ServerStats, after: ServerStats) -> dict[str, int]:
