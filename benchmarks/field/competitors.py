@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from benchmarks.field.clients.duckdb_client import DuckDbClient
 from benchmarks.field.clients.flight_client import ArrowFileServer, ArrowFlightClient
+from benchmarks.field.clients.paimon_client import PYTHON, PaimonClient, paimon_python
 from benchmarks.field.clients.postgresql_client import AdbcClient, PsycopgClient
 from benchmarks.field.clients.redis_client import RedisClient
 from benchmarks.field.clients.scankv_client import ColumnarBaseClient, ScanKvClient
@@ -283,6 +284,42 @@ class ArrowFlight(Competitor):
         return server.call(ArrowFileServer.url), server.pid
 
 
+class Paimon(Competitor):
+    """pypaimon over local files."""
+
+    NAME = "pypaimon"
+    CLIENT = PaimonClient
+    DURABILITY = "files are not synced; pypaimon has no setting for it"
+    SETUP = "in the client's process, over local files in Parquet; its Rust reader, if installed"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        python = paimon_python()
+        if subprocess.run([python, "-c", "import pypaimon"], capture_output=True, check=False).returncode:
+            return f"{python} does not have pypaimon: set ${PYTHON} to an interpreter that has it"
+        return None
+
+    @classmethod
+    def versions(cls) -> str:
+        return subprocess.run(
+            [paimon_python(), "-c", _PAIMON_VERSIONS], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def start(self) -> tuple[str, int | None]:
+        return str(self.directory), None
+
+    def disk_mebibytes(self) -> float:
+        return disk_bytes(self.directory / "warehouse") / _MEBIBYTE
+
+
+_PAIMON_VERSIONS: Final = """
+from importlib.metadata import distributions
+names = ("pypaimon", "pypaimon-rust", "pyarrow")
+found = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
+print(", ".join(f"{name} {found[name]}" for name in names if name in found))
+"""
+
+
 def _missing_modules(*names: str) -> str | None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return f"{' and '.join(missing)} not installed: pip install 'scankv[bench-field]'" if missing else None
@@ -316,5 +353,6 @@ COMPETITORS: Final[Mapping[str, type[Competitor]]] = {
     "postgresql-adbc": PostgreSqlAdbc,
     "duckdb": DuckDb,
     "flight": ArrowFlight,
+    "paimon": Paimon,
 }
 """The systems by the names of the command line. The first one is the reference of the ratios."""

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="concurrent callers; with further numbers, the concurrent operations run again (default: 64,1,4,16)",
     )
-    parser.add_argument("--calls", type=positive, default=1000, help="sequential calls of one round (default: 1,000)")
+    parser.add_argument("--calls", type=positive, default=500, help="sequential calls of one round (default: 500)")
     parser.add_argument("--runs", type=positive, default=3, help="rounds that count (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this file as Markdown")

@@ -20,7 +20,7 @@ class Scale:
 
     Attributes:
         rows: The rows of T4.
-        calls: The calls of one round of a sequential operation; concurrent ones make four times as many.
+        calls: The calls of one round of a sequential operation; concurrent ones make twice as many.
         callers: The number of concurrent callers.
         runs: The number of rounds that count.
         buckets: The number of buckets of the table.
@@ -53,7 +53,7 @@ class FieldOperation:
 
 
 def _concurrent(scale: Scale) -> int:
-    return 4 * scale.calls
+    return 2 * scale.calls
 
 
 OPERATIONS: Final = (
