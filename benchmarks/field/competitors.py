@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from benchmarks.field.clients.duckdb_client import DuckDbClient
 from benchmarks.field.clients.flight_client import ArrowFileServer, ArrowFlightClient
+from benchmarks.field.clients.fluss_client import FlussClient
 from benchmarks.field.clients.paimon_client import PYTHON, PaimonClient, paimon_python
 from benchmarks.field.clients.postgresql_client import AdbcClient, PsycopgClient
 from benchmarks.field.clients.redis_client import RedisClient
@@ -26,7 +27,7 @@ from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.field.clients.field_client import FieldClient
 
@@ -55,7 +56,7 @@ class Competitor:
         self.rows = rows
         self.buckets = buckets
         self._stack = ExitStack()
-        self._server_id: int | None = None
+        self._server_ids: Sequence[int] = ()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -67,8 +68,8 @@ class Competitor:
         """Returns the versions of server and client."""
         raise NotImplementedError
 
-    def start(self) -> tuple[str, int | None]:
-        """Starts the server. Returns the address for the client, and the id of the server's process, if there is one.
+    def start(self) -> tuple[str, Sequence[int]]:
+        """Starts the server. Returns the address for the client, and the ids of the server's processes.
 
         `self.stack` stops at the end what this method enters.
         """
@@ -83,7 +84,7 @@ class Competitor:
         self.directory.mkdir()
         with ExitStack() as undo:
             undo.push(self._stack)
-            address, self._server_id = self.start()
+            address, self._server_ids = self.start()
             self.client: Worker[FieldClient] = self._stack.enter_context(
                 Worker(self.CLIENT, address, self.rows, self.buckets)
             )
@@ -95,13 +96,11 @@ class Competitor:
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Returns the processor time of the client and of the server so far."""
-        server = 0.0 if self._server_id is None else tree_cpu_seconds(self._server_id)
-        return tree_cpu_seconds(self.client.pid), server
+        return tree_cpu_seconds(self.client.pid), sum(map(tree_cpu_seconds, self._server_ids))
 
     def memory_mebibytes(self) -> tuple[float, float]:
         """Returns the resident memory of the client and of the server now."""
-        server = 0 if self._server_id is None else tree_bytes(self._server_id)
-        return tree_bytes(self.client.pid) / _MEBIBYTE, server / _MEBIBYTE
+        return tree_bytes(self.client.pid) / _MEBIBYTE, sum(map(tree_bytes, self._server_ids)) / _MEBIBYTE
 
     def disk_mebibytes(self) -> float:
         """Returns what the data takes on disk, logs included."""
@@ -121,9 +120,9 @@ class ScanKv(Competitor):
     def versions(cls) -> str:
         return f"scankv {metadata.version('scankv')}, rocksdict {metadata.version('rocksdict')}"
 
-    def start(self) -> tuple[str, int | None]:
+    def start(self) -> tuple[str, Sequence[int]]:
         server = self.stack.enter_context(BenchmarkServer(self.directory / "data", **self.settings()))
-        return server.url, server.pid
+        return server.url, (server.pid,)
 
     def settings(self) -> dict[str, float]:
         """Returns the settings that differ from their defaults."""
@@ -160,14 +159,14 @@ class Redis(Competitor):
         libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("redis", "hiredis"))
         return f"Redis {_version_printed_by(_program('redis-server'))}, {libraries}"
 
-    def start(self) -> tuple[str, int | None]:
+    def start(self) -> tuple[str, Sequence[int]]:
         port = free_port()
         command = [_program("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(self.directory)]
         command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--daemonize", "no"]
         server = self.stack.enter_context(
             LoopbackServer(command, ready="Ready to accept connections", log=self.directory / "redis.log")
         )
-        return f"127.0.0.1:{port}", server.process.pid
+        return f"127.0.0.1:{port}", (server.process.pid,)
 
 
 _POSTGRESQL_FOLDERS: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -197,7 +196,7 @@ class PostgreSql(Competitor):
         libraries = ", ".join(f"{name} {metadata.version(name)}" for name in cls.LIBRARIES)
         return f"PostgreSQL {_version_printed_by(_program('postgres', *_POSTGRESQL_FOLDERS))}, {libraries}"
 
-    def start(self) -> tuple[str, int | None]:
+    def start(self) -> tuple[str, Sequence[int]]:
         port, data = free_port(), self.directory / "data"
         user = _POSTGRESQL_USER if os.geteuid() == 0 else None
         if user:
@@ -234,7 +233,7 @@ class PostgreSql(Competitor):
                 user=user,
             )
         )
-        return f"postgresql://bench@127.0.0.1:{port}/postgres", server.process.pid
+        return f"postgresql://bench@127.0.0.1:{port}/postgres", (server.process.pid,)
 
 
 class PostgreSqlAdbc(PostgreSql):
@@ -263,8 +262,8 @@ class DuckDb(Competitor):
     def versions(cls) -> str:
         return f"duckdb {metadata.version('duckdb')}, pyarrow {metadata.version('pyarrow')}"
 
-    def start(self) -> tuple[str, int | None]:
-        return str(self.directory), None
+    def start(self) -> tuple[str, Sequence[int]]:
+        return str(self.directory), ()
 
 
 class ArrowFlight(Competitor):
@@ -279,9 +278,9 @@ class ArrowFlight(Competitor):
     def versions(cls) -> str:
         return f"pyarrow {metadata.version('pyarrow')}"
 
-    def start(self) -> tuple[str, int | None]:
+    def start(self) -> tuple[str, Sequence[int]]:
         server = self.stack.enter_context(Worker(ArrowFileServer, str(self.directory)))
-        return server.call(ArrowFileServer.url), server.pid
+        return server.call(ArrowFileServer.url), (server.pid,)
 
 
 class Paimon(Competitor):
@@ -305,8 +304,8 @@ class Paimon(Competitor):
             [paimon_python(), "-c", _PAIMON_VERSIONS], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    def start(self) -> tuple[str, int | None]:
-        return str(self.directory), None
+    def start(self) -> tuple[str, Sequence[int]]:
+        return str(self.directory), ()
 
     def disk_mebibytes(self) -> float:
         return disk_bytes(self.directory / "warehouse") / _MEBIBYTE
@@ -318,6 +317,102 @@ names = ("pypaimon", "pypaimon-rust", "pyarrow")
 found = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
 print(", ".join(f"{name} {found[name]}" for name in names if name in found))
 """
+
+
+class Fluss(Competitor):
+    """Apache Fluss: ZooKeeper, a coordinator and a tablet server."""
+
+    NAME = "Fluss"
+    CLIENT = FlussClient
+    DURABILITY = "acks=all with one replica; log.flush.interval-messages 1: the log is synced after every append"
+    SETUP = (
+        "ZooKeeper, coordinator and tablet server, 512 MiB of heap each; writes wait 1 ms for a batch (default 100), "
+        "readers of changes ask every 10 ms (default 500), lookups wait 100 ms (pyfluss has no setting)"
+    )
+    HAS_BUCKETS = True
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if find_program("java") is None:
+            return "java is not in $PATH"
+        if not list(_fluss_jars().glob("fluss-server-*.jar")):
+            return f"set ${_FLUSS_JARS} to a folder with the jars of fluss-server"
+        return _missing_modules("fluss")
+
+    @classmethod
+    def versions(cls) -> str:
+        jar = next(_fluss_jars().glob("fluss-server-*.jar"))
+        return f"fluss-server {jar.stem.removeprefix('fluss-server-')}, pyfluss {metadata.version('pyfluss')}"
+
+    def start(self) -> tuple[str, Sequence[int]]:
+        keeper, coordinator, tablets = free_port(), free_port(), free_port()
+        (self.directory / "zookeeper.cfg").write_text(
+            f"tickTime=2000\ndataDir={self.directory / 'zookeeper'}\nclientPort={keeper}\n"
+            "clientPortAddress=127.0.0.1\nadmin.enableServer=false\n"
+        )
+        (self.directory / "log4j2.xml").write_text(_LOG4J)
+        package = "org.apache.fluss.shaded.zookeeper3.org.apache.zookeeper.server.quorum"
+        servers = [
+            self._start_java(
+                "zookeeper", f"{package}.QuorumPeerMain", ["zookeeper.cfg"], ready="ZooKeeper audit is disabled"
+            )
+        ]
+        common = {
+            "zookeeper.address": f"127.0.0.1:{keeper}",
+            "remote.data.dir": str(self.directory / "remote"),
+            "data.dir": str(self.directory / "data"),
+            "default.replication.factor": "1",
+        }
+        servers.append(
+            self._start_server(
+                "coordinator",
+                "coordinator.CoordinatorServer",
+                {**common, "bind.listeners": f"FLUSS://127.0.0.1:{coordinator}"},
+                ready="Start up rebalance manager",
+            )
+        )
+        servers.append(
+            self._start_server(
+                "tablets",
+                "tablet.TabletServer",
+                {
+                    **common,
+                    "bind.listeners": f"FLUSS://127.0.0.1:{tablets}",
+                    "tablet-server.id": "0",
+                    "log.flush.interval-messages": "1",
+                },
+                ready="Registered tablet server 0",
+            )
+        )
+        return f"127.0.0.1:{coordinator}", [server.process.pid for server in servers]
+
+    def disk_mebibytes(self) -> float:
+        return sum(disk_bytes(self.directory / name) for name in ("data", "remote")) / _MEBIBYTE
+
+    def _start_server(self, name: str, main: str, settings: Mapping[str, str], *, ready: str) -> LoopbackServer:
+        folder = self.directory / name
+        folder.mkdir()
+        (folder / "server.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+        return self._start_java(name, f"org.apache.fluss.server.{main}", ["--configDir", str(folder)], ready=ready)
+
+    def _start_java(self, name: str, main: str, arguments: Sequence[str], *, ready: str) -> LoopbackServer:
+        command = [_program("java"), "-Xmx512m", "--add-opens=java.base/java.nio=ALL-UNNAMED"]
+        command += [f"-Dlog4j.configurationFile={self.directory / 'log4j2.xml'}", "-cp", f"{_fluss_jars()}/*", main]
+        return self.stack.enter_context(
+            LoopbackServer([*command, *arguments], ready=ready, log=self.directory / f"{name}.log")
+        )
+
+
+_FLUSS_JARS: Final = "SCANKV_BENCH_FLUSS_JARS"
+"""The environment variable for the folder with the jars."""
+
+_LOG4J: Final = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console>
+</Appenders><Loggers><Root level="info"><AppenderRef ref="out"/></Root></Loggers></Configuration>
+"""
+
+
+def _fluss_jars() -> Path:
+    return Path(os.environ.get(_FLUSS_JARS, "fluss-jars"))
 
 
 def _missing_modules(*names: str) -> str | None:
@@ -354,5 +449,6 @@ COMPETITORS: Final[Mapping[str, type[Competitor]]] = {
     "duckdb": DuckDb,
     "flight": ArrowFlight,
     "paimon": Paimon,
+    "fluss": Fluss,
 }
 """The systems by the names of the command line. The first one is the reference of the ratios."""
