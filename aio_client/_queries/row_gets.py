@@ -1,12 +1,12 @@
-"""The rows of single keys: calls that are made while one is in flight share the next one."""
+"""Reads the rows of few keys."""
 
 from __future__ import annotations
 
-import asyncio
-from copy import copy
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aio_client._transport.retry import PASSING_ERRORS
+from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.errors import ProtocolViolation, ScanKvError
 from scankv.v1 import lookup_pb2
 
@@ -19,89 +19,50 @@ _MOST_KEYS: Final = 128
 """The most keys that share a call: the server answers so many in a millisecond."""
 
 
-class FoundRow(NamedTuple):
-    """The row of a key.
+class FoundRows(NamedTuple):
+    """The rows of some keys.
 
     Attributes:
-        row: The row in the row format, with all columns of the schema that it names. None: there is no row.
-        table_incarnation: The table incarnation that the row, and the id of its schema, belong to.
+        rows: For each key, the row in the row format, with all columns of the schema that it names. None: there is no
+            row.
+        table_incarnation: The table incarnation that the rows, and the ids of their schemas, belong to.
     """
 
-    row: bytes | None
+    rows: list[bytes | None]
     table_incarnation: str
 
 
 class RowGets:
-    """Reads the stored rows of single keys of one table. Belongs to the event loop of the client.
-
-    A lone call is sent at once. Keys that are asked for while a call is in flight go out together with the next one, so
-    nothing waits for a timer, and the more callers there are, the fewer calls they need.
-    """
+    """Reads the stored rows of few keys of one table; concurrent calls share requests. Belongs to the event loop."""
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
-        self._is_busy = False
-        self._waiting: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
-        self._draining: asyncio.Task[None] | None = None
+        self._calls: SharedCalls[Sequence[bytes], FoundRows] = SharedCalls(self._send, len, _MOST_KEYS)
 
-    async def get(self, key: bytes) -> FoundRow:
-        """Reads the row of an encoded key.
+    async def get(self, keys: Sequence[bytes]) -> FoundRows:
+        """Reads the rows of encoded keys, those of one bucket at one instant.
 
         Raises:
             ScanKvError: The server's error, or the failure of the connection.
         """
-        if self._is_busy:
-            future: asyncio.Future[FoundRow] = asyncio.get_running_loop().create_future()
-            self._waiting.append((key, future))
-            return await future
-        self._is_busy = True
-        try:
-            (row,) = await self._call([key])
-        finally:
-            self._send_waiting()
-        return row
+        return await self._calls.call(keys)
 
-    def _send_waiting(self) -> None:
-        if self._waiting:
-            self._draining = asyncio.create_task(self._drain())
-        else:
-            self._is_busy = False
-
-    async def _drain(self) -> None:
-        """Sends all waiting keys, one call after another."""
-        batch: list[tuple[bytes, asyncio.Future[FoundRow]]] = []
+    async def _send(self, calls: Sequence[Sequence[bytes]]) -> Sequence[FoundRows | Exception]:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:_MOST_KEYS], self._waiting[_MOST_KEYS:]
-                # A caller may have given up.
-                batch = [(key, future) for key, future in batch if not future.done()]
-                if batch:
-                    await self._answer(batch)
-        finally:
-            # Callers wait for nothing else, so none may be left, whatever has ended this task.
-            for _, future in (*batch, *self._waiting):
-                future.cancel()
-            self._waiting = []
-            self._is_busy = False
-
-    async def _answer(self, batch: Sequence[tuple[bytes, asyncio.Future[FoundRow]]]) -> None:
-        try:
-            rows = await self._call([key for key, _ in batch])
+            found = await self._find([key for keys in calls for key in keys])
+        except PASSING_ERRORS:
+            raise
         except ScanKvError as error:
-            if len(batch) == 1 or isinstance(error, PASSING_ERRORS):
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(copy(error))
-                return
-            # The error may be of one key, such as that of a damaged bucket. The others get their rows.
-            for each in batch:
-                await self._answer([each])
-            return
-        for (_, future), row in zip(batch, rows, strict=True):
-            if not future.done():
-                future.set_result(row)
+            if len(calls) == 1:
+                return [error]
+            # The error may be of one key, such as that of a damaged bucket. The other calls get their rows.
+            return [each for keys in calls for each in await self._send([keys])]
+        if len(calls) == 1:
+            return [found]
+        rows = iter(found.rows)
+        return [FoundRows(list(islice(rows, len(keys))), found.table_incarnation) for keys in calls]
 
-    async def _call(self, keys: Sequence[bytes]) -> list[FoundRow]:
+    async def _find(self, keys: Sequence[bytes]) -> FoundRows:
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, encoded_keys=keys)
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)
@@ -111,5 +72,5 @@ class RowGets:
                 f"the server answered a lookup of {len(keys):,} keys for {len(found):,} keys, with "
                 f"{len(response.encoded_rows):,} rows"
             )
-        rows, incarnation = iter(response.encoded_rows), response.table_incarnation
-        return [FoundRow(next(rows) if each else None, incarnation) for each in found]
+        rows = iter(response.encoded_rows)
+        return FoundRows([next(rows) if each else None for each in found], response.table_incarnation)

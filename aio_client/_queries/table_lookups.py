@@ -11,7 +11,6 @@ from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
 from aio_client._queries.row_gets import RowGets
 from aio_client._table.handle import TableMethods
-from aio_client._table.python_rows import PythonRows
 from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
 from scankv.v1 import lookup_pb2
 
@@ -27,10 +26,11 @@ class LookupMethods(TableMethods):
     def __init__(self, handle: TableHandle) -> None:
         super().__init__(handle)
         self._gets = RowGets(handle)
-        self._last_python_rows: PythonRows | None = None
 
     async def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
+
+        Concurrent calls on one `Table` share requests: what is asked for while one is in flight goes out with the next.
 
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
@@ -40,24 +40,20 @@ class LookupMethods(TableMethods):
         """
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
-        python_rows = self._python_rows()
+        python_rows = self._handle.python_rows
         encoded = python_rows.encode_key(key)
         if encoded is not None:
-            found = await self._gets.get(encoded)
+            found = await self._gets.get([encoded])
             if found.table_incarnation == self._handle.shape.description.incarnation:
-                if found.row is None:
+                (row,) = found.rows
+                if row is None:
                     return None
-                decoded = python_rows.decode(found.row)
+                decoded = python_rows.decode(row)
                 if decoded is not None:
                     return decoded
             # The table was altered, or dropped and created again, so that keys and rows may have another form.
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
-
-    def _python_rows(self) -> PythonRows:
-        if self._last_python_rows is None or self._last_python_rows.shape is not self._handle.shape:
-            self._last_python_rows = PythonRows(self._handle.shape)
-        return self._last_python_rows
 
     @overload
     async def lookup(
@@ -77,7 +73,8 @@ class LookupMethods(TableMethods):
         """Reads the rows with these keys.
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another.
+        at one instant; different buckets are read one after another. Calls with up to 100 keys in a list share requests
+        as those of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -97,10 +94,28 @@ class LookupMethods(TableMethods):
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
+        if missing == "omit" and not with_version:
+            few = await self._lookup_few(keys)
+            if few is not None:
+                return few
         batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
         rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
+
+    async def _lookup_few(self, keys: object) -> pa.Table | None:
+        """Reads the rows of few keys in a request that concurrent calls share. None: they need Arrow's conversions."""
+        python_rows = self._handle.python_rows
+        encoded = python_rows.encode_keys(keys) if python_rows.is_exact else None
+        if encoded is None:
+            return None
+        try:
+            found = await self._gets.get(encoded)
+        except RequestTooLarge:
+            return None
+        if found.table_incarnation != self._handle.shape.description.incarnation:
+            return None
+        return python_rows.to_table([row for row in found.rows if row is not None])
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:
         """Reads the rows of some keys. Halves the request as long as its rows do not fit into one answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from aio_client._table.python_rows import PythonRows
 from aio_client._table.shape import TableShape
 from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import predicate_of
@@ -29,6 +30,14 @@ class TableHandle:
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
         self.transport = transport
         self.shape: TableShape = TableShape.of(description)
+        self._python_rows: PythonRows | None = None
+
+    @property
+    def python_rows(self) -> PythonRows:
+        """Encodes and decodes single rows of the known shape."""
+        if self._python_rows is None or self._python_rows.shape is not self.shape:
+            self._python_rows = PythonRows(self.shape)
+        return self._python_rows
 
     @property
     def name(self) -> str:
@@ -45,7 +54,7 @@ class TableHandle:
             return build(self.shape)
         except SchemaMismatch:
             # The column may have been added since the table was opened.
-            await self._refresh()
+            await self.refresh()
             return build(self.shape)
 
     async def describe(self, *, statistics: bool = False) -> table_pb2.GetTableResponse:
@@ -53,7 +62,8 @@ class TableHandle:
         request = table_pb2.GetTableRequest(name=self.name, statistics=statistics)
         return await self.transport.call(lambda: self.transport.services.tables.GetTable, request)
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Asks the server for the table's shape."""
         self.shape = TableShape.of((await self.describe()).table)
 
 

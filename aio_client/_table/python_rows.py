@@ -5,15 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.rows.key_values import KeyValues
-from scankv.model.rows.row_values import DamagedRowError, NotExactError, RowValues, has_row_values
+import pyarrow as pa
+
+from aio_client._input.keys import is_one_key
+from scankv.model.rows.key_values import KeyValues, has_key_values
+from scankv.model.rows.row_values import DamagedRowError, NotExactError, RowValues, exact_class, has_row_values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aio_client._table.shape import TableShape
 
 
+MAX_FEW_ROWS: Final = 100
+"""The most rows or keys of a call that are encoded one by one. Arrow is faster for more."""
+
+_LONGEST_ROW: Final = 4096
+"""The longest row that is encoded by itself, in bytes. For longer ones Arrow's fixed costs matter less."""
+
+_DELETES: Final = ("allow", "default")
+
+
 class PythonRows:
-    """Encodes keys and decodes rows of one shape of a table, where that is possible without Arrow. Immutable."""
+    """Encodes and decodes single rows and keys of one shape of a table, where Arrow is not needed. Immutable.
+
+    Attributes:
+        is_exact: Whether all columns have types whose values are encoded one by one.
+        can_delete: Whether the server deletes rows by encoded keys.
+    """
 
     def __init__(self, shape: TableShape) -> None:
         """Prepares the functions, which takes a millisecond."""
@@ -23,6 +42,15 @@ class PythonRows:
         self._key_names = shape.key_schema.names
         self._keys = KeyValues(shape.key_schema.types)
         self._rows = RowValues(shape.description.schema_id, types) if has_row_values(types) else None
+        self._columns = frozenset(self._names)
+        self._required = [field.name for field in shape.schema if not field.nullable]
+        self._row_type = pa.struct(list(shape.schema))
+        self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
+        # As the server decides it for `encoded_rows` and `encoded_keys`.
+        self._can_write = self.is_exact and shape.merge_engine == "last_row" and not shape.merging.order_columns
+        self.can_delete: Final = (
+            self._can_write and shape.description.options.get("delete_behavior", "allow") in _DELETES
+        )
 
     def encode_key(self, key: object) -> bytes | None:
         """Encodes one key, as `get` takes it. None: it takes the path through Arrow, which may refuse it."""
@@ -41,6 +69,36 @@ class PythonRows:
         except NotExactError:
             return None
 
+    def encode_rows(self, rows: object) -> list[bytes] | None:
+        """Encodes few rows, as `upsert` takes them. None: they take the path through Arrow, which may refuse them."""
+        if not self._can_write or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
+            return None
+        assert self._rows is not None
+        encoded, encode, names = [], self._rows.encode, self._names
+        for row in rows:
+            if type(row) is not dict or not row.keys() <= self._columns:
+                return None
+            get = row.get
+            if any(get(name) is None for name in self._required):
+                return None
+            try:
+                each = encode([get(name) for name in names])
+            except NotExactError:
+                return None
+            if len(each) > _LONGEST_ROW:
+                return None
+            encoded.append(each)
+        return encoded
+
+    def encode_keys(self, keys: object) -> list[bytes] | None:
+        """Encodes one key or few, as `delete` and `lookup` take them. None: they take the path through Arrow."""
+        if is_one_key(keys):
+            keys = [keys]
+        if type(keys) is not list or not 0 < len(keys) <= MAX_FEW_ROWS:
+            return None
+        encoded = [self.encode_key(key) for key in keys]
+        return None if None in encoded else encoded  # type: ignore[return-value]
+
     def decode(self, row: bytes) -> dict[str, Any] | None:
         """Decodes a row. None: it takes the path through Arrow, because it is of another shape, or damaged."""
         assert self._rows is not None
@@ -48,3 +106,10 @@ class PythonRows:
             return dict(zip(self._names, self._rows.decode(row), strict=True))
         except (DamagedRowError, ValueError, OverflowError):
             return None
+
+    def to_table(self, rows: Sequence[bytes]) -> pa.Table | None:
+        """Decodes rows. None: they take the path through Arrow, as in `decode`. Only if `is_exact`."""
+        decoded = [self.decode(row) for row in rows]
+        if None in decoded:
+            return None
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(decoded, self._row_type))])

@@ -1,8 +1,11 @@
-"""The errors for gRPC statuses without a typed detail, which come from gRPC itself or from a proxy."""
+"""The errors for statuses of calls: those of the server have a typed detail, those of gRPC or of a proxy do not."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from scankv.model.errors import (
     DataLoss,
@@ -13,6 +16,7 @@ from scankv.model.errors import (
     RequestTooLarge,
     ScanKvError,
     Unavailable,
+    error_for_reason,
 )
 
 _ERROR_OF_STATUS: Final[dict[str, type[ScanKvError]]] = {
@@ -39,6 +43,25 @@ def error_of_status(status: str, said: str, address: str, timeout: float) -> Sca
     """
     cls = _ERROR_OF_STATUS.get(status, InternalError)
     return cls(_message_of(cls, said, address, timeout), address=address)
+
+
+def typed_error_of(data: bytes) -> ScanKvError | None:
+    """Returns the error that a serialized google.rpc.Status of the server describes. None: it describes none."""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    try:
+        status = status_pb2.Status.FromString(data)
+    except DecodeError:
+        return None
+    for detail in status.details:
+        if not detail.Unpack(info):
+            detail.Unpack(retry)
+    cls = error_for_reason(info.reason) if info.domain == "scankv" else None
+    if cls is None:
+        return None
+    wait = retry.retry_delay.ToTimedelta().total_seconds()
+    typed = cls(status.message, retry_after=wait or None)
+    typed.details.update(info.metadata)
+    return typed
 
 
 def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float) -> str:

@@ -12,8 +12,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._transport.anonymous_writers import AnonymousWriters
@@ -23,7 +21,7 @@ from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owner import ClientOwner
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
-from aio_client._transport.status_errors import error_of_status, readable_seconds
+from aio_client._transport.status_errors import error_of_status, readable_seconds, typed_error_of
 from scankv.model.errors import (
     DeadlineExceeded,
     ProtocolViolation,
@@ -31,7 +29,6 @@ from scankv.model.errors import (
     ServerBusy,
     Unavailable,
     UsageError,
-    error_for_reason,
 )
 from scankv.v1.admin_pb2 import BucketCheck
 from scankv.v1.admin_pb2_grpc import AdminServiceStub
@@ -455,21 +452,7 @@ def _check_decoded(message: _Response | None, address: str) -> _Response:
 def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
     """Returns the server's error, from the details of the status. None if the details have no known error."""
     metadata: Any = error.trailing_metadata()
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    try:
-        status = status_pb2.Status.FromString(metadata.get(_DETAILS_KEY, b""))
-    except DecodeError:
-        return None
-    for detail in status.details:
-        if not detail.Unpack(info):
-            detail.Unpack(retry)
-    cls = error_for_reason(info.reason) if info.domain == "scankv" else None
-    if cls is None:
-        return None
-    wait = retry.retry_delay.ToTimedelta().total_seconds()
-    typed = cls(status.message, retry_after=wait or None)
-    typed.details.update(info.metadata)
-    return typed
+    return typed_error_of(metadata.get(_DETAILS_KEY, b""))
 
 
 async def _wait_for_end(call: grpc.aio.Call) -> None:

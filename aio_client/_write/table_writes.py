@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aio_client._input.arguments import names_of, text_of
@@ -11,6 +12,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
 from aio_client._write.repeatable_writes import write_until_answered
+from aio_client._write.row_writes import FewRows, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
@@ -20,19 +22,24 @@ from aio_client._write.write_requests import (
 )
 from aio_client._write.writer import Writer, WriterSettings
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import UsageError
+from scankv.model.errors import TableRecreated, UsageError
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aio_client._input.data import Data
+    from aio_client._table.handle import TableHandle
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
 
 
 class WriteMethods(TableMethods):
     """Writes rows of a table. What a write returns is durable."""
+
+    def __init__(self, handle: TableHandle) -> None:
+        super().__init__(handle)
+        self._row_writes = RowWrites(handle)
 
     async def upsert(
         self,
@@ -46,6 +53,10 @@ class WriteMethods(TableMethods):
         """Inserts rows, and merges them into the rows that have their keys, as the table's merge engine says.
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
+
+        Concurrent calls with few rows share requests: calls with up to 100 dictionaries, which use only `data`, on a
+        table whose rows replace each other, that are made on one `Table` while one is in flight, go out with the next
+        one. Each call has its own result and error, and calls are applied in the order in which they were made.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
@@ -95,6 +106,12 @@ class WriteMethods(TableMethods):
             UsageError: `data` has no rows of a known form, or takes more than one request with `if_version`.
             ConnectionFailed: No answer came within the operation timeout.
         """
+        if columns is None and mode == "merge" and if_version is None and not locks:
+            encoded = self._handle.python_rows.encode_rows(data)
+            if encoded is not None:
+                with suppress(TableRecreated):
+                    return await self._row_writes.upsert(self._few(encoded))
+                await self._handle.refresh()
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
@@ -142,7 +159,7 @@ class WriteMethods(TableMethods):
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row. Is repeated as `upsert` is.
+        """Deletes the rows with these keys. Ignores keys without a row. Shares requests and is repeated as `upsert`.
 
         Args:
             keys: As for `lookup`.
@@ -162,6 +179,13 @@ class WriteMethods(TableMethods):
             InvalidRequest: The table refuses deletes.
             WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
         """
+        if columns is None and mode == "merge" and if_version is None and not locks:
+            python_rows = self._handle.python_rows
+            encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None
+            if encoded is not None:
+                with suppress(TableRecreated):
+                    return await self._row_writes.delete(self._few(encoded))
+                await self._handle.refresh()
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._write(pieces, if_version, locks)
 
@@ -312,6 +336,9 @@ class WriteMethods(TableMethods):
             UsageError: `ttl` is out of range.
         """
         return ColumnLockOpener(self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over)
+
+    def _few(self, encoded: Sequence[bytes]) -> FewRows:
+        return FewRows(encoded, self._handle.shape.description.incarnation)
 
     async def _write(
         self, pieces: WritePieces, if_version: Mapping[int, int] | None, locks: Sequence[ColumnLock | str]

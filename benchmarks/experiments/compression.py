@@ -71,7 +71,7 @@ class CompressedBucket:
         )
         started = time.perf_counter()
         for batch in self._batches:
-            for part in prepare(batch, TableCodec(self._codec, self._keys, {}), keys_only=False):
+            for part in prepare(batch, TableCodec(self._codec, self._keys, {}, None), keys_only=False):
                 bucket.apply(merge_upsert([None] * len(part.keys), part, row_deduplicate=True))
         bucket.sync(bucket.state.log_offset)
         bucket.flush()

@@ -22,6 +22,9 @@ MAX_LOOKUP_KEYS: Final = 100_000
 MAX_ENCODED_KEYS: Final = 1_000
 """Encoded keys in one lookup of few keys."""
 
+MAX_ENCODED_ROWS: Final = 1_000
+"""Encoded rows or keys in one write of few rows."""
+
 DEFAULT_BUCKETS: Final = 4
 """The number of buckets of a table by default."""
 

@@ -103,6 +103,8 @@ class UpsertRequest(_message.Message):
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
     TRANSACTION_FIELD_NUMBER: _builtins.int
+    ENCODED_ROWS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
@@ -117,6 +119,8 @@ class UpsertRequest(_message.Message):
     """The version of the table schema that the rows have. Columns added later become null. 0: the current version."""
     mode: Global___WriteMode.ValueType
     """6 to 8 and 13 to 15 are reserved."""
+    table_incarnation: _builtins.str
+    """The table incarnation that `encoded_rows` are made for. If the table is another one now: TABLE_RECREATED."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
@@ -146,6 +150,14 @@ class UpsertRequest(_message.Message):
         `unchanged_since`.
         """
 
+    @_builtins.property
+    def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of `rows`, for few rows: complete rows in the row format of docs/internals/rows.md, at most 1,000. Each
+        row names the id of its schema. The server writes each row for itself: WriteResponse.failures says which rows it
+        has refused. Only for tables with the merge engine last_row, without sequence columns and without columns of nested
+        or inexact types. Needs `table_incarnation`; only `writer` and `column_locks` can be combined with it.
+        """
+
     def __init__(
         self,
         *,
@@ -158,10 +170,12 @@ class UpsertRequest(_message.Message):
         unchanged_since: _scan_pb2.LogOffsets | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
         transaction: Global___StagedAs | None = ...,
+        encoded_rows: _abc.Iterable[_builtins.bytes] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,6 +193,8 @@ class DeleteRequest(_message.Message):
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
     TRANSACTION_FIELD_NUMBER: _builtins.int
+    ENCODED_KEYS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
@@ -187,6 +203,7 @@ class DeleteRequest(_message.Message):
     """With WRITE_MODE_OVERWRITE, rows are deleted even if the delete_behavior of the table would keep them.
     3, 6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
+    table_incarnation: _builtins.str
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sets only these columns to null. Key columns among them are ignored, but at least one column must be outside the
@@ -203,6 +220,12 @@ class DeleteRequest(_message.Message):
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def transaction(self) -> Global___StagedAs: ...
+    @_builtins.property
+    def encoded_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/rows.md describes them; otherwise as
+        `encoded_rows` of UpsertRequest. Only for tables with delete_behavior allow.
+        """
+
     def __init__(
         self,
         *,
@@ -214,10 +237,12 @@ class DeleteRequest(_message.Message):
         unchanged_since: _scan_pb2.LogOffsets | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
         transaction: Global___StagedAs | None = ...,
+        encoded_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "keys", b"keys", "mode", b"mode", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,6 +312,8 @@ class WriteResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows (or keys) in the request."""
     table_incarnation: _builtins.str
@@ -297,20 +324,56 @@ class WriteResponse(_message.Message):
         no offset.
         """
 
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For encoded rows and keys: the bucket of each."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteFailure]:
+        """For encoded rows and keys: those that were refused. Nothing of them was written."""
+
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        failures: _abc.Iterable[Global___WriteFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "failures", b"failures", "log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
+
+@_typing.final
+class WriteFailure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    status: _builtins.bytes
+    """Why, as a serialized google.rpc.Status: what the call would have ended with if the request had only these rows."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of the rows or keys in the request, from 0."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        status: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteFailure: _TypeAlias = WriteFailure  # noqa: Y015
 
 @_typing.final
 class UndoRequest(_message.Message):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, TableRecreated
 from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.transactions.undo import UndoOperation
 from streaming_server.engine.writes.writing import WritePreconditions
-from streaming_server.services.errors import map_errors
+from streaming_server.services.errors import map_errors, status_of
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import grpc
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
@@ -45,6 +46,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
+            if request.encoded_rows:
+                return await self._write_few(request, table, request.encoded_rows)
             terms, kind = preconditions_of(request), kind_of(request)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
@@ -59,9 +62,39 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
+            if request.encoded_keys:
+                return await self._write_few(request, table, request.encoded_keys)
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _write_response(rows, offsets, table)
+
+    async def _write_few(
+        self,
+        request: write_pb2.UpsertRequest | write_pb2.DeleteRequest,
+        table: LiveTable,
+        encoded: Sequence[bytes],
+    ) -> write_pb2.WriteResponse:
+        """Writes few rows, or deletes the rows of few keys, each for itself."""
+        deletes = isinstance(request, write_pb2.DeleteRequest)
+        data = request.keys if isinstance(request, write_pb2.DeleteRequest) else request.rows
+        if data or request.columns or request.mode or request.HasField("unchanged_since"):
+            raise InvalidRequest(
+                "encoded rows and keys must come without Arrow data, columns, mode and unchanged_since"
+            )
+        definition = table.definition
+        if request.table_incarnation != definition.incarnation:
+            raise TableRecreated(
+                f"table {definition.name} was dropped and created again: open it again", table=definition.name
+            )
+        written = await table.writes.write_few(encoded, preconditions_of(request), deletes=deletes)
+        self.rows_written += len(encoded) - len(written.errors)
+        return write_pb2.WriteResponse(
+            rows=len(encoded) - len(written.errors),
+            log_offsets=written.offsets,
+            table_incarnation=definition.incarnation,
+            buckets=written.buckets,
+            failures=_failures(written.errors),
+        )
 
     async def _stage(
         self,
@@ -123,6 +156,18 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             check_writer_id(request.id)
             epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+
+
+def _failures(errors: Mapping[int, ScanKvError]) -> list[write_pb2.WriteFailure]:
+    """Returns errors of rows as messages. Rows of a bucket that could not be written share one."""
+    rows: dict[int, list[int]] = {}
+    by_id = {id(error): error for error in errors.values()}
+    for number, error in errors.items():
+        rows.setdefault(id(error), []).append(number)
+    return [
+        write_pb2.WriteFailure(rows=numbers, status=status_of(by_id[each]).SerializeToString())
+        for each, numbers in rows.items()
+    ]
 
 
 def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:

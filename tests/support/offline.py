@@ -70,7 +70,7 @@ class OfflineBucket:
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
         """Applies a batch of rows. It is not durable before `sync`."""
-        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}, None), keys_only=False):
             old = self._old(part)
             deduplicate = self.definition.options.row_deduplicate
             self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate, indexes=self.indexes))
@@ -78,7 +78,7 @@ class OfflineBucket:
     def delete(self, *keys: dict[str, Any]) -> None:
         """Deletes rows in one batch. It is not durable before `sync`."""
         batch = pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema)
-        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=True):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}, None), keys_only=True):
             old = self._old(part)
             self.bucket.apply(merge_delete(old, part, self.indexes))
 

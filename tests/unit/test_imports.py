@@ -80,6 +80,7 @@ GRPC_PLACES = (
     "scankv/v1",
     "streaming_server/services",
     "streaming_server/server.py",
+    "aio_client/_transport/status_errors.py",
     "aio_client/_transport/transport.py",
 )
 

@@ -80,7 +80,7 @@ def _decoder(layout: RowLayout, types: Sequence[pa.DataType]) -> Callable[[bytes
             value = f"row[{start}:e{slot.segment}]" + (".decode()" if pat.is_string(type_) else "")
         else:
             value = f"c{slot.index}"
-            convert = _reader(type_)
+            convert = loaded_form(type_)
             if convert is not None:
                 names[f"convert{slot.index}"] = convert
                 value = f"convert{slot.index}({value})"
@@ -178,8 +178,8 @@ def _null(type_: pa.DataType) -> str:
     return repr(bytes(16)) if pat.is_decimal(type_) else "0"
 
 
-def _reader(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Returns a function that converts what a slot unpacks to into the Python value. None: it is the value."""
+def loaded_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns a function that converts the stored form of a fixed-width value to the value. None: they are the same."""
     if pat.is_integer(type_) or pat.is_floating(type_) or pat.is_boolean(type_):
         return None
     if pat.is_date32(type_):

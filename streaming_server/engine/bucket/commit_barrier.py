@@ -65,6 +65,11 @@ class BarrierMutex(asyncio.Lock):
         """Why the mutex can never be acquired. None: it can."""
         return None if self.barrier is None else self.barrier.failure
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a caller waits for the mutex, which is held."""
+        return bool(self._waiters)
+
     async def acquire(self) -> bool:  # type: ignore[override]  # typeshed has Literal[True]
         """Acquires the mutex once no barrier is raised. Raises the error that the barrier failed with."""
         while True:

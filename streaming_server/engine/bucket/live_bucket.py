@@ -320,6 +320,16 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
 
+    async def write(self, function: Callable[..., None], *args: object) -> None:
+        """Runs a step that writes, as `run`. If nothing else waits for the bucket, the same thread makes it durable."""
+        if self._commit is None or self.mutex.has_waiters or not self._commit.can_sync:
+            await self.run(function, *args)
+            return
+        try:
+            await self._commit.write_and_sync(function, *args)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES
+from scankv.model.rows.row_values import NotExactError
 from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.step import merge_rows
 
@@ -51,7 +54,7 @@ class Merger:
         """Returns a merger that computes no index entries."""
         return replace(self, codec=replace(self.codec, indexes={}))
 
-    def merge(self, stored: StoredRows, rows: PreparedRows) -> BucketChange:
+    def merge(self, stored: StoredRows, rows: PreparedRows | FewRows) -> BucketChange:
         """Computes what writing rows does to a bucket.
 
         Args:
@@ -63,6 +66,11 @@ class Merger:
             DataLoss: A stored row is damaged.
         """
         indexes = self.codec.indexes.values()
+        if isinstance(rows, FewRows):
+            if not indexes:
+                with suppress(NotExactError):
+                    return merge_few(stored.get(rows.keys) if self.definition.options.before_images else None, rows)
+            rows = rows.prepare()
         if rows.written is not None:
             return merge_rows(stored.get(rows.keys.to_pylist()), rows, self.engines.of(rows.written), indexes)
         old = stored.get(rows.keys.to_pylist()) if reads_old_rows(self.definition, indexes) else None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.merging.few_rows import FewRows
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.storage.bucket.bucket import Bucket
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 def apply_rows(
     live: LiveBucket,
     bucket: Bucket,
-    rows: PreparedRows,
+    rows: PreparedRows | FewRows,
     merger: Merger,
     step: WriteStep | None = None,
     writer: str | None = None,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from scankv.model.changes.log_offsets import check_incarnation
-from scankv.model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
+from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.merging.few_rows import FewRows
 from streaming_server.engine.merging.merger import Merger
+from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
     CHANGE_TYPE_FIELD,
     MERGE,
@@ -24,7 +27,7 @@ from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperat
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.functions.installed import Installed
@@ -32,6 +35,26 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
+    from streaming_server.storage.rows.single_rows import Values
+    from streaming_server.storage.rows.table_codec import TableCodec
+
+
+_SHORT_ROW: Final = MAX_KEY_BYTES // 4
+"""Rows of so many bytes have entries in every index: each byte takes at most two there, and a column 32 more."""
+
+
+class FewWritten(NamedTuple):
+    """What became of rows that were written one by one.
+
+    Attributes:
+        buckets: The bucket of each row.
+        offsets: For every bucket that was written, the offset of the first change after the write.
+        errors: Why rows were refused, by their numbers.
+    """
+
+    buckets: list[int]
+    offsets: dict[int, int]
+    errors: dict[int, ScanKvError]
 
 
 class TableWrites:
@@ -81,6 +104,63 @@ class TableWrites:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
         check = self.check_delete(data, kind)
         return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
+
+    async def write_few(self, data: Sequence[bytes], preconditions: WritePreconditions, *, deletes: bool) -> FewWritten:
+        """Writes few encoded rows, or deletes the rows of few encoded keys, in the order given, each for itself.
+
+        Returns what became of each, once all that was written is durable. A refused row does not affect the others.
+
+        Raises:
+            RequestTooLarge: There are too many.
+            InvalidRequest: Rows of this table are not written one by one.
+        """
+        if len(data) > MAX_ENCODED_ROWS:
+            raise RequestTooLarge(
+                f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
+            )
+        codec = self._table.codec
+        parts, buckets, errors = self._read_few(data, codec, deletes=deletes)
+        scope = WriteScope(
+            table=self._table,
+            merger=lambda: self.merger,
+            admit=partial(self.locks.admit, None, preconditions.column_locks),
+        )
+        offsets, failed = await WriteOperation(parts, preconditions, scope).run_separately()
+        for number, bucket in enumerate(buckets):
+            if bucket in failed and number not in errors:
+                errors[number] = failed[bucket]
+        return FewWritten(buckets, offsets, errors)
+
+    @staticmethod
+    def _read_few(
+        data: Sequence[bytes], codec: TableCodec, *, deletes: bool
+    ) -> tuple[list[FewRows], list[int], dict[int, ScanKvError]]:
+        """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
+        single, definition = codec.single, codec.definition
+        if single is None or definition.options.merge_engine != "last_row" or definition.merging.order_columns:
+            raise InvalidRequest(f"rows of table {definition.name} are not written one by one: send Arrow data")
+        if deletes and definition.options.deletes != "allow":
+            raise InvalidRequest(f"table {definition.name} does not delete every row: send the keys as Arrow data")
+        errors: dict[int, ScanKvError] = {}
+        buckets: list[int] = []
+        by_bucket: dict[int, dict[bytes, Values]] = {}
+        for number, each in enumerate(data):
+            try:
+                key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
+                if codec.indexes and len(each) > _SHORT_ROW:
+                    prepare(single.to_batch([values]), codec, keys_only=False)
+            except ScanKvError as error:
+                errors[number] = error
+                buckets.append(0)
+                continue
+            bucket = codec.keys.bucket_of(key)
+            buckets.append(bucket)
+            by_bucket.setdefault(bucket, {})[key] = values
+        parts = []
+        for bucket, rows in sorted(by_bucket.items()):
+            keys = sorted(rows)
+            parts.append(FewRows(bucket, codec.rows, single, deletes, keys, [rows[key] for key in keys]))
+        return parts, buckets, errors
 
     def check_upsert(
         self, data: bytes, schema_id: int, kind: WriteKind

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from scankv.model.errors import InvalidRequest, WriteConflict
+from scankv.model.errors import InvalidRequest, ScanKvError, WriteConflict
 from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_offsets import LogOffsets
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.merging.few_rows import FewRows
     from streaming_server.engine.merging.merger import Merger
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
+
+    Part: TypeAlias = PreparedRows | FewRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ class WriteOperation:
         scope: The table.
     """
 
-    def __init__(self, parts: Sequence[PreparedRows], preconditions: WritePreconditions, scope: WriteScope) -> None:
+    def __init__(self, parts: Sequence[Part], preconditions: WritePreconditions, scope: WriteScope) -> None:
         self._parts = parts
         self._preconditions = preconditions
         self._scope = scope
@@ -113,7 +116,38 @@ class WriteOperation:
             await all_ended(map(self._write_bucket, self._parts))
         return self._offsets
 
-    async def _write_bucket(self, part: PreparedRows) -> None:
+    async def run_separately(self) -> tuple[dict[int, int], dict[int, ScanKvError]]:
+        """Applies the request to each bucket by itself. The request has no condition on other rows.
+
+        Once everything applied is durable, returns the next offset of each bucket that was written, and the error of
+        each other bucket, where nothing was written. A repeated request may find that an error is gone.
+        """
+        assert self._preconditions.unchanged_since is None
+        errors: dict[int, ScanKvError] = {}
+
+        async def write(part: Part) -> None:
+            try:
+                await self._write_alone(part)
+            except ScanKvError as error:
+                errors[part.bucket] = error
+
+        await all_ended(map(write, self._parts))
+        return {number: offset for number, offset in self._offsets.items() if number not in errors}, errors
+
+    async def _write_alone(self, part: Part) -> None:
+        with ExitStack() as admission:
+            try:
+                admission.enter_context(self._scope.admit())
+            except ScanKvError:
+                # What a repeated request has written before, it need not be admitted to.
+                live = self._live(part)
+                async with live.mutex:
+                    answer = await self._find_answer(live, await live.open())
+                if answer is None or not answer.complete:
+                    raise
+            await self._write_bucket(part)
+
+    async def _write_bucket(self, part: Part) -> None:
         live, complete = self._live(part), False
         while not complete and self._done.get(part.bucket) != len(part.keys):
             async with live.mutex:
@@ -123,7 +157,7 @@ class WriteOperation:
             await live.wait_written()
         await live.wait_durable(self._offsets[part.bucket])
 
-    async def _step(self, live: LiveBucket, bucket: Bucket, part: PreparedRows) -> bool:
+    async def _step(self, live: LiveBucket, bucket: Bucket, part: Part) -> bool:
         """Applies the next rows of a part with one WriteBatch; returns whether all are applied. Hold the mutex."""
         answer = await self._find_answer(live, bucket)
         if answer is not None and answer.complete:
@@ -139,7 +173,7 @@ class WriteOperation:
         )
         step = None if identity is None else WriteStep(identity=identity, rows=end, complete=end == count)
         rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
-        await live.run(apply_rows, live, bucket, rows, merger, step, writer)
+        await live.write(apply_rows, live, bucket, rows, merger, step, writer)
         self._done[part.bucket], self._offsets[part.bucket] = end, bucket.state.log_offset
         return end == count
 
@@ -152,9 +186,10 @@ class WriteOperation:
             return bucket.find_answer(identity)
         return await live.run(bucket.find_answer, identity)
 
-    async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: PreparedRows, done: int) -> None:
+    async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: Part, done: int) -> None:
         """Raises WriteConflict if a key of a part has changed; skips the first `done` rows, applied earlier."""
         assert self._preconditions.unchanged_since is not None
+        assert isinstance(part, PreparedRows)
         if done == len(part.keys):
             return
         offset = self._preconditions.unchanged_since.get(part.bucket)
@@ -175,5 +210,5 @@ class WriteOperation:
                 keys=len(changed),
             )
 
-    def _live(self, part: PreparedRows) -> LiveBucket:
+    def _live(self, part: Part) -> LiveBucket:
         return self._scope.table.buckets[part.bucket]

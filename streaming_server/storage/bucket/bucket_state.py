@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
@@ -67,19 +67,23 @@ class BucketState:
 
     def to_bytes(self) -> bytes:
         """Returns the stored form. It is JSON, so that fields can be added and an operator can read it."""
-        return json.dumps(asdict(self)).encode()
+        # Not `asdict`, which copies every value, and takes three times as long.
+        return json.dumps({name: getattr(self, name) for name in _FIELDS}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BucketState:
         """Reads the result of `to_bytes`."""
-        fields: dict[str, Any] = json.loads(data)
+        stored: dict[str, Any] = json.loads(data)
         # JSON has no tuples. Buckets written before indexes existed lack fields.
-        tuples: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return cls(**{**fields, **tuples})
+        tuples: dict[str, Any] = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        return cls(**{**stored, **tuples})
 
     def after_unclean_stop(self) -> BucketState:
         """Returns the state of a bucket that was not closed cleanly: in a new epoch."""
         return replace(self, epoch=self.epoch + 1, epoch_starts=(*self.epoch_starts, self.count), clean=True)
+
+
+_FIELDS: Final = tuple(field.name for field in fields(BucketState))
 
 
 def load_state(store: RocksStore) -> BucketState:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.single_rows import SingleRowCodec, has_single_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,16 +27,19 @@ class TableCodec:
         rows: Encodes rows of the current schema, and decodes those of all schemas.
         keys: Encodes primary keys, and finds the bucket of each.
         indexes: Encodes and decodes index entries, by index id.
+        single: Encodes and decodes rows and keys one by one. None: see `has_single_rows`.
     """
 
     rows: RowCodec
     keys: KeyEncoder
     indexes: Mapping[int, IndexCodec]
+    single: SingleRowCodec | None
 
     @classmethod
     def of(cls, definition: TableDefinition) -> TableCodec:
         indexes = {index.id: IndexCodec(definition, index) for index in definition.indexes}
-        return cls(RowCodec(definition), KeyEncoder(definition), indexes)
+        single = SingleRowCodec(definition) if has_single_rows(definition) else None
+        return cls(RowCodec(definition), KeyEncoder(definition), indexes, single)
 
     @property
     def definition(self) -> TableDefinition:

@@ -155,7 +155,7 @@ async def test_what_makes_no_sense_for_changes_is_refused(table: Table) -> None:
         changes(table, StartFrom.offsets({0: 0}), StopAt.LATEST),
         changes(table, stop=StopAt.offsets({0: 0})),
     ):
-        with pytest.raises(InvalidRequest, match="must name the buckets"):
+        with pytest.raises(InvalidRequest, match="must name each bucket"):
             await read(wrong)
     with pytest.raises(SchemaMismatch):
         await read(changes(table, stop=StopAt.LATEST).select("nothing"))

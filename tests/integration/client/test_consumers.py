@@ -330,7 +330,7 @@ async def test_a_consumer_is_reset_to_any_place_and_nothing_else_moves_it_back(t
         assert consumer.log_offsets == offsets
         assert consumer.phase == ("rows" if start is StartFrom.FULL else "changes")
         assert await take(upto_now(table)) == expected
-    with pytest.raises(InvalidRequest, match="must name the buckets"):
+    with pytest.raises(InvalidRequest, match="must name each bucket"):
         await table.reset_consumer("c", StartFrom.offsets({0: 0}))
     beyond = StartFrom.offsets(dict.fromkeys(range(BUCKETS), 99))
     with pytest.raises(PositionOutOfRange):

@@ -59,7 +59,7 @@ class FollowedBucket(OfflineBucket):
     delta: Delta | None = None
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
-        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}, None), keys_only=False):
             change = merge_upsert(self._old(part), part, row_deduplicate=self.definition.options.row_deduplicate)
             self._apply(change, change.put_keys, change.put_values)
 
@@ -67,7 +67,7 @@ class FollowedBucket(OfflineBucket):
         self.delete_batch(pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema))
 
     def delete_batch(self, keys: pa.RecordBatch) -> None:
-        for part in prepare(keys, TableCodec(self.codec, self.keys, {}), keys_only=True):
+        for part in prepare(keys, TableCodec(self.codec, self.keys, {}, None), keys_only=True):
             change = merge_delete(self._old(part), part)
             self._apply(change, change.delete_keys, None)
 
