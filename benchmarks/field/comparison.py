@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.field.competitors import Competitor
+    from benchmarks.field.competitors.competitor import Competitor
     from benchmarks.measure import Timing
 
 
@@ -36,7 +36,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a system takes, in MiB: the memory of its processes after the load and at the end, and disk at the end."""
+    """What a system takes, in MiB.
+
+    Attributes:
+        client: The memory of the client after the load.
+        server: The memory of all processes of the server after the load.
+        server_at_end: The same after the last operation.
+        disk: The disk after the load.
+        disk_at_end: The disk after the last operation.
+    """
 
     client: float
     server: float

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.field.comparison import FieldComparison
-    from benchmarks.field.competitors import Competitor
+    from benchmarks.field.competitors.competitor import Competitor
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench import Result, ResultTable
-from benchmarks.field.competitors import ScanKv
+from benchmarks.field.competitors.scankv import ScanKv
 from benchmarks.field.operations import OPERATIONS
 from benchmarks.measure import Spread, paired_ratios
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.field.comparison import FieldComparison, Measured
-    from benchmarks.field.competitors import Competitor
+    from benchmarks.field.competitors.competitor import Competitor
     from benchmarks.field.operations import FieldOperation
 
 _REFERENCE: Final = ScanKv.NAME

@@ -7,15 +7,17 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.field.competitors import COMPETITORS, Redis
+import pytest
+
+from benchmarks.field.competitors import COMPETITORS
+from benchmarks.field.competitors.redis import Redis
 from benchmarks.field.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-
+@pytest.mark.timeout(300)  # starts servers
 def test_systems_are_compared_on_the_same_rows(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.field", "--rows=2000", "--calls=8", "--callers=4,2", "--runs=1"]
     command += ["--only=scankv", "--only=duckdb", "--only=flight"]

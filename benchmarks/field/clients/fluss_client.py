@@ -18,7 +18,7 @@ from benchmarks.field.clients.field_client import (
 from benchmarks.measure import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     import pyarrow as pa
 
@@ -103,7 +103,7 @@ class FlussClient(FieldClient):
             self.writer.upsert(row)
         await self.writer.flush()
 
-    def _new_get(self) -> Callable[[int], Awaitable[None]]:
+    def _new_get(self) -> Callable[[int], Coroutine[Any, Any, None]]:
         """Returns a function that reads a row. A lookuper runs one lookup at a time, so each caller has its own."""
         lookuper = self.table.new_lookup().create_lookuper()
 
