@@ -30,12 +30,12 @@ def bench(
 ) -> None:
     """Measure how fast a server answers: calls that do nothing, reads and durable writes of one row, a load, a scan.
 
-    The command creates a table with a unique name in the database scankv_bench, and drops it at the end, also after
-    Ctrl-C or an error. It touches no other table. The load that it puts on the server slows down other clients.
+    In each round, the command creates a table with a unique name in the database scankv_bench, and drops it at the end,
+    also after Ctrl-C or an error. It touches no other table. Its load slows down other clients of the server.
 
-    Each line is the median of the rounds. The last column compares with a call that does nothing, in the same round: it
-    is the number of calls or rows in the time of one such call. Compare servers by this column, since it depends less
-    on network and machine than the rates do.
+    Each line has the median, the least and the greatest rate of the rounds. The last column is the number of calls or
+    rows in the time of one call that does nothing, measured in the same round. Compare servers by this column, since it
+    depends less on network and machine than the rates do.
     """
     scale = BenchScale(rows=rows, calls=calls, in_flight=in_flight, rounds=rounds, buckets=buckets)
     console = stderr_console()
