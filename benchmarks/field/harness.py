@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from benchmarks import machine
 from benchmarks.arguments import positive
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
     from benchmarks.field.comparison import FieldComparison
     from benchmarks.field.competitors.competitor import Competitor
 
+_TERMINATED: Final = 143
+
 
 def main() -> None:
     """Runs the comparison that the command line selects."""
+    # The servers are stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     arguments = _parser().parse_args()
     names = arguments.only or list(COMPETITORS)
     if unknown := set(names) - set(COMPETITORS):

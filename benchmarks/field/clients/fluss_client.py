@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NO_SCAN: Final = "the full scan (FIP-17) needs Fluss 1.0, which is not released: not measured"
-_MOST_GETS: Final = 50
+_MOST_GETS: Final = 20
 _POLL_MILLIS: Final = 10_000
 _BATCHING_MILLIS: Final = 1
 _FETCH_MILLIS: Final = 10
@@ -65,7 +65,8 @@ class FlussClient(FieldClient):
         return self.runner.run(time_awaited(self.ids(min(calls, _MOST_GETS), seed), get))
 
     def get_concurrently(self, calls: int, callers: int, seed: int) -> Timing:
-        return self.runner.run(time_callers(self.ids(calls, seed), [self._new_get() for _ in range(callers)]))
+        ids = self.ids(min(calls, _MOST_GETS * callers), seed)
+        return self.runner.run(time_callers(ids, [self._new_get() for _ in range(callers)]))
 
     def write(self, calls: int, seed: int) -> Timing:
         return self.runner.run(time_awaited(self.updates(calls, seed), self._write))
