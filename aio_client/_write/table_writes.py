@@ -12,7 +12,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
 from aio_client._write.repeatable_writes import write_until_answered
-from aio_client._write.row_writes import FewRows, RowWrites
+from aio_client._write.row_writes import FewRows, NeedsArrowError, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
@@ -109,7 +109,7 @@ class WriteMethods(TableMethods):
         if columns is None and mode == "merge" and if_version is None and not locks:
             encoded = self._handle.python_rows.encode_rows(data)
             if encoded is not None:
-                with suppress(TableRecreated):
+                with suppress(TableRecreated, NeedsArrowError):
                     return await self._row_writes.upsert(self._few(encoded))
                 await self._handle.refresh()
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
@@ -183,7 +183,7 @@ class WriteMethods(TableMethods):
             python_rows = self._handle.python_rows
             encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None
             if encoded is not None:
-                with suppress(TableRecreated):
+                with suppress(TableRecreated, NeedsArrowError):
                     return await self._row_writes.delete(self._few(encoded))
                 await self._handle.refresh()
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))

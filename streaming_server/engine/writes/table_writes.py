@@ -138,9 +138,14 @@ class TableWrites:
         """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
         single, definition = codec.single, codec.definition
         if single is None or definition.options.merge_engine != "last_row" or definition.merging.order_columns:
-            raise InvalidRequest(f"rows of table {definition.name} are not written one by one: send Arrow data")
+            raise InvalidRequest(
+                f"rows of table {definition.name} are not written one by one: send Arrow data", option="encoded_rows"
+            )
         if deletes and definition.options.deletes != "allow":
-            raise InvalidRequest(f"table {definition.name} does not delete every row: send the keys as Arrow data")
+            raise InvalidRequest(
+                f"table {definition.name} does not delete every row: send the keys as Arrow data",
+                option="encoded_keys",
+            )
         errors: dict[int, ScanKvError] = {}
         buckets: list[int] = []
         by_bucket: dict[int, dict[bytes, Values]] = {}
@@ -148,7 +153,7 @@ class TableWrites:
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
                 if codec.indexes and len(each) > _SHORT_ROW:
-                    prepare(single.to_batch([values]), codec, keys_only=False)
+                    _check_entries(single.to_batch([values]), codec, number)
             except ScanKvError as error:
                 errors[number] = error
                 buckets.append(0)
@@ -243,3 +248,11 @@ class TableWrites:
             admit=partial(self.locks.admit, columns, preconditions.column_locks),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _check_entries(row: pa.RecordBatch, codec: TableCodec, number: int) -> None:
+    """Raises RequestTooLarge if a row, which has this number in its request, is too long for an index."""
+    try:
+        prepare(row, codec, keys_only=False)
+    except RequestTooLarge as error:
+        raise RequestTooLarge(error.message.replace("row 0:", f"row {number}:", 1), row=number) from error
