@@ -14,6 +14,7 @@ from aio_client import (
     Client,
     ColumnLocked,
     InvalidKey,
+    ScanKvError,
     ScanSource,
     SchemaMismatch,
     StartFrom,
@@ -125,15 +126,14 @@ class Program:
 
     async def upsert_bad(self, table: Table, keys: list[tuple[int, str]]) -> None:
         rows = self.rows(keys)
-        change, error = self.random.choice(
-            [
-                ({"must": None}, SchemaMismatch),
-                ({"v": "text"}, SchemaMismatch),
-                ({"other": 1}, SchemaMismatch),
-                ({"v": 1 << 63}, SchemaMismatch),
-                ({"s": "x" * 20_000}, InvalidKey),
-            ]
-        )
+        changes: list[tuple[dict[str, Any], type[ScanKvError]]] = [
+            ({"must": None}, SchemaMismatch),
+            ({"v": "text"}, SchemaMismatch),
+            ({"other": 1}, SchemaMismatch),
+            ({"v": 1 << 63}, SchemaMismatch),
+            ({"s": "x" * 20_000}, InvalidKey),
+        ]
+        change, error = self.random.choice(changes)
         self.random.choice(rows).update(change)
         self.refused.update(row["v"] for row in rows if type(row["v"]) is int)
         with pytest.raises(error):
@@ -179,7 +179,7 @@ class Program:
 async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, name: str, seed: int) -> None:
     drawn = random.Random(seed)
     changelog = ("full", "upsert", "none")[seed % 3]
-    options = {"row_deduplicate": bool(seed % 2)} if changelog == "full" else {}
+    options: dict[str, Any] = {"row_deduplicate": bool(seed % 2)} if changelog == "full" else {}
     schema = pa.schema(
         [pa.field("must", pa.string(), nullable=False), ("v", pa.int64()), ("s", pa.string()), ("n", pa.int32())]
     )
