@@ -6,7 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench soak lowest fixture dist protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest fixture dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
 	@echo 'make docs    build the documentation site into build/docs'
 	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
+	@echo 'make bench-field  compare ScanKV with Redis, PostgreSQL, DuckDB and others that are installed'
 	@echo 'make guard   compare ratios of processor time with the committed values'
 	@echo 'make soak    run the tests that take minutes'
 	@echo 'make lowest  run most tests with the lowest version of each dependency'
@@ -55,6 +56,11 @@ docs: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
+
+# The servers of the rivals are not Python packages: docs/benchmarks-field.md says how to install them.
+bench-field: $(INSTALLED)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --editable '.[server,bench-field]'
+	@$(BIN)/python -m benchmarks.field
 
 guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard

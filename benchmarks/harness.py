@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.arguments import positive
 from benchmarks.bench import Bench
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import progress
@@ -39,8 +40,8 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rows", type=_positive, default=2_000_000, help="rows of T4 (default: 2,000,000)")
-    parser.add_argument("--runs", type=_positive, default=5, help="rounds that count (default: 5)")
+    parser.add_argument("--rows", type=positive, default=2_000_000, help="rows of T4 (default: 2,000,000)")
+    parser.add_argument("--runs", type=positive, default=5, help="rounds that count (default: 5)")
     parser.add_argument(
         "--only",
         action="append",
@@ -51,10 +52,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this file as Markdown")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value

@@ -25,7 +25,12 @@ NOT_MEASURED = (
 )
 
 
-def to_markdown(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
+def to_markdown(
+    settings: Mapping[str, str],
+    machine: Mapping[str, str],
+    results: Mapping[str, Result],
+    not_measured: Sequence[str] = NOT_MEASURED,
+) -> str:
     """Returns the report as Markdown."""
     found = results.values()
     parts = [f"# Benchmarks\n\n{_inline(settings)}", f"Machine: {_inline(machine)}"]
@@ -34,17 +39,22 @@ def to_markdown(settings: Mapping[str, str], machine: Mapping[str, str], results
         parts.append(f"## Figures\n\n{_grid(header, map(_figure_row, figures))}")
     parts += [_table(table) for result in found for table in result.tables]
     parts.append(f"## How it was measured\n\n{_items(note for result in found for note in result.notes)}")
-    parts.append(f"## What this does not measure\n\n{_items(NOT_MEASURED)}")
+    parts.append(f"## What this does not measure\n\n{_items(not_measured)}")
     return "\n\n".join(parts) + "\n"
 
 
-def to_json(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
+def to_json(
+    settings: Mapping[str, str],
+    machine: Mapping[str, str],
+    results: Mapping[str, Result],
+    not_measured: Sequence[str] = NOT_MEASURED,
+) -> str:
     """Returns the report as JSON: figures, tables and notes by benchmark."""
     report = {
         "settings": dict(settings),
         "machine": dict(machine),
         "results": {name: _result_to_dict(result) for name, result in results.items()},
-        "not_measured": NOT_MEASURED,
+        "not_measured": list(not_measured),
     }
     return json.dumps(report, indent=2) + "\n"
 

@@ -39,6 +39,7 @@ _LOCATIONS: Final = {
     "describe": "inspect.describe",
     "stats": "inspect.stats",
     "check": "check.check",
+    "bench": "bench.bench",
     "ps": "scans.ps",
     "cancel": "scans.cancel",
     "demo": "demo.demo",
