@@ -156,9 +156,9 @@ def run(bench: Bench) -> Result:
         ],
         notes=[
             f"Fairness: gets for {_SECONDS:g} second, then durable one-row upserts as long, one after another, on a "
-            f"table of {_LOAD_ROWS:,} rows, while another process scans T4 or upserts {_LOAD_ROWS:,} rows at a time into a "
-            "third table. The processes share the cores of the machine, so on few cores a part of the ratio is due to the "
-            "clients.",
+            f"table of {_LOAD_ROWS:,} rows, while another process scans T4 or upserts {_LOAD_ROWS:,} rows at a time "
+            "into a third table. The processes share the cores of the machine, so on few cores a part of the ratio is "
+            "due to the clients.",
         ],
     )
 
