@@ -6,7 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check docs bench soak lowest fixture dist protos sync clean
+.PHONY: help demo tools test check guard docs bench soak lowest fixture dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
 	@echo 'make docs    build the documentation site into build/docs'
 	@echo 'make bench   compare ScanKV with an in-process loop over RocksDB and with Arrow Flight'
+	@echo 'make guard   compare ratios of processor time with the committed values'
 	@echo 'make soak    run the tests that take minutes'
 	@echo 'make lowest  run most tests with the lowest version of each dependency'
 	@echo 'make dist    build wheel and sdist, and check them'
@@ -54,6 +55,9 @@ docs: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
+
+guard: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.guard
 
 soak: $(INSTALLED)
 	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true

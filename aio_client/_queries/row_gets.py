@@ -1,7 +1,8 @@
-"""Reads the rows of single keys."""
+"""Reads the rows of few keys."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aio_client._transport.retry import PASSING_ERRORS
@@ -18,45 +19,50 @@ _MOST_KEYS: Final = 128
 """The most keys that share a call: the server answers so many in a millisecond."""
 
 
-class FoundRow(NamedTuple):
-    """The row of a key.
+class FoundRows(NamedTuple):
+    """The rows of some keys.
 
     Attributes:
-        row: The row in the row format, with all columns of the schema that it names. None: there is no row.
-        table_incarnation: The table incarnation that the row, and the id of its schema, belong to.
+        rows: For each key, the row in the row format, with all columns of the schema that it names. None: there is no
+            row.
+        table_incarnation: The table incarnation that the rows, and the ids of their schemas, belong to.
     """
 
-    row: bytes | None
+    rows: list[bytes | None]
     table_incarnation: str
 
 
 class RowGets:
-    """Reads the stored rows of single keys of one table; concurrent calls share requests. Belongs to the event loop."""
+    """Reads the stored rows of few keys of one table; concurrent calls share requests. Belongs to the event loop."""
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
-        self._calls: SharedCalls[bytes, FoundRow] = SharedCalls(self._send, lambda _: 1, _MOST_KEYS)
+        self._calls: SharedCalls[Sequence[bytes], FoundRows] = SharedCalls(self._send, len, _MOST_KEYS)
 
-    async def get(self, key: bytes) -> FoundRow:
-        """Reads the row of an encoded key.
+    async def get(self, keys: Sequence[bytes]) -> FoundRows:
+        """Reads the rows of encoded keys, those of one bucket at one instant.
 
         Raises:
             ScanKvError: The server's error, or the failure of the connection.
         """
-        return await self._calls.call(key)
+        return await self._calls.call(keys)
 
-    async def _send(self, keys: Sequence[bytes]) -> Sequence[FoundRow | Exception]:
+    async def _send(self, calls: Sequence[Sequence[bytes]]) -> Sequence[FoundRows | Exception]:
         try:
-            return await self._find(keys)
+            found = await self._find([key for keys in calls for key in keys])
         except PASSING_ERRORS:
             raise
         except ScanKvError as error:
-            if len(keys) == 1:
+            if len(calls) == 1:
                 return [error]
-        # The error may be of one key, such as that of a damaged bucket. The others get their rows.
-        return [each for key in keys for each in await self._send([key])]
+            # The error may be of one key, such as that of a damaged bucket. The other calls get their rows.
+            return [each for keys in calls for each in await self._send([keys])]
+        if len(calls) == 1:
+            return [found]
+        rows = iter(found.rows)
+        return [FoundRows(list(islice(rows, len(keys))), found.table_incarnation) for keys in calls]
 
-    async def _find(self, keys: Sequence[bytes]) -> list[FoundRow]:
+    async def _find(self, keys: Sequence[bytes]) -> FoundRows:
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, encoded_keys=keys)
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)
@@ -66,5 +72,5 @@ class RowGets:
                 f"the server answered a lookup of {len(keys):,} keys for {len(found):,} keys, with "
                 f"{len(response.encoded_rows):,} rows"
             )
-        rows, incarnation = iter(response.encoded_rows), response.table_incarnation
-        return [FoundRow(next(rows) if each else None, incarnation) for each in found]
+        rows = iter(response.encoded_rows)
+        return FoundRows([next(rows) if each else None for each in found], response.table_incarnation)

@@ -30,6 +30,8 @@ class LookupMethods(TableMethods):
     async def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
+        Concurrent calls on one `Table` share requests: what is asked for while one is in flight goes out with the next.
+
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
 
@@ -41,11 +43,12 @@ class LookupMethods(TableMethods):
         python_rows = self._handle.python_rows
         encoded = python_rows.encode_key(key)
         if encoded is not None:
-            found = await self._gets.get(encoded)
+            found = await self._gets.get([encoded])
             if found.table_incarnation == self._handle.shape.description.incarnation:
-                if found.row is None:
+                (row,) = found.rows
+                if row is None:
                     return None
-                decoded = python_rows.decode(found.row)
+                decoded = python_rows.decode(row)
                 if decoded is not None:
                     return decoded
             # The table was altered, or dropped and created again, so that keys and rows may have another form.
@@ -70,7 +73,8 @@ class LookupMethods(TableMethods):
         """Reads the rows with these keys.
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another.
+        at one instant; different buckets are read one after another. Calls with up to 100 keys in a list share requests
+        as those of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -90,10 +94,28 @@ class LookupMethods(TableMethods):
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
+        if missing == "omit" and not with_version:
+            few = await self._lookup_few(keys)
+            if few is not None:
+                return few
         batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
         rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
+
+    async def _lookup_few(self, keys: object) -> pa.Table | None:
+        """Reads the rows of few keys in a request that concurrent calls share. None: they need Arrow's conversions."""
+        python_rows = self._handle.python_rows
+        encoded = python_rows.encode_keys(keys) if python_rows.is_exact else None
+        if encoded is None:
+            return None
+        try:
+            found = await self._gets.get(encoded)
+        except RequestTooLarge:
+            return None
+        if found.table_incarnation != self._handle.shape.description.incarnation:
+            return None
+        return python_rows.to_table([row for row in found.rows if row is not None])
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:
         """Reads the rows of some keys. Halves the request as long as its rows do not fit into one answer."""

@@ -516,6 +516,8 @@ class Table(Blocking):
     def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
+        Concurrent calls on one `Table` share requests: what is asked for while one is in flight goes out with the next.
+
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
 
@@ -542,7 +544,8 @@ class Table(Blocking):
         """Reads the rows with these keys.
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another.
+        at one instant; different buckets are read one after another. Calls with up to 100 keys in a list share requests
+        as those of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -912,6 +915,10 @@ class Table(Blocking):
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
 
+        Concurrent calls with few rows share requests: calls with up to 100 dictionaries, which use only `data`, on a
+        table whose rows replace each other, that are made on one `Table` while one is in flight, go out with the next
+        one. Each call has its own result and error, and calls are applied in the order in which they were made.
+
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
 
@@ -1002,7 +1009,7 @@ class Table(Blocking):
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row. Is repeated as `upsert` is.
+        """Deletes the rows with these keys. Ignores keys without a row. Shares requests and is repeated as `upsert`.
 
         Args:
             keys: As for `lookup`.

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from aio_client._input.keys import is_one_key
 from scankv.model.rows.key_values import KeyValues, has_key_values
 from scankv.model.rows.row_values import DamagedRowError, NotExactError, RowValues, exact_class, has_row_values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aio_client._table.shape import TableShape
 
 
@@ -23,7 +27,12 @@ _DELETES: Final = ("allow", "default")
 
 
 class PythonRows:
-    """Encodes and decodes single rows and keys of one shape of a table, where Arrow is not needed. Immutable."""
+    """Encodes and decodes single rows and keys of one shape of a table, where Arrow is not needed. Immutable.
+
+    Attributes:
+        is_exact: Whether all columns have types whose values are encoded one by one.
+        can_delete: Whether the server deletes rows by encoded keys.
+    """
 
     def __init__(self, shape: TableShape) -> None:
         """Prepares the functions, which takes a millisecond."""
@@ -35,10 +44,13 @@ class PythonRows:
         self._rows = RowValues(shape.description.schema_id, types) if has_row_values(types) else None
         self._columns = frozenset(self._names)
         self._required = [field.name for field in shape.schema if not field.nullable]
-        # As the server decides it for `encoded_rows`.
-        is_exact = has_key_values(shape.key_schema.types) and all(exact_class(type_) is not None for type_ in types)
-        self._can_write = shape.merge_engine == "last_row" and not shape.merging.order_columns and is_exact
-        self._can_delete = self._can_write and shape.description.options.get("delete_behavior", "allow") in _DELETES
+        self._row_type = pa.struct(list(shape.schema))
+        self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
+        # As the server decides it for `encoded_rows` and `encoded_keys`.
+        self._can_write = self.is_exact and shape.merge_engine == "last_row" and not shape.merging.order_columns
+        self.can_delete: Final = (
+            self._can_write and shape.description.options.get("delete_behavior", "allow") in _DELETES
+        )
 
     def encode_key(self, key: object) -> bytes | None:
         """Encodes one key, as `get` takes it. None: it takes the path through Arrow, which may refuse it."""
@@ -79,9 +91,7 @@ class PythonRows:
         return encoded
 
     def encode_keys(self, keys: object) -> list[bytes] | None:
-        """Encodes one key or few, as `delete` takes them. None: they take the path through Arrow."""
-        if not self._can_delete:
-            return None
+        """Encodes one key or few, as `delete` and `lookup` take them. None: they take the path through Arrow."""
         if is_one_key(keys):
             keys = [keys]
         if type(keys) is not list or not 0 < len(keys) <= MAX_FEW_ROWS:
@@ -96,3 +106,10 @@ class PythonRows:
             return dict(zip(self._names, self._rows.decode(row), strict=True))
         except (DamagedRowError, ValueError, OverflowError):
             return None
+
+    def to_table(self, rows: Sequence[bytes]) -> pa.Table | None:
+        """Decodes rows. None: they take the path through Arrow, as in `decode`. Only if `is_exact`."""
+        decoded = [self.decode(row) for row in rows]
+        if None in decoded:
+            return None
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(decoded, self._row_type))])

@@ -69,6 +69,9 @@ class SharedCalls(Generic[_Item, _Result]):
         try:
             while batch := self._next_batch():
                 await self._call_for(batch)
+                # Callers that now have their result may call again at once. Otherwise the first of them would make a
+                # lone call, for which all others would have to wait.
+                await asyncio.sleep(0)
         finally:
             # The callers wait for nothing else, so none may be left, whatever has ended this task.
             for _, future in (*batch, *self._waiting):

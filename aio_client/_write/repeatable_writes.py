@@ -10,7 +10,7 @@ from aio_client._transport.retry import PASSING_ERRORS, with_retries
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from aio_client._transport.transport import Method, Transport
 
@@ -42,6 +42,20 @@ async def write_until_answered(
         ConnectionFailed: No answer came. The write may have been applied, or may still be applied.
         ScanKvError: The server's error.
     """
+    return await with_retries(
+        write_attempts(transport, request, clock),
+        timeout=transport.config.operation_timeout,
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
+    )
+
+
+def write_attempts(
+    transport: Transport, request: Request, clock: Callable[[], float] = _uptime
+) -> Callable[[float], Awaitable[write_pb2.WriteResponse]]:
+    """Returns a function that sends a write once, by the deadline given. For `with_retries`.
+
+    The age of the write counts from now. Calls of the function must not overlap. See `write_until_answered`.
+    """
     first = clock()
 
     def method() -> Method[Any, write_pb2.WriteResponse]:
@@ -54,8 +68,4 @@ async def write_until_answered(
     async def attempt(deadline: float) -> write_pb2.WriteResponse:
         return await transport.attempt(method, request, deadline=deadline)
 
-    return await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, PASSING_ERRORS),
-    )
+    return attempt

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
+from copy import copy
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -9,19 +12,26 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from aio_client._transport.retry import PASSING_ERRORS, with_retries
 from aio_client._transport.shared_calls import SharedCalls
 from aio_client._transport.status_errors import typed_error_of
-from aio_client._write.repeatable_writes import write_until_answered
+from aio_client._write.repeatable_writes import write_attempts
 from aio_client._write.write_requests import WriteResult
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import ProtocolViolation, ScanKvError
+from scankv.model.errors import InvalidRequest, ProtocolViolation, ScanKvError
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aio_client._table.handle import TableHandle
 
 _MOST_ROWS: Final = 128
 """The most rows that share a request: the server writes so many in a few milliseconds."""
+
+_ENCODED: Final = ("encoded_rows", "encoded_keys")
+"""What an error names if the whole request must be sent as Arrow data."""
+
+
+class NeedsArrowError(Exception):
+    """The table was altered, and the server no longer takes its rows one by one. Nothing was written."""
 
 
 class FewRows(NamedTuple):
@@ -42,10 +52,36 @@ class Outcome(NamedTuple):
     Attributes:
         log_offsets: For every bucket of a row that was written, the offset of the first change after the write.
         failures: Why rows were not written, by their numbers in the call.
+        repeats: What comes of the request when it is repeated, because buckets were away for the moment.
     """
 
     log_offsets: dict[int, int]
     failures: dict[int, ScanKvError]
+    repeats: Repeats | None = None
+
+
+class Repeats(NamedTuple):
+    """The repeats of a request.
+
+    Attributes:
+        outcomes: The final outcome of each call of the request, or the error of all.
+        number: The number of the call among those of the request.
+        are_shared: Whether the request has several calls.
+    """
+
+    outcomes: asyncio.Task[list[Outcome] | ScanKvError]
+    number: int
+    are_shared: bool
+
+    async def wait(self) -> Outcome:
+        """Returns the final outcome of the call. Raises the error that ended the repeats.
+
+        A caller that is cancelled ends the repeats of its own request: later, they could overtake its next write.
+        """
+        outcomes = await (asyncio.shield(self.outcomes) if self.are_shared else self.outcomes)
+        if isinstance(outcomes, ScanKvError):
+            raise copy(outcomes)
+        return outcomes[self.number]
 
 
 class RowWrites:
@@ -64,6 +100,7 @@ class RowWrites:
 
         Raises:
             TableRecreated: The table was dropped and created again; nothing was written.
+            NeedsArrowError: Encoded rows are refused; nothing was written.
             ScanKvError: The first row that could not be written; the others may have been.
         """
         return await self._write(self._upserts, rows)
@@ -73,38 +110,20 @@ class RowWrites:
         return await self._write(self._deletes, keys)
 
     async def _write(self, calls: SharedCalls[FewRows, Outcome], few: FewRows) -> WriteResult:
-        log_offsets = LogOffsets()
-        outcome = await calls.call(few)
-        log_offsets.advance(outcome.log_offsets, few.table_incarnation)
+        try:
+            outcome = await calls.call(few)
+        except InvalidRequest as error:
+            if error.details.get("option") in _ENCODED:
+                raise NeedsArrowError from error
+            raise
+        if outcome.repeats is not None and any(map(_is_passing, outcome.failures.values())):
+            outcome = await outcome.repeats.wait()
         if outcome.failures:
-            await self._write_again(calls, few, outcome, log_offsets)
+            # A copy, because calls share errors, and raising one adds to its traceback.
+            raise copy(outcome.failures[min(outcome.failures)])
+        log_offsets = LogOffsets()
+        log_offsets.advance(outcome.log_offsets, few.table_incarnation)
         return WriteResult(rows=len(few.encoded), log_offsets=log_offsets)
-
-    async def _write_again(
-        self, calls: SharedCalls[FewRows, Outcome], few: FewRows, outcome: Outcome, log_offsets: LogOffsets
-    ) -> None:
-        """Repeats the rows of buckets that were away for the moment. They were certainly not written."""
-        rows, failures = few.encoded, outcome.failures
-        refused: ScanKvError | None = _first(failures)
-
-        async def attempt(_: float) -> None:
-            nonlocal rows, failures, refused
-            rows = [rows[number] for number in sorted(failures)]
-            found = await calls.call(FewRows(rows, few.table_incarnation))
-            log_offsets.advance(found.log_offsets, few.table_incarnation)
-            failures, refused = found.failures, _first(found.failures)
-            if refused is not None:
-                raise refused
-
-        if not all(isinstance(error, PASSING_ERRORS) for error in failures.values()):
-            assert refused is not None
-            raise refused
-        await with_retries(
-            attempt,
-            timeout=self._handle.transport.config.operation_timeout,
-            # Not if the call itself failed, because its rows may have been written.
-            retries=lambda error: error is refused and isinstance(error, PASSING_ERRORS),
-        )
 
     async def _send(self, deletes: bool, calls: Sequence[FewRows]) -> Sequence[Outcome | Exception]:
         outcomes: list[Outcome | Exception] = []
@@ -113,15 +132,15 @@ class RowWrites:
             try:
                 outcomes += await self._send_one(deletes, same, incarnation)
             except ScanKvError as error:
-                outcomes += [error] * len(same)
+                outcomes += [copy(error) for _ in same]
         return outcomes
 
     async def _send_one(self, deletes: bool, calls: Sequence[FewRows], incarnation: str) -> list[Outcome]:
         encoded = [each for call in calls for each in call.encoded]
         transport, name = self._handle.transport, self._handle.name
-        with transport.writers.one() as writer:
-            identity = writer.next_identity()
-            response = await write_until_answered(
+        with ExitStack() as held:
+            identity = held.enter_context(transport.writers.one()).next_identity()
+            send = write_attempts(
                 transport,
                 write_pb2.DeleteRequest(
                     table=name, encoded_keys=encoded, table_incarnation=incarnation, writer=identity
@@ -131,35 +150,76 @@ class RowWrites:
                     table=name, encoded_rows=encoded, table_incarnation=incarnation, writer=identity
                 ),
             )
-        buckets, offsets = response.buckets, dict(response.log_offsets)
-        failures = {
-            number: error for failure in response.failures for error in [_error_of(failure)] for number in failure.rows
-        }
-        if len(buckets) != len(encoded) or not all(
-            number in failures or bucket in offsets for number, bucket in enumerate(buckets)
-        ):
-            raise ProtocolViolation(
-                f"the server answered a write of {len(encoded):,} rows for {len(buckets):,} rows, and for buckets "
-                f"{sorted(offsets)}: the rows may have been written"
-            )
-        outcomes, start = [], 0
-        for call in calls:
-            end = start + len(call.encoded)
-            refused = {number - start: error for number, error in failures.items() if start <= number < end}
-            written = {
-                bucket: offsets[bucket] for number, bucket in enumerate(buckets[start:end]) if number not in refused
-            }
-            outcomes.append(Outcome(written, refused))
-            start = end
+            timeout = transport.config.operation_timeout
+            outcomes = _outcomes(await with_retries(send, timeout=timeout, retries=_is_passing), calls)
+            if _passing_error(outcomes) is not None:
+                # In a task, so that the calls of other buckets need not wait. The request keeps its identity: rows may
+                # have been written before their bucket failed, and only the identity keeps them from being written
+                # twice.
+                task = asyncio.create_task(self._repeat(send, calls, held.pop_all()))
+                several = len(calls) > 1
+                outcomes = [
+                    outcome._replace(repeats=Repeats(task, number, several)) for number, outcome in enumerate(outcomes)
+                ]
         return outcomes
+
+    async def _repeat(
+        self, send: Callable[[float], Awaitable[write_pb2.WriteResponse]], calls: Sequence[FewRows], held: ExitStack
+    ) -> list[Outcome] | ScanKvError:
+        """Repeats a request until no bucket is away. Returns its error, because nobody may wait for it.
+
+        `held` has its writer.
+        """
+
+        async def attempt(deadline: float) -> list[Outcome]:
+            outcomes = _outcomes(await send(deadline), calls)
+            if (error := _passing_error(outcomes)) is not None:
+                raise error
+            return outcomes
+
+        with held:
+            try:
+                return await with_retries(
+                    attempt, timeout=self._handle.transport.config.operation_timeout, retries=_is_passing
+                )
+            except ScanKvError as error:
+                return error
+
+
+def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[FewRows]) -> list[Outcome]:
+    """Returns the part of each call in the response to all. Raises ProtocolViolation."""
+    buckets, offsets, count = response.buckets, dict(response.log_offsets), sum(map(_count, calls))
+    failures = {
+        number: error for failure in response.failures for error in [_error_of(failure)] for number in failure.rows
+    }
+    if len(buckets) != count or not all(
+        number in failures or bucket in offsets for number, bucket in enumerate(buckets)
+    ):
+        raise ProtocolViolation(
+            f"the server answered a write of {count:,} rows for {len(buckets):,} rows, and for buckets "
+            f"{sorted(offsets)}: the rows may have been written"
+        )
+    outcomes, start = [], 0
+    for call in calls:
+        end = start + len(call.encoded)
+        refused = {number - start: error for number, error in failures.items() if start <= number < end}
+        written = {bucket: offsets[bucket] for number, bucket in enumerate(buckets[start:end]) if number not in refused}
+        outcomes.append(Outcome(written, refused))
+        start = end
+    return outcomes
+
+
+def _passing_error(outcomes: Sequence[Outcome]) -> ScanKvError | None:
+    errors = (error for outcome in outcomes for error in outcome.failures.values())
+    return next(filter(_is_passing, errors), None)
+
+
+def _is_passing(error: ScanKvError) -> bool:
+    return isinstance(error, PASSING_ERRORS)
 
 
 def _count(few: FewRows) -> int:
     return len(few.encoded)
-
-
-def _first(failures: dict[int, ScanKvError]) -> ScanKvError | None:
-    return failures[min(failures)] if failures else None
 
 
 def _error_of(failure: write_pb2.WriteFailure) -> ScanKvError:

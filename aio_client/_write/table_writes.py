@@ -12,7 +12,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
 from aio_client._write.repeatable_writes import write_until_answered
-from aio_client._write.row_writes import FewRows, RowWrites
+from aio_client._write.row_writes import FewRows, NeedsArrowError, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
@@ -53,6 +53,10 @@ class WriteMethods(TableMethods):
         """Inserts rows, and merges them into the rows that have their keys, as the table's merge engine says.
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
+
+        Concurrent calls with few rows share requests: calls with up to 100 dictionaries, which use only `data`, on a
+        table whose rows replace each other, that are made on one `Table` while one is in flight, go out with the next
+        one. Each call has its own result and error, and calls are applied in the order in which they were made.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
@@ -105,7 +109,7 @@ class WriteMethods(TableMethods):
         if columns is None and mode == "merge" and if_version is None and not locks:
             encoded = self._handle.python_rows.encode_rows(data)
             if encoded is not None:
-                with suppress(TableRecreated):
+                with suppress(TableRecreated, NeedsArrowError):
                     return await self._row_writes.upsert(self._few(encoded))
                 await self._handle.refresh()
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
@@ -155,7 +159,7 @@ class WriteMethods(TableMethods):
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row. Is repeated as `upsert` is.
+        """Deletes the rows with these keys. Ignores keys without a row. Shares requests and is repeated as `upsert`.
 
         Args:
             keys: As for `lookup`.
@@ -176,9 +180,10 @@ class WriteMethods(TableMethods):
             WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
         """
         if columns is None and mode == "merge" and if_version is None and not locks:
-            encoded = self._handle.python_rows.encode_keys(keys)
+            python_rows = self._handle.python_rows
+            encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None
             if encoded is not None:
-                with suppress(TableRecreated):
+                with suppress(TableRecreated, NeedsArrowError):
                     return await self._row_writes.delete(self._few(encoded))
                 await self._handle.refresh()
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))

@@ -89,7 +89,7 @@ class LookupRequest(_message.Message):
 
     @_builtins.property
     def encoded_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/storage.md describes them, at most 1,000.
+        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/rows.md describes them, at most 1,000.
         The answer then has `encoded_rows`. Not with `columns`. Bytes that are no key of the table have no row.
         """
 
@@ -153,7 +153,7 @@ class LookupResponse(_message.Message):
     @_builtins.property
     def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Instead of `rows`, for `encoded_keys`: the rows found, with all columns of the current schema, in the row format of
-        docs/internals/storage.md. Each row names the id of its schema.
+        docs/internals/rows.md. Each row names the id of its schema.
         """
 
     def __init__(

@@ -152,7 +152,7 @@ class UpsertRequest(_message.Message):
 
     @_builtins.property
     def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Instead of `rows`, for few rows: complete rows in the row format of docs/internals/storage.md, at most 1,000. Each
+        """Instead of `rows`, for few rows: complete rows in the row format of docs/internals/rows.md, at most 1,000. Each
         row names the id of its schema. The server writes each row for itself: WriteResponse.failures says which rows it
         has refused. Only for tables with the merge engine last_row, without sequence columns and without columns of nested
         or inexact types. Needs `table_incarnation`; only `writer` and `column_locks` can be combined with it.
@@ -222,7 +222,7 @@ class DeleteRequest(_message.Message):
     def transaction(self) -> Global___StagedAs: ...
     @_builtins.property
     def encoded_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/storage.md describes them; otherwise as
+        """Instead of `keys`, for few keys: encoded primary keys, as docs/internals/rows.md describes them; otherwise as
         `encoded_rows` of UpsertRequest. Only for tables with delete_behavior allow.
         """
 

@@ -48,6 +48,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             if request.encoded_rows:
                 return await self._write_few(request, table, request.encoded_rows)
+            _require_no_incarnation(request)
             terms, kind = preconditions_of(request), kind_of(request)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
@@ -64,6 +65,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 return await self._stage(request, table, DELETE, request.keys)
             if request.encoded_keys:
                 return await self._write_few(request, table, request.encoded_keys)
+            _require_no_incarnation(request)
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _write_response(rows, offsets, table)
@@ -106,6 +108,9 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         schema_id: int = 0,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
+        encoded = request.encoded_keys if isinstance(request, write_pb2.DeleteRequest) else request.encoded_rows
+        if encoded:
+            raise InvalidRequest("encoded rows and keys cannot be parts of a transaction: send Arrow data")
         if request.HasField("writer") or request.HasField("unchanged_since"):
             raise InvalidRequest(
                 "a write of a transaction cannot have writer or unchanged_since: use GetForUpdate, or the conflict "
@@ -173,6 +178,12 @@ def _failures(errors: Mapping[int, ScanKvError]) -> list[write_pb2.WriteFailure]
 def _write_response(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:
     incarnation = table.definition.incarnation
     return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
+
+
+def _require_no_incarnation(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> None:
+    """Refuses a condition that would not be checked."""
+    if request.table_incarnation:
+        raise InvalidRequest("table_incarnation must come with encoded rows or keys: it says nothing about Arrow data")
 
 
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 NAME = "test.based"
+OTHER = "test.other"
 ROWS = 100_000
 """Four batches of a base."""
 ONCE_FILLED = (*SOON, "--set", f"base_min_rows={ROWS}")
@@ -251,6 +253,54 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
                 await await_only_base(server, buckets=1)
                 assert built_at(server.data_dir, NAME) != damaged
                 assert (await scan.read_path("columnar").to_arrow()).equals(expected)
+
+
+async def test_the_first_query_after_a_kill_refuses_a_base_that_was_damaged_or_is_of_another_bucket(
+    tmp_path: Path,
+) -> None:
+    def remove_rows(path: Path) -> None:
+        path.unlink()
+
+    def put_into_the_wrong_table(manifest: Path) -> None:
+        base = manifest.parent
+        other = base_path(base.parents[5], OTHER)
+        shutil.rmtree(base)
+        shutil.copytree(other, base.parent / other.name)
+
+    damages: list[tuple[str, Callable[[Path], None], bool]] = [
+        # Rows and keys are verified when they are read, so the first query fails, and no row is wrong.
+        ("rows.arrow", flip_a_bit, True),
+        ("keys.arrow", flip_a_bit, True),
+        ("rows.arrow", cut_short, False),
+        ("rows.arrow", remove_rows, False),
+        ("zones.arrow", flip_a_bit, False),
+        ("manifest.json", flip_a_bit, False),
+        ("manifest.json", cut_short, False),
+        ("manifest.json", put_into_the_wrong_table, False),
+    ]
+    with ServerProcess(tmp_path / "start", *NEVER_ANEW) as server:
+        async with connect(server.url) as client:
+            table = await filled(client)
+            other = await client.create_table(OTHER, SCHEMA, primary_key=["k"], buckets=1, columnar_base="auto")
+            await other.upsert(rows_of(range(ROWS), factor=7))
+            await await_bases(other)
+            await table.upsert(rows_of(range(0, ROWS, 50_000), factor=-1))
+            expected = await table.scan().read_path("rocksdb").to_arrow()
+            await await_only_base(server, buckets=1)
+        server.kill()
+    for number, (name, damage, is_found_later) in enumerate(damages):
+        data = shutil.copytree(tmp_path / "start", tmp_path / str(number))
+        damage(base_path(data, NAME) / name)
+        with ServerProcess(data, "--set", "base_maintenance_seconds=3600") as server:
+            async with connect(server.url) as client:
+                table = await client.table(NAME)
+                scan = table.scan().with_chunk(rows=1000)
+                assert ((await scan.explain()).read_path == "columnar") == is_found_later, (name, damage)
+                error = await read_until_error(scan, expected)
+                assert isinstance(error, DataLoss) == is_found_later, (name, damage, error)
+                assert (await scan.explain()).read_path == "rocksdb"
+                assert await read_until_error(scan, expected) is None
+                assert not (await client.server_stats()).damaged_buckets
 
 
 async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from aio_client import DiskFull, ScanKvError, StartFrom
+from aio_client import DiskFull, ScanKvError, ScanSource, StartFrom, StopAt
+from aio_client import connect as connect_async
 from aio_client.sync import connect
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,3 +112,62 @@ def test_writes_go_on_after_a_failed_sync_and_nothing_that_was_acknowledged_is_l
         server.restart()
         assert rows_of(table) == there
     assert "Traceback" not in server.log
+
+
+@pytest.mark.asyncio
+async def test_writes_that_share_syncs_are_acknowledged_only_when_durable_and_applied_once(
+    server: ServerProcess,
+) -> None:
+    """Writers of few rows, readers, snapshots and transactions, while every fifth sync fails."""
+    async with connect_async(server.url, operation_timeout=20) as client:
+        table = await client.create_table(
+            "test.shared", SCHEMA, primary_key=["k"], buckets=2, changelog="full", row_deduplicate=False
+        )
+        acknowledged: dict[int, list[int]] = {k: [] for k in range(8)}
+        refused: set[tuple[int, int]] = set()
+        failed = asyncio.Event()
+
+        async def write(k: int) -> None:
+            for v in range(1, 25):
+                try:
+                    if k == 7:
+                        async with client.transaction() as transaction:
+                            await transaction.upsert(table, [{"k": k, "v": v}])
+                    else:
+                        await table.upsert([{"k": k, "v": v}])
+                except ScanKvError:
+                    refused.add((k, v))
+                    failed.set()
+                else:
+                    acknowledged[k].append(v)
+
+        async def read() -> None:
+            while not failed.is_set():
+                known = {k: values[-1] for k, values in acknowledged.items() if values}
+                try:
+                    async with table.snapshot() as snapshot:
+                        rows = {row["k"]: row["v"] for row in await table.scan().at(snapshot).to_pylist()}
+                except ScanKvError:
+                    return  # a sync has failed
+                assert all(rows[k] >= v for k, v in known.items())
+
+        with failing(server, "EIO:when=20+5", "fdatasync", "fsync"):
+            await asyncio.gather(*map(write, acknowledged), read())
+        assert failed.is_set()
+
+        async def can_write() -> bool:
+            try:
+                await table.upsert([{"k": 100, "v": 1}, {"k": 101, "v": 1}, {"k": 102, "v": 1}, {"k": 103, "v": 1}])
+            except ScanKvError:
+                return False
+            return True
+
+        await await_until(can_write, "writing")
+        server.kill()
+        server.restart()
+        scan = table.scan().with_source(ScanSource.LOG).with_row_kind().start_from(StartFrom.EARLIEST)
+        changes = await scan.stop_at(StopAt.LATEST).to_pylist()
+        for k, values in acknowledged.items():
+            applied = [row["v"] for row in changes if row["k"] == k and row["_change_type"] != "-U"]
+            assert applied == sorted(set(applied)), "a write was applied twice, or after a later one"
+            assert [v for v in applied if (k, v) not in refused] == values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -23,7 +24,10 @@ class BaseSlot:
     Attributes:
         base: The columnar base, if one exists and `delta` has all writes since.
         delta: The writes since the base, or since the base that is being built.
-        looked_for: Whether the server has looked for the files of a base that an earlier server built.
+        is_adopted: Whether the server has looked for a base on disk that an earlier server built. `base` is that base,
+            if it exists and could be completed.
+        has_many_changes: Whether the base on disk has so many changes since that reads do not wait for its adoption.
+        adoption: Held while the server looks for that base. Acquire it before the mutex.
         record: What bases have cost, and why none exists.
     """
 
@@ -35,7 +39,9 @@ class BaseSlot:
         """
         self.base: ColumnarBase | None = None
         self.delta: Delta | None = None
-        self.looked_for = False
+        self.is_adopted = False
+        self.has_many_changes = False
+        self.adoption = asyncio.Lock()
         self.record = BaseRecord()
         self._location = location
         self._views: WeakSet[DeltaView] = WeakSet()
@@ -52,15 +58,21 @@ class BaseSlot:
         if self.base is None or self.delta is None or self.delta.is_full:
             return None
         view = self.delta.view()
-        if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
+        if self._bytes_of_views_except(view) > MAX_VIEWS_BYTES:
             return None
         self._views.add(view)
         return BaseView(base=self.base, delta=view, location=self._location)
 
     @property
     def is_usable(self) -> bool:
-        """Whether scans can read the base. Does not need the mutex."""
-        return self.base is not None and self.delta is not None and not self.delta.is_full
+        """Whether `view` would return a view. Does not need the mutex."""
+        delta = self.delta
+        if self.base is None or delta is None or delta.is_full:
+            return False
+        return self._bytes_of_views_except(delta.latest_view) <= MAX_VIEWS_BYTES
+
+    def _bytes_of_views_except(self, view: DeltaView | None) -> int:
+        return sum(each.nbytes for each in self._views if each is not view)
 
     @property
     def delta_bytes(self) -> int:

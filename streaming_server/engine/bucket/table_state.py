@@ -30,6 +30,7 @@ class TableState:
         buckets: Its buckets, by number.
         executor: Runs blocking work.
         clock: The server's clock.
+        base_delta_bytes: The memory for the delta of the columnar base of one bucket.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TableState:
         *,
         executor: StorageExecutor,
         clock: ServerClock,
+        base_delta_bytes: int,
     ) -> None:
         """Opens nothing.
 
@@ -49,11 +51,13 @@ class TableState:
             make_bucket: Creates the bucket of a number.
             executor: Runs blocking work.
             clock: The server's clock.
+            base_delta_bytes: The memory for the delta of the columnar base of one bucket.
         """
         self.codec = TableCodec.of(definition)
         self.path = path
         self.executor = executor
         self.clock = clock
+        self.base_delta_bytes = base_delta_bytes
         self.buckets = [make_bucket(number, self) for number in range(definition.buckets)]
         self._sources: WeakSet[Abortable] = WeakSet()
         self._listeners: set[Callable[[], None]] = set()

@@ -6,9 +6,11 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scankv.model.changes.log_positions import PositionKind
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CompactedCatchUp
 from streaming_server.engine.changelog.log_opening import LogOpening
+from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.scan.columnar.base_view import merge_deltas
 
 if TYPE_CHECKING:
@@ -54,7 +56,10 @@ class TableChanges:
             DataLoss: A bucket is damaged.
         """
         table = self.table
-        async with lock_buckets(table.select_buckets(plan.buckets)) as opened:
+        chosen = table.select_buckets(plan.buckets)
+        if plan.start.kind is PositionKind.FULL:
+            await adopt_bases(table, chosen)
+        async with lock_buckets(chosen) as opened:
             buckets = {live.number: (live, bucket) for live, bucket in opened}
             catching_up = CompactedCatchUp(
                 {live.number: live for live, _ in opened},

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from scankv.model.errors import ScanKvError
+from streaming_server.engine.columnar.base_adoption import adopt_base, bases_directory, remove_all_bases
 from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, CpuShare
 from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
-from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.background import Background, repeat
-from streaming_server.scan.columnar.delta import Delta
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.columnar.columnar_base import newest_base, remove_bases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -97,15 +94,14 @@ class BaseMaintenance(Background):
         bucket = live.open_bucket
         if bucket is None:
             return
-        if live.columnar.base is None and not live.columnar.looked_for:
-            live.columnar.looked_for = True
-            await self._adopt(table, live)
+        if not live.columnar.is_adopted:
+            await adopt_base(table, live)
         if live.columnar.delta is not None and live.columnar.delta.is_full:
             live.columnar.drop(
                 "the writes since it was built exceed their memory limit (base_delta_bytes)", at_once=False
             )
         if live.columnar.record.is_on_disk:
-            await self._executor.run(_remove_all, _directory(table, live))
+            await self._executor.run(remove_all_bases, bases_directory(table, live))
             live.columnar.record.is_on_disk = False
         live.columnar.record.waits = why_not_due(
             self._bucket_now(table, live, bucket), live.columnar.record, self._limits
@@ -115,7 +111,7 @@ class BaseMaintenance(Background):
         live.columnar.record.waits, self._building = "it is being built", live
         began = self._clock.monotonic()
         try:
-            await BaseBuild(table, live, _directory(table, live), self._share, self._limits).run()
+            await BaseBuild(table, live, bases_directory(table, live), self._share, self._limits).run()
         except BaseNotBuiltError as error:
             self._pause(live, str(error), _PAUSES * (self._clock.monotonic() - began))
         finally:
@@ -133,20 +129,6 @@ class BaseMaintenance(Background):
             delta_bytes=delta.nbytes if delta is not None else 0,
             age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
         )
-
-    async def _adopt(self, table: TableState, live: LiveBucket) -> None:
-        """Adopts the base that an earlier server has built, and completes it from the changelog."""
-        directory = _directory(table, live)
-        base = await self._executor.run(newest_base, directory, live.location)
-        if base is None:
-            return
-        info, definition = base.info, table.definition
-        if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
-            replay = BaseReplay(table, live, base, Delta(info.log_offset, self._limits.delta_bytes))
-            if await replay.run():
-                live.columnar.record.adopt(info.disk_bytes, info.cut_millis)
-                return
-        await self._executor.run(_remove_all, directory)
 
     async def _bound_memory(self) -> None:
         self.bound_delta_memory()
@@ -167,11 +149,3 @@ class BaseMaintenance(Background):
             live.columnar.drop(why, at_once=False)
             self._pause(live, "it was dropped a short time ago")
             _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
-
-
-def _directory(table: TableState, live: LiveBucket) -> Path:
-    return table.path / "bases" / f"{live.number:04}"
-
-
-def _remove_all(directory: Path) -> None:
-    remove_bases(directory, but=None)

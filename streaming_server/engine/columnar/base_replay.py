@@ -43,26 +43,30 @@ class BaseReplay:
         self._base = base
         self._delta = delta
         self._at = base.info.log_offset
+        self._changed_bytes = 0
 
     async def run(self) -> bool:
         """Reads the changes, and installs the base. Returns False if changes are missing, or too many.
 
         Raises:
-            DataLoss: The changelog is damaged.
+            DataLoss: The bucket is damaged.
+            ScanKvError: The bucket cannot be opened.
         """
         while not self._delta.is_full:
             async with self._live.mutex:
-                bucket = self._live.open_bucket
-                if bucket is None or not self._is_there(bucket):
+                bucket = await self._live.open()
+                if not self._is_there(bucket):
                     return False
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
                     await self._live.run(self._read, end)
-                    self._live.columnar.base, self._live.columnar.delta = self._base, self._delta
+                    slot = self._live.columnar
+                    slot.base, slot.delta = self._base, self._delta
+                    slot.record.changed_bytes += self._changed_bytes
                     return True
             async with self._live.maintenance:
                 if self._live.open_bucket is not bucket:
-                    return False
+                    continue  # The bucket was closed in the meantime.
                 try:
                     await self._live.run(self._step, end)
                 except PositionExpired:
@@ -98,5 +102,5 @@ class BaseReplay:
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
         self._at = record.offset + len(record.changes)
         keys = codec.keys.encode_stored(changed)
-        self._live.columnar.record.changed_bytes += keys.nbytes + values.nbytes
+        self._changed_bytes += keys.nbytes + values.nbytes
         self._delta.add(keys, values, self._at)

@@ -13,12 +13,14 @@ from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import merge_deltas
+from streaming_server.scan.columnar.base_view import consider_bases, merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
@@ -58,6 +60,8 @@ class TableReads:
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
+        if consider_bases(plan, reader).base:
+            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
         async with lock_buckets(chosen) as opened:
             if codec is not table.codec:
                 codec = table.codec
@@ -81,7 +85,9 @@ class TableReads:
         return scan
 
     async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
-        """Explains what `open_view` would read. Opens buckets only if an index may find the keys; reads no rows.
+        """Explains what `open_view` would read. Reads no rows.
+
+        Opens buckets only if an index may find the keys, or if the scan would look for bases on disk.
 
         Raises:
             InvalidRequest, SchemaMismatch, DataLoss: As `open_view`.
@@ -90,6 +96,8 @@ class TableReads:
         chosen = table.select_buckets(plan.buckets)
         definition, choice = table.definition, None
         reader, choices = plan_reads(plan, table.codec)
+        if consider_bases(plan, reader).base:
+            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
         if choices:
             async with lock_buckets(chosen) as opened:
                 choice = choose_index(choices, self._lock_view(opened).indexes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
+from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.snapshots.pinned_base import link_base
 
@@ -110,6 +111,8 @@ class ViewPinner:
             SnapshotNotTaken: Writers would have been paused for longer.
             DataLoss: A bucket is damaged.
         """
+        if base_paths is not None:
+            await adopt_bases(self.table, self._buckets)
         await self._flush()
         cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
         await wait_until_durable(self._buckets, cut.states)

@@ -13,6 +13,7 @@ from streaming_server.engine.bucket.live_bucket import LiveBucket
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
 from streaming_server.engine.changelog.table_changes import TableChanges
+from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.indexes.index_builds import IndexBuilds
 from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
@@ -61,6 +62,7 @@ class LiveTable:
         clock: ServerClock,
         locks: TableColumnLocks,
         writer_limits: WriterLimits,
+        base_delta_bytes: int,
         installed: Installed = MappingProxyType({}),
     ) -> None:
         """Opens nothing yet.
@@ -75,6 +77,7 @@ class LiveTable:
             clock: The server's clock.
             locks: The locks on the table's columns.
             writer_limits: The limits on the writers of each bucket.
+            base_delta_bytes: The memory for the delta of the columnar base of one bucket.
             installed: The aggregate functions that the server has from other packages.
         """
 
@@ -98,7 +101,9 @@ class LiveTable:
                 on_unbuilt=lambda live: self._index_builds.wake(live),
             )
 
-        self.state = TableState(definition, path, make_bucket, executor=executor, clock=clock)
+        self.state = TableState(
+            definition, path, make_bucket, executor=executor, clock=clock, base_delta_bytes=base_delta_bytes
+        )
         self.reads = TableReads(self.state)
         self.writes = TableWrites(self.state, locks, installed)
         self.changes = TableChanges(self.state, catch_up)
@@ -123,7 +128,11 @@ class LiveTable:
         self.state.notify()
 
     async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
-        """Returns the statistics of each bucket, read one after another, and how far each index is built."""
+        """Returns the statistics of each bucket, read one after another, and how far each index is built.
+
+        Opens buckets that were never opened. Adopts their columnar bases first, as the next scan would.
+        """
+        await adopt_bases(self.state, self.buckets)
         figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 

@@ -136,6 +136,7 @@ class Tables:
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
+        self._base_delta_bytes = config.base_delta_bytes
 
     def _make_maintenance(self, config: ServerConfig) -> None:
         """Makes the background tasks that maintain the tables."""
@@ -232,6 +233,7 @@ class Tables:
                 clock=self.clock,
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
+                base_delta_bytes=self._base_delta_bytes,
                 installed=self._installed,
             )
             self._live[name] = live

@@ -43,6 +43,13 @@ _SHORT_ROW: Final = MAX_KEY_BYTES // 4
 """Rows of so many bytes have entries in every index: each byte takes at most two there, and a column 32 more."""
 
 
+_QUICK_ROWS: Final = 64
+"""The most encoded rows that are read on the event loop, which takes a millisecond."""
+
+_QUICK_BYTES: Final = 256 * 1024
+"""The most bytes of these rows."""
+
+
 class FewWritten(NamedTuple):
     """What became of rows that were written one by one.
 
@@ -118,8 +125,9 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
-        codec = self._table.codec
-        parts, buckets, errors = self._read_few(data, codec, deletes=deletes)
+        read = partial(self._read_few, data, self._table.codec, deletes=deletes)
+        is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
+        parts, buckets, errors = read() if is_quick else await self._table.executor.run(read)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger,
@@ -138,9 +146,14 @@ class TableWrites:
         """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
         single, definition = codec.single, codec.definition
         if single is None or definition.options.merge_engine != "last_row" or definition.merging.order_columns:
-            raise InvalidRequest(f"rows of table {definition.name} are not written one by one: send Arrow data")
+            raise InvalidRequest(
+                f"rows of table {definition.name} are not written one by one: send Arrow data", option="encoded_rows"
+            )
         if deletes and definition.options.deletes != "allow":
-            raise InvalidRequest(f"table {definition.name} does not delete every row: send the keys as Arrow data")
+            raise InvalidRequest(
+                f"table {definition.name} does not delete every row: send the keys as Arrow data",
+                option="encoded_keys",
+            )
         errors: dict[int, ScanKvError] = {}
         buckets: list[int] = []
         by_bucket: dict[int, dict[bytes, Values]] = {}
@@ -148,7 +161,7 @@ class TableWrites:
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
                 if codec.indexes and len(each) > _SHORT_ROW:
-                    prepare(single.to_batch([values]), codec, keys_only=False)
+                    _check_entries(single.to_batch([values]), codec, number)
             except ScanKvError as error:
                 errors[number] = error
                 buckets.append(0)
@@ -243,3 +256,11 @@ class TableWrites:
             admit=partial(self.locks.admit, columns, preconditions.column_locks),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _check_entries(row: pa.RecordBatch, codec: TableCodec, number: int) -> None:
+    """Raises RequestTooLarge if a row, which has this number in its request, is too long for an index."""
+    try:
+        prepare(row, codec, keys_only=False)
+    except RequestTooLarge as error:
+        raise RequestTooLarge(error.message.replace("row 0:", f"row {number}:", 1), row=number) from error

@@ -8,6 +8,8 @@ from typing import Final
 
 # From the arrival of a call, gRPC needs about four turns of the event loop to start its handler.
 _TURNS_APART: Final = 6
+# Turns between chunks take a tenth of a scan's processor time, so they are left out while there are no calls.
+_RECENT_SECONDS: Final = 1.0
 # A chunk takes about 2 ms of the event loop. Scans get at least a third of the event loop, however many calls arrive.
 _LONGEST_WAIT_SECONDS: Final = 0.004
 
@@ -17,8 +19,8 @@ class ChunkTurns:
 
     A chunk takes the event loop for about two milliseconds, and the shortest call needs about eight turns of the event
     loop. If scans built a chunk in each of these turns, such a call would take as long as eight chunks. So a scan waits
-    until no new call is being answered, and the chunks of several scans are some turns apart. The scan that
-    is next waits for at most 4 ms. Calls that are still running by then are not waited for again.
+    until no new call is being answered, and if a call has arrived in the last second, chunks are some turns apart. The
+    scan that is next waits for at most 4 ms. Calls that are still running by then are not waited for again.
     """
 
     def __init__(self) -> None:
@@ -26,11 +28,13 @@ class ChunkTurns:
         self._calls: set[object] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._turns_left = 0
+        self._last_call = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_call(self, call: object) -> None:
         """Records that a call has arrived. Scans wait for its end."""
         self._calls.add(call)
+        self._last_call = asyncio.get_running_loop().time()
 
     def end_call(self, call: object) -> None:
         """Records that a call has been answered, or will not be answered soon."""
@@ -51,9 +55,10 @@ class ChunkTurns:
         await turn
 
     def _record_turn(self) -> None:
+        loop = asyncio.get_running_loop()
         if not self._turns_left:
-            asyncio.get_running_loop().call_soon(self._count_turn)
-        self._turns_left = _TURNS_APART
+            loop.call_soon(self._count_turn)
+        self._turns_left = _TURNS_APART if loop.time() - self._last_call < _RECENT_SECONDS else 1
 
     def _count_turn(self) -> None:
         self._turns_left -= 1

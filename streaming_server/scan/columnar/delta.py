@@ -132,6 +132,11 @@ class Delta:
             self._new = _PendingWrites()
         return self._view
 
+    @property
+    def latest_view(self) -> DeltaView | None:
+        """The view that `view` would return. None if it would create one."""
+        return None if self._new.arrays else self._view
+
     def fork(self, offset: int) -> Delta:
         """Starts the delta of a new base at `offset`, where this delta ends now.
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.changelog.records import Changes
 
+_FEW = 32  # values, for which NumPy takes longer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
@@ -63,4 +65,6 @@ class BucketChange:
 
 def _longest(values: pa.Array) -> int:
     """Returns the bytes of the longest of some binary values, 0 when there are none."""
-    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0
+    if len(values) <= _FEW:
+        return max(map(len, values.to_pylist()), default=0)
+    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import shutil
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
+from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
 from streaming_server.engine.columnar import base_build, base_replay
 from streaming_server.engine.columnar.base_stats import base_stats_of
@@ -167,7 +169,7 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.columnar.looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
+                return live.columnar.adoption.locked() and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
@@ -389,3 +391,85 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
         assert 0 <= figures.age_millis < 60_000
         assert figures.record.builds == 1
         assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_first_scan_after_a_reopening_has_all_writes_whenever_the_base_was_built(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    # Half of the runs read most changes beside the writers.
+    monkeypatch.setattr(base_replay, "_LAST_CHANGES", rng.choice([3, 4096]))
+    expected: dict[str, int] = {}
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        await scores_table(tables, rows=0, changelog=rng.choice(["full", "upsert"]))
+    for _ in range(6):
+        async with tables_in(tmp_path, **SELDOM) as tables:
+            table = tables.table(NAME)
+            if rng.random() < 0.4:
+                scores = rng.sample(range(300), rng.randrange(1, 50))
+                await put(table, scores)
+                expected |= {f"player {score:07}": score for score in scores}
+            adopted = bool(bases_of(table))
+            if expected:
+                explanation = await table.reads.explain(replace(PLAN, read_path=ReadPath.AUTO))
+                assert (explanation.read_path == scan_pb2.READ_PATH_COLUMNAR) == adopted
+                if adopted:
+                    assert {row["player"]: row["score"] for row in await rows_of(table)} == expected
+            for _ in range(rng.randrange(5)):
+                scores = rng.sample(range(300), rng.randrange(1, 50))
+                if rng.random() < 0.3:
+                    gone = batch_of(scores).select(["player"])
+                    await table.writes.delete(ipc_stream(gone.schema, gone))
+                    for score in scores:
+                        expected.pop(f"player {score:07}", None)
+                else:
+                    await put(table, scores)
+                    expected |= {f"player {score:07}": score for score in scores}
+                if rng.random() < 0.3:
+                    await look(tables, table)
+
+
+def bases_of(table: LiveTable) -> list[Path]:
+    directory = table.state.path / "bases" / "0000"
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+async def test_a_first_scan_that_is_cancelled_leaves_the_base_to_the_next(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(200, 210))
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = tables.table(NAME)
+        live = table.buckets[0]
+        async with live.mutex:
+            await live.open()
+            scan = asyncio.create_task(opened(table))
+
+            async def waits() -> bool:
+                return live.columnar.adoption.locked()
+
+            await await_until(waits, "the scan looking for a base")
+            scan.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scan
+        assert not live.columnar.is_adopted
+        assert len(await rows_of(table)) == 110
+
+
+async def test_explain_names_no_base_while_scans_keep_too_many_of_its_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(1000, 1200))
+        scan = await opened(table)
+        auto = replace(PLAN, read_path=ReadPath.AUTO)
+        monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 1000)
+        assert (await table.reads.explain(auto)).read_path == scan_pb2.READ_PATH_COLUMNAR
+        await put(table, [2000])
+        assert table.buckets[0].columnar.view() is None
+        assert (await table.reads.explain(auto)).read_path == scan_pb2.READ_PATH_ROCKSDB
+        scan.source.close()

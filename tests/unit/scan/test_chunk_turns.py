@@ -50,8 +50,10 @@ async def test_a_scan_waits_for_a_long_call_once_and_briefly() -> None:
     turns.end_call(call)
 
 
-async def test_the_chunks_of_two_scans_are_turns_apart_and_the_scans_alternate() -> None:
-    turns, turn = ChunkTurns(), 0
+async def test_after_a_call_the_chunks_of_two_scans_are_turns_apart_and_the_scans_alternate() -> None:
+    turns, turn, call = ChunkTurns(), 0, object()
+    turns.begin_call(call)
+    turns.end_call(call)
     built: list[tuple[str, int]] = []
 
     async def scan(name: str) -> None:

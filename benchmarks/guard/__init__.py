@@ -1,0 +1,1 @@
+"""A guard against regressions: compares ratios of processor time with committed values."""

@@ -1,0 +1,319 @@
+"""Few rows written at once by many callers: each call ends as if it were alone, whatever it shares a request with."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    Client,
+    ColumnLocked,
+    InvalidKey,
+    ScanKvError,
+    ScanSource,
+    SchemaMismatch,
+    StartFrom,
+    StopAt,
+    TableNotFound,
+    col,
+    connect,
+)
+from aio_client.testing import Fault, FaultProxy
+from tests.support.examples import FACTOR
+
+if TYPE_CHECKING:
+    from aio_client import Table
+    from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+NAMES = ("a", "b\0", "\U0001f600")
+SHARED = 4
+"""The numbers of keys below this are written by all tasks, the others by one task each."""
+
+
+async def history(table: Table) -> list[dict[str, Any]]:
+    scan = table.scan().with_source(ScanSource.LOG).with_row_kind()
+    return await scan.start_from(StartFrom.EARLIEST).stop_at(StopAt.LATEST).to_pylist()
+
+
+async def contents(table: Table) -> list[dict[str, Any]]:
+    return sorted(await table.scan().to_pylist(), key=lambda row: tuple(map(str, row.values())))
+
+
+class Program:
+    """Random writes of several tasks. Each written row has a number of its own, so that the changelog shows it."""
+
+    def __init__(self, seed: int, tables: list[Table]) -> None:
+        self.random = random.Random(seed)
+        self.tables = tables
+        self.own: dict[tuple[Any, ...], int | None] = {}
+        self.unsure: set[tuple[Any, ...]] = set()
+        self.acknowledged: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        self.refused: set[int] = set()
+        self.numbers = 0
+        self.is_altering = False
+
+    def key(self, task: int) -> tuple[int, str]:
+        number = self.random.choice([*range(SHARED), *range(10 * task + 10, 10 * task + 14)])
+        return number, self.random.choice(NAMES)
+
+    def rows(self, keys: list[tuple[int, str]]) -> list[dict[str, Any]]:
+        found = []
+        for n, s in keys:
+            self.numbers += 1
+            found.append({"n": n, "s": s, "v": self.numbers, "must": "x" * self.random.choice((0, 3, 5000))})
+        return found
+
+    def record(self, last: dict[tuple[int, str], int | None]) -> None:
+        for key, number in last.items():
+            if key[0] >= SHARED:
+                self.own[key] = number
+            if number is not None:
+                self.acknowledged[key].append(number)
+
+    async def run(self, task: int, steps: int) -> None:
+        for _ in range(steps):
+            table = self.random.choice(self.tables)
+            keys = [self.key(task) for _ in range(self.random.choice((1, 1, 1, 2, 5, 120)))]
+            await self.random.choice((self.upsert, self.upsert, self.delete, self.get, self.upsert_bad))(table, keys)
+
+    async def call(self, keys: list[tuple[int, str]], call: Any) -> bool:
+        """Makes a call, and gives it up at some point. Returns whether it has ended by itself."""
+        running = asyncio.create_task(call)
+        if self.random.random() < 0.1:
+            for _ in range(self.random.randrange(12)):
+                await asyncio.sleep(0)
+            running.cancel()
+        try:
+            result = await running
+        except asyncio.CancelledError:
+            self.unsure.update(keys)
+            return False
+        assert result.rows == len(keys)
+        assert result.log_offsets.table_incarnation
+        return True
+
+    async def upsert(self, table: Table, keys: list[tuple[int, str]]) -> None:
+        rows = self.rows(keys)
+        # Arrow data must have all columns, and a table may get one at any time.
+        data = rows if self.is_altering or self.random.random() < 0.8 else pa.Table.from_pylist(rows, table.schema)
+        try:
+            written = await self.call(keys, table.upsert(data))
+        except SchemaMismatch as error:
+            if error.details != {"column": "late"}:
+                raise
+            self.refused.update(row["v"] for row in rows)
+            return
+        if written:
+            self.record({(row["n"], row["s"]): row["v"] for row in rows})
+
+    async def delete(self, table: Table, keys: list[tuple[int, str]]) -> None:
+        if await self.call(keys, table.delete(keys)):
+            self.record(dict.fromkeys(keys))
+
+    async def get(self, table: Table, keys: list[tuple[int, str]]) -> None:
+        key = keys[0]
+        row = await table.get(key)
+        if key[0] >= SHARED and key not in self.unsure:
+            assert (None if row is None else row["v"]) == self.own.get(key)
+
+    async def upsert_bad(self, table: Table, keys: list[tuple[int, str]]) -> None:
+        rows = self.rows(keys)
+        changes: list[tuple[dict[str, Any], type[ScanKvError]]] = [
+            ({"must": None}, SchemaMismatch),
+            ({"v": "text"}, SchemaMismatch),
+            ({"other": 1}, SchemaMismatch),
+            ({"v": 1 << 63}, SchemaMismatch),
+            ({"s": "x" * 20_000}, InvalidKey),
+        ]
+        change, error = self.random.choice(changes)
+        self.random.choice(rows).update(change)
+        self.refused.update(row["v"] for row in rows if type(row["v"]) is int)
+        with pytest.raises(error):
+            await table.upsert(rows)
+
+    async def check(self, changelog: str) -> None:
+        table = self.tables[-1]
+        rows = await contents(table)
+        stored = {(row["n"], row["s"]): row["v"] for row in rows}
+        for key, number in self.own.items():
+            if key not in self.unsure:
+                assert stored.get(key) == number, key
+        if changelog == "none":
+            return
+        replayed: dict[tuple[Any, ...], dict[str, Any]] = {}
+        before: dict[str, Any] | None = None
+        order: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for change in await history(table):
+            row = {name: value for name, value in change.items() if name in table.schema.names}
+            key, kind = (row["n"], row["s"]), change["_change_type"]
+            if changelog == "full":
+                assert (before is not None) == (kind == "+U")
+                if kind in ("-U", "-D"):
+                    assert {**row, "late": None} == {**replayed[key], "late": None}
+                assert (key in replayed) == (kind != "+I")
+                before = row if kind == "-U" else None
+            if kind in ("+I", "+U"):
+                replayed[key] = row
+                order[key].append(row["v"])
+            elif kind == "-D":
+                replayed.pop(key, None)
+        assert {key: row["v"] for key, row in replayed.items()} == stored
+        numbers = [number for each in order.values() for number in each]
+        assert len(numbers) == len(set(numbers)), "a write was applied twice"
+        assert self.refused.isdisjoint(numbers), "a refused row was written"
+        for key, acknowledged in self.acknowledged.items():
+            if key[0] >= SHARED:
+                known = set(acknowledged)
+                assert [number for number in order[key] if number in known] == acknowledged, key
+
+
+@pytest.mark.parametrize("seed", range(8 * FACTOR))
+async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, name: str, seed: int) -> None:
+    drawn = random.Random(seed)
+    changelog = ("full", "upsert", "none")[seed % 3]
+    options: dict[str, Any] = {"row_deduplicate": bool(seed % 2)} if changelog == "full" else {}
+    schema = pa.schema(
+        [pa.field("must", pa.string(), nullable=False), ("v", pa.int64()), ("s", pa.string()), ("n", pa.int32())]
+    )
+    table = await client.create_table(
+        name,
+        schema,
+        primary_key=["n", "s"],
+        bucket_key=drawn.choice([[], ["n"], ["s"]]),
+        buckets=1 + seed % 5,
+        indexes=["v"] if seed % 4 == 1 else [],
+        changelog=changelog,
+        **options,
+    )
+    program = Program(seed, [table])
+
+    async def alter() -> None:
+        for _ in range(drawn.randrange(100)):
+            await asyncio.sleep(0)
+        program.is_altering = True
+        added = pa.schema([("late", pa.list_(pa.int8()) if seed % 2 else pa.int8())])
+        program.tables.append(await client.alter_table(name, add_columns=added, wait=False))
+        if seed % 4 != 1:
+            await client.alter_table(name, add_indexes=["v"])
+        program.is_altering = False
+
+    await asyncio.gather(alter(), *(program.run(task, 12) for task in range(6)))
+    program.tables.append(await client.table(name))
+    await program.check(changelog)
+    assert all(bucket.is_consistent for bucket in await client.check_table(name))
+    for row in (await contents(table))[:10]:
+        assert row in await program.tables[-1].scan().where(col("v") == row["v"]).to_pylist()
+
+
+async def test_offsets_are_those_of_the_buckets_that_the_call_has_written(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=5)
+    results = await asyncio.gather(*(table.upsert([{"k": key, "v": key}]) for key in range(40)))
+    places = {row["k"]: (row["_bucket"], row["_log_offset"]) for row in await history(table)}
+    for key, result in enumerate(results):
+        (bucket, offset), *others = result.log_offsets.items()
+        assert not others
+        assert places[key][0] == bucket
+        assert places[key][1] < offset
+
+
+async def test_rows_of_older_shapes_are_written_whatever_was_added(client: Client, name: str) -> None:
+    """The server writes no rows of this table one by one any more, and the caller does not know."""
+    old = await client.create_table(name, SCHEMA, primary_key=["k"])
+    await old.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
+    await client.alter_table(name, add_columns=pa.schema([("late", pa.list_(pa.int8()))]))
+    await asyncio.gather(old.upsert([{"k": 1, "v": 3}]), old.upsert([{"k": 3, "v": 3}]), old.delete(2))
+    assert await contents(old) == [{"k": 1, "v": 3, "late": None}, {"k": 3, "v": 3, "late": None}]
+
+
+async def test_callers_of_a_table_that_was_created_again_write_to_the_new_one(client: Client, name: str) -> None:
+    old = await client.create_table(name, SCHEMA, primary_key=["k"])
+    await old.upsert([{"k": 0, "v": 0}])
+    await client.drop_table(name)
+    await client.create_table(name, pa.schema([("k", pa.int64()), ("v", pa.float64())]), primary_key=["k"])
+    await asyncio.gather(*(old.upsert([{"k": key, "v": 1}]) for key in range(3)), old.delete(9))
+    assert await contents(old) == [{"k": key, "v": 1.0} for key in range(3)]
+
+
+@pytest.mark.parametrize("act", ["gone", "locked"])
+async def test_each_caller_has_an_error_of_its_own(client: Client, name: str, act: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    if act == "gone":
+        await client.drop_table(name)
+    else:
+        await table.lock_columns(["v"], owner="other")
+    calls = [table.upsert([{"k": key, "v": 1}, {"k": -key, "v": 1}]) for key in range(10)]
+    results = await asyncio.gather(*calls, *(table.delete(key) for key in range(10)), return_exceptions=True)
+    assert {type(result) for result in results} == {TableNotFound if act == "gone" else ColumnLocked}
+    assert len(set(map(id, results))) == 20
+    if act == "locked":
+        assert await contents(table) == []
+
+
+@pytest.mark.parametrize("given_up", [0, 1, 5])
+async def test_a_caller_that_gives_up_takes_nothing_from_the_others(client: Client, name: str, given_up: int) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    for turns in range(8):
+        tasks = [asyncio.create_task(table.upsert([{"k": key, "v": turns}])) for key in range(10)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        tasks[given_up].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(results.pop(given_up), asyncio.CancelledError)
+        assert not [result for result in results if isinstance(result, BaseException)]
+        rows = {row["k"]: row["v"] for row in await contents(table)}
+        assert all(rows[key] == turns for key in range(10) if key != given_up)
+
+
+@pytest.mark.parametrize("direction", ["to_client", "to_server"])
+async def test_calls_are_applied_once_wherever_the_connection_breaks(
+    shared_server: ServerProcess, client: Client, name: str, direction: Any
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, row_deduplicate=False)
+    async with FaultProxy(shared_server.url) as proxy, connect(proxy.address) as cut:
+        own = await cut.table(name)
+        await own.upsert([{"k": -1, "v": 0}])
+        for turn in range(10 * FACTOR):
+            proxy.apply(Fault("reset", after_bytes=25 * turn + 1, direction=direction))
+            calls = [own.upsert([{"k": key, "v": 10 * turn + key}]) for key in range(8)]
+            bad = own.upsert([{"k": 5, "v": "text"}])
+            *results, refused = await asyncio.gather(*calls, bad, return_exceptions=True)
+            assert isinstance(refused, SchemaMismatch)
+            assert not [result for result in results if isinstance(result, BaseException)]
+    found = [(row["k"], row["v"]) for row in await history(table) if row["_change_type"] != "-U"]
+    assert sorted(found) == sorted([(-1, 0), *((k, 10 * turn + k) for k in range(8) for turn in range(10 * FACTOR))])
+
+
+async def test_calls_are_applied_once_when_the_server_is_killed(server: ServerProcess, name: str) -> None:
+    rounds, kills = 40, (60, 150)
+    async with connect(server.url) as client:
+        table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, row_deduplicate=False)
+        reached = {count: asyncio.Event() for count in kills}
+        written = 0
+
+        async def write(key: int) -> None:
+            nonlocal written
+            for v in range(rounds):
+                await table.upsert([{"k": key, "v": v}])
+                written += 1
+                if written in reached:
+                    reached[written].set()
+
+        async def kill() -> None:
+            for event in reached.values():
+                await event.wait()
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.restart)
+
+        await asyncio.gather(kill(), *map(write, range(6)))
+        changes = [row for row in await history(table) if row["_change_type"] != "-U"]
+        for key in range(6):
+            assert [row["v"] for row in changes if row["k"] == key] == list(range(rounds))
+        assert all(bucket.is_consistent for bucket in await client.check_table(name))
