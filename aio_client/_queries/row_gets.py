@@ -19,7 +19,7 @@ _MOST_KEYS: Final = 128
 """The most keys that share a call: the server answers so many in a millisecond."""
 
 
-class FoundRows(NamedTuple):
+class FoundEncodedRows(NamedTuple):
     """The rows of some keys.
 
     Attributes:
@@ -37,9 +37,9 @@ class RowGets:
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
-        self._calls: SharedCalls[Sequence[bytes], FoundRows] = SharedCalls(self._send, len, _MOST_KEYS)
+        self._calls: SharedCalls[Sequence[bytes], FoundEncodedRows] = SharedCalls(self._send, len, _MOST_KEYS)
 
-    async def get(self, keys: Sequence[bytes]) -> FoundRows:
+    async def get(self, keys: Sequence[bytes]) -> FoundEncodedRows:
         """Reads the rows of encoded keys, those of one bucket at one instant.
 
         Raises:
@@ -47,7 +47,7 @@ class RowGets:
         """
         return await self._calls.call(keys)
 
-    async def _send(self, calls: Sequence[Sequence[bytes]]) -> Sequence[FoundRows | Exception]:
+    async def _send(self, calls: Sequence[Sequence[bytes]]) -> Sequence[FoundEncodedRows | Exception]:
         try:
             found = await self._find([key for keys in calls for key in keys])
         except PASSING_ERRORS:
@@ -60,9 +60,9 @@ class RowGets:
         if len(calls) == 1:
             return [found]
         rows = iter(found.rows)
-        return [FoundRows(list(islice(rows, len(keys))), found.table_incarnation) for keys in calls]
+        return [FoundEncodedRows(list(islice(rows, len(keys))), found.table_incarnation) for keys in calls]
 
-    async def _find(self, keys: Sequence[bytes]) -> FoundRows:
+    async def _find(self, keys: Sequence[bytes]) -> FoundEncodedRows:
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, encoded_keys=keys)
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)
@@ -73,4 +73,4 @@ class RowGets:
                 f"{len(response.encoded_rows):,} rows"
             )
         rows = iter(response.encoded_rows)
-        return FoundRows([next(rows) if each else None for each in found], response.table_incarnation)
+        return FoundEncodedRows([next(rows) if each else None for each in found], response.table_incarnation)

@@ -915,9 +915,9 @@ class Table(Blocking):
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
 
-        Concurrent calls with few rows share requests: calls with up to 100 dictionaries, which use only `data`, on a
-        table whose rows replace each other, that are made on one `Table` while one is in flight, go out with the next
-        one. Each call has its own result and error, and calls are applied in the order in which they were made.
+        Concurrent calls with one dictionary and no other argument share requests, in tables whose rows replace each
+        other: those that are made on one `Table` while one is in flight go out with the next one. Each call has its own
+        result and error, and they are applied in the order in which they were made.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.

@@ -34,7 +34,7 @@ class NeedsArrowError(Exception):
     """The table was altered, and the server no longer takes its rows one by one. Nothing was written."""
 
 
-class FewRows(NamedTuple):
+class EncodedRows(NamedTuple):
     """The rows or keys of one call.
 
     Attributes:
@@ -46,7 +46,7 @@ class FewRows(NamedTuple):
     table_incarnation: str
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """What became of the rows of one call.
 
     Attributes:
@@ -69,11 +69,11 @@ class Repeats(NamedTuple):
         are_shared: Whether the request has several calls.
     """
 
-    outcomes: asyncio.Task[list[Outcome] | ScanKvError]
+    outcomes: asyncio.Task[list[CallOutcome] | ScanKvError]
     number: int
     are_shared: bool
 
-    async def wait(self) -> Outcome:
+    async def wait(self) -> CallOutcome:
         """Returns the final outcome of the call. Raises the error that ended the repeats.
 
         A caller that is cancelled ends the repeats of its own request: later, they could overtake its next write.
@@ -85,17 +85,21 @@ class Repeats(NamedTuple):
 
 
 class RowWrites:
-    """Writes few rows of one table; concurrent calls share requests. Belongs to the event loop.
+    """Writes few rows of one table; concurrent calls with one row share requests. Belongs to the event loop.
 
-    Calls are applied in the order in which they were made, upserts and deletes apart.
+    Calls with one row are applied in the order in which they were made, upserts and deletes apart.
     """
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
-        self._upserts: SharedCalls[FewRows, Outcome] = SharedCalls(partial(self._send, False), _count, _MOST_ROWS)
-        self._deletes: SharedCalls[FewRows, Outcome] = SharedCalls(partial(self._send, True), _count, _MOST_ROWS)
+        self._upserts: SharedCalls[EncodedRows, CallOutcome] = SharedCalls(
+            partial(self._send, False), _count, _MOST_ROWS
+        )
+        self._deletes: SharedCalls[EncodedRows, CallOutcome] = SharedCalls(
+            partial(self._send, True), _count, _MOST_ROWS
+        )
 
-    async def upsert(self, rows: FewRows) -> WriteResult:
+    async def upsert(self, rows: EncodedRows) -> WriteResult:
         """Writes encoded rows.
 
         Raises:
@@ -105,13 +109,13 @@ class RowWrites:
         """
         return await self._write(self._upserts, rows)
 
-    async def delete(self, keys: FewRows) -> WriteResult:
+    async def delete(self, keys: EncodedRows) -> WriteResult:
         """Deletes the rows with encoded keys. Raises as `upsert`."""
         return await self._write(self._deletes, keys)
 
-    async def _write(self, calls: SharedCalls[FewRows, Outcome], few: FewRows) -> WriteResult:
+    async def _write(self, calls: SharedCalls[EncodedRows, CallOutcome], few: EncodedRows) -> WriteResult:
         try:
-            outcome = await calls.call(few)
+            outcome = await (calls.call(few) if len(few.encoded) == 1 else self._send_alone(calls, few))
         except InvalidRequest as error:
             if error.details.get("option") in _ENCODED:
                 raise NeedsArrowError from error
@@ -125,17 +129,24 @@ class RowWrites:
         log_offsets.advance(outcome.log_offsets, few.table_incarnation)
         return WriteResult(rows=len(few.encoded), log_offsets=log_offsets)
 
-    async def _send(self, deletes: bool, calls: Sequence[FewRows]) -> Sequence[Outcome | Exception]:
-        outcomes: list[Outcome | Exception] = []
+    async def _send_alone(self, calls: SharedCalls[EncodedRows, CallOutcome], few: EncodedRows) -> CallOutcome:
+        """Sends a call with several rows in a request of its own, in which a refused row or bucket refuses all."""
+        (outcome,) = await self._send_one(calls is self._deletes, [few], few.table_incarnation, independent=False)
+        return outcome
+
+    async def _send(self, deletes: bool, calls: Sequence[EncodedRows]) -> Sequence[CallOutcome | Exception]:
+        outcomes: list[CallOutcome | Exception] = []
         for incarnation, group in groupby(calls, key=lambda call: call.table_incarnation):
             same = list(group)
             try:
-                outcomes += await self._send_one(deletes, same, incarnation)
+                outcomes += await self._send_one(deletes, same, incarnation, independent=True)
             except ScanKvError as error:
                 outcomes += [copy(error) for _ in same]
         return outcomes
 
-    async def _send_one(self, deletes: bool, calls: Sequence[FewRows], incarnation: str) -> list[Outcome]:
+    async def _send_one(
+        self, deletes: bool, calls: Sequence[EncodedRows], incarnation: str, *, independent: bool
+    ) -> list[CallOutcome]:
         encoded = [each for call in calls for each in call.encoded]
         transport, name = self._handle.transport, self._handle.name
         with ExitStack() as held:
@@ -143,11 +154,19 @@ class RowWrites:
             send = write_attempts(
                 transport,
                 write_pb2.DeleteRequest(
-                    table=name, encoded_keys=encoded, table_incarnation=incarnation, writer=identity
+                    table=name,
+                    encoded_keys=encoded,
+                    table_incarnation=incarnation,
+                    independent=independent,
+                    writer=identity,
                 )
                 if deletes
                 else write_pb2.UpsertRequest(
-                    table=name, encoded_rows=encoded, table_incarnation=incarnation, writer=identity
+                    table=name,
+                    encoded_rows=encoded,
+                    table_incarnation=incarnation,
+                    independent=independent,
+                    writer=identity,
                 ),
             )
             timeout = transport.config.operation_timeout
@@ -164,14 +183,14 @@ class RowWrites:
         return outcomes
 
     async def _repeat(
-        self, send: Callable[[float], Awaitable[write_pb2.WriteResponse]], calls: Sequence[FewRows], held: ExitStack
-    ) -> list[Outcome] | ScanKvError:
+        self, send: Callable[[float], Awaitable[write_pb2.WriteResponse]], calls: Sequence[EncodedRows], held: ExitStack
+    ) -> list[CallOutcome] | ScanKvError:
         """Repeats a request until no bucket is away. Returns its error, because nobody may wait for it.
 
         `held` has its writer.
         """
 
-        async def attempt(deadline: float) -> list[Outcome]:
+        async def attempt(deadline: float) -> list[CallOutcome]:
             outcomes = _outcomes(await send(deadline), calls)
             if (error := _passing_error(outcomes)) is not None:
                 raise error
@@ -186,7 +205,7 @@ class RowWrites:
                 return error
 
 
-def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[FewRows]) -> list[Outcome]:
+def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[EncodedRows]) -> list[CallOutcome]:
     """Returns the part of each call in the response to all. Raises ProtocolViolation."""
     buckets, offsets, count = response.buckets, dict(response.log_offsets), sum(map(_count, calls))
     failures = {
@@ -204,12 +223,12 @@ def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[FewRows]) -> li
         end = start + len(call.encoded)
         refused = {number - start: error for number, error in failures.items() if start <= number < end}
         written = {bucket: offsets[bucket] for number, bucket in enumerate(buckets[start:end]) if number not in refused}
-        outcomes.append(Outcome(written, refused))
+        outcomes.append(CallOutcome(written, refused))
         start = end
     return outcomes
 
 
-def _passing_error(outcomes: Sequence[Outcome]) -> ScanKvError | None:
+def _passing_error(outcomes: Sequence[CallOutcome]) -> ScanKvError | None:
     errors = (error for outcome in outcomes for error in outcome.failures.values())
     return next(filter(_is_passing, errors), None)
 
@@ -218,7 +237,7 @@ def _is_passing(error: ScanKvError) -> bool:
     return isinstance(error, PASSING_ERRORS)
 
 
-def _count(few: FewRows) -> int:
+def _count(few: EncodedRows) -> int:
     return len(few.encoded)
 
 

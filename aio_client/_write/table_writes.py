@@ -12,7 +12,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._write.column_locks import ColumnLockOpener, lock_ids_of
 from aio_client._write.repeatable_writes import write_until_answered
-from aio_client._write.row_writes import FewRows, NeedsArrowError, RowWrites
+from aio_client._write.row_writes import EncodedRows, NeedsArrowError, RowWrites
 from aio_client._write.write_requests import (
     UndoReport,
     WritePieces,
@@ -54,9 +54,9 @@ class WriteMethods(TableMethods):
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
 
-        Concurrent calls with few rows share requests: calls with up to 100 dictionaries, which use only `data`, on a
-        table whose rows replace each other, that are made on one `Table` while one is in flight, go out with the next
-        one. Each call has its own result and error, and calls are applied in the order in which they were made.
+        Concurrent calls with one dictionary and no other argument share requests, in tables whose rows replace each
+        other: those that are made on one `Table` while one is in flight go out with the next one. Each call has its own
+        result and error, and they are applied in the order in which they were made.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
@@ -337,8 +337,8 @@ class WriteMethods(TableMethods):
         """
         return ColumnLockOpener(self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over)
 
-    def _few(self, encoded: Sequence[bytes]) -> FewRows:
-        return FewRows(encoded, self._handle.shape.description.incarnation)
+    def _few(self, encoded: Sequence[bytes]) -> EncodedRows:
+        return EncodedRows(encoded, self._handle.shape.description.incarnation)
 
     async def _write(
         self, pieces: WritePieces, if_version: Mapping[int, int] | None, locks: Sequence[ColumnLock | str]

@@ -105,6 +105,7 @@ class UpsertRequest(_message.Message):
     TRANSACTION_FIELD_NUMBER: _builtins.int
     ENCODED_ROWS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
@@ -121,6 +122,10 @@ class UpsertRequest(_message.Message):
     """6 to 8 and 13 to 15 are reserved."""
     table_incarnation: _builtins.str
     """The table incarnation that `encoded_rows` are made for. If the table is another one now: TABLE_RECREATED."""
+    independent: _builtins.bool
+    """Writes each of `encoded_rows` for itself, because they come from independent calls: WriteResponse.failures says
+    which rows were refused. Without it, a row or a bucket that is refused refuses the whole request.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, including the complete key. Other columns keep their values, and are null in new rows.
@@ -153,8 +158,7 @@ class UpsertRequest(_message.Message):
     @_builtins.property
     def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Instead of `rows`, for few rows: complete rows in the row format of docs/internals/rows.md, at most 1,000. Each
-        row names the id of its schema. The server writes each row for itself: WriteResponse.failures says which rows it
-        has refused. Only for tables with the merge engine last_row, without sequence columns and without columns of nested
+        row names the id of its schema. Only for tables with the merge engine last_row, without sequence columns and without columns of nested
         or inexact types. Needs `table_incarnation`; only `writer` and `column_locks` can be combined with it.
         """
 
@@ -172,10 +176,11 @@ class UpsertRequest(_message.Message):
         transaction: Global___StagedAs | None = ...,
         encoded_rows: _abc.Iterable[_builtins.bytes] | None = ...,
         table_incarnation: _builtins.str = ...,
+        independent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,6 +200,7 @@ class DeleteRequest(_message.Message):
     TRANSACTION_FIELD_NUMBER: _builtins.int
     ENCODED_KEYS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
@@ -204,6 +210,7 @@ class DeleteRequest(_message.Message):
     3, 6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
     table_incarnation: _builtins.str
+    independent: _builtins.bool
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sets only these columns to null. Key columns among them are ignored, but at least one column must be outside the
@@ -239,10 +246,11 @@ class DeleteRequest(_message.Message):
         transaction: Global___StagedAs | None = ...,
         encoded_keys: _abc.Iterable[_builtins.bytes] | None = ...,
         table_incarnation: _builtins.str = ...,
+        independent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "keys", b"keys", "mode", b"mode", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,7 +338,7 @@ class WriteResponse(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteFailure]:
-        """For encoded rows and keys: those that were refused. Nothing of them was written."""
+        """For independent rows and keys: those that were refused."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         table: LiveTable,
         encoded: Sequence[bytes],
     ) -> write_pb2.WriteResponse:
-        """Writes few rows, or deletes the rows of few keys, each for itself."""
+        """Writes few rows, or deletes the rows of few keys."""
         deletes = isinstance(request, write_pb2.DeleteRequest)
         data = request.keys if isinstance(request, write_pb2.DeleteRequest) else request.rows
         if data or request.columns or request.mode or request.HasField("unchanged_since"):
@@ -88,7 +88,9 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             raise TableRecreated(
                 f"table {definition.name} was dropped and created again: open it again", table=definition.name
             )
-        written = await table.writes.write_few(encoded, preconditions_of(request), deletes=deletes)
+        written = await table.writes.write_few(
+            encoded, preconditions_of(request), deletes=deletes, independent=request.independent
+        )
         self.rows_written += len(encoded) - len(written.errors)
         return write_pb2.WriteResponse(
             rows=len(encoded) - len(written.errors),

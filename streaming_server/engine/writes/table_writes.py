@@ -56,7 +56,7 @@ class FewWritten(NamedTuple):
     Attributes:
         buckets: The bucket of each row.
         offsets: For every bucket that was written, the offset of the first change after the write.
-        errors: Why rows were refused, by their numbers.
+        errors: Why independent rows were refused, by their numbers.
     """
 
     buckets: list[int]
@@ -112,14 +112,23 @@ class TableWrites:
         check = self.check_delete(data, kind)
         return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
 
-    async def write_few(self, data: Sequence[bytes], preconditions: WritePreconditions, *, deletes: bool) -> FewWritten:
-        """Writes few encoded rows, or deletes the rows of few encoded keys, in the order given, each for itself.
+    async def write_few(
+        self, data: Sequence[bytes], preconditions: WritePreconditions, *, deletes: bool, independent: bool
+    ) -> FewWritten:
+        """Writes few encoded rows, or deletes the rows of few encoded keys, in the order given.
 
-        Returns what became of each, once all that was written is durable. A refused row does not affect the others.
+        Returns what became of each, once all that was written is durable.
+
+        Args:
+            data: The rows or keys.
+            preconditions: The preconditions of the request.
+            deletes: Whether they are keys.
+            independent: Whether each is written for itself, so that a refused row does not affect the others.
 
         Raises:
             RequestTooLarge: There are too many.
             InvalidRequest: Rows of this table are not written one by one.
+            ScanKvError: As for `upsert`, unless the rows are independent.
         """
         if len(data) > MAX_ENCODED_ROWS:
             raise RequestTooLarge(
@@ -133,7 +142,12 @@ class TableWrites:
             merger=lambda: self.merger,
             admit=partial(self.locks.admit, None, preconditions.column_locks),
         )
-        offsets, failed = await WriteOperation(parts, preconditions, scope).run_separately()
+        operation = WriteOperation(parts, preconditions, scope)
+        if not independent:
+            if errors:
+                raise errors[min(errors)]
+            return FewWritten(buckets, await operation.run(), {})
+        offsets, failed = await operation.run_separately()
         for number, bucket in enumerate(buckets):
             if bucket in failed and number not in errors:
                 errors[number] = failed[bucket]

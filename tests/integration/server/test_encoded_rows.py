@@ -70,7 +70,7 @@ def patched(row: bytes, place: int, new: bytes) -> bytes:
 
 
 def upsert(wire: Wire, table: Table, encoded: Sequence[bytes], **fields: Any) -> write_pb2.UpsertRequest:
-    fields.setdefault("table_incarnation", incarnation(wire, table))
+    fields = {"table_incarnation": incarnation(wire, table), "independent": True} | fields
     return write_pb2.UpsertRequest(table=table.name, encoded_rows=encoded, **fields)
 
 
@@ -129,6 +129,14 @@ def test_a_bad_row_is_refused_and_its_neighbours_are_written(wire: Wire, table: 
     assert keys_of(table) == ["a", "b"]
 
 
+@pytest.mark.parametrize("what", bad_rows())
+def test_a_bad_row_refuses_all_rows_of_its_call(wire: Wire, table: Table, what: str) -> None:
+    bad, reason = bad_rows()[what]
+    request = upsert(wire, table, [encode("a"), bad, encode("b")], independent=False)
+    assert refusal(wire.writes.Upsert, request).reason == reason
+    assert keys_of(table) == []
+
+
 def test_rows_of_odd_bytes_are_stored_as_the_values_that_they_have(wire: Wire, table: Table) -> None:
     nan = encode("nan", real=float("nan"))
     rows = [
@@ -162,7 +170,7 @@ def test_random_bytes_harm_nothing(wire: Wire, table: Table) -> None:
         assert response.rows + len(refused(response)) == 60
         keys = [drawn.randbytes(drawn.randrange(12)) for _ in range(60)]
         request = write_pb2.DeleteRequest(
-            table=table.name, encoded_keys=keys, table_incarnation=incarnation(wire, table)
+            table=table.name, encoded_keys=keys, table_incarnation=incarnation(wire, table), independent=True
         )
         assert set(refused(wire.writes.Delete(request)).values()) <= {"INVALID_KEY"}
     rows = table.scan().to_arrow()
@@ -180,6 +188,7 @@ def test_bytes_that_are_no_key_are_refused_and_other_keys_deleted(wire: Wire, ta
     request = write_pb2.DeleteRequest(
         table=table.name,
         encoded_keys=[keys.encode(["a"]), key, keys.encode(["b"]), keys.encode(["a"])],
+        independent=True,
         table_incarnation=incarnation(wire, table),
     )
     assert refused(wire.writes.Delete(request)) == {1: "INVALID_KEY"}
