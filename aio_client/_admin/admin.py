@@ -56,6 +56,10 @@ class ServerStats:
         refused_requests: Requests refused with `ServerBusy`, because too many of these were in memory.
         free_disk_bytes: Free bytes on the disk of the data directory.
         disk: What the data directory takes on disk.
+        loop_turns: How many turns of the server's event loop took less than 0.25 ms, then 0.25 to 0.5 ms, and so on by
+            factors of two up to 64 ms, and how many took longer: 10 numbers. A request that arrives during a turn waits
+            for its end. Empty if the server runs in an event loop that does not count its turns.
+        longest_loop_turn_micros: The longest of these turns, in microseconds.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
         bases: The columnar bases of each table in use that has any, by table name.
     """
@@ -97,6 +101,8 @@ class ServerStats:
     refused_requests: int
     free_disk_bytes: int
     disk: DiskUse
+    loop_turns: tuple[int, ...]
+    longest_loop_turn_micros: int
     damaged_buckets: tuple[str, ...]
     bases: tuple[TableBases, ...]
 
@@ -141,6 +147,8 @@ class ServerStats:
             refused_requests=message.refused_requests,
             free_disk_bytes=message.free_disk_bytes,
             disk=DiskUse.of(message.disk),
+            loop_turns=tuple(message.loop_turns),
+            longest_loop_turn_micros=message.longest_loop_turn_micros,
             damaged_buckets=tuple(message.damaged_buckets),
             bases=tuple(TableBases.of(each) for each in message.bases),
         )

@@ -9,6 +9,7 @@ from benchmarks.workloads import (
     changes,
     consumers,
     dashboards,
+    fairness,
     few_rows,
     latency,
     leaderboard,
@@ -45,6 +46,7 @@ def _spark(bench: Bench) -> Result:
 WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "scan": scan.run,
     "latency": latency.run,
+    "fairness": fairness.run,
     "memory": memory.run,
     "shares": shares.run,
     "upsert": upsert.run,

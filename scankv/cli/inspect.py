@@ -133,6 +133,7 @@ def stats(json: Json = False, url: Url = None) -> None:
         return
     del values["bases"]
     values["disk"] = _disk(found.disk)
+    values["loop_turns"] = " ".join(f"{count:,}" for count in found.loop_turns)
     show_pairs({_label(name): _format_value(name, value) for name, value in values.items()})
     if found.bases:
         show_table(*_bases(found.bases))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.bucket_checker import BucketFindings
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.engine.tasks.loop_turns import LoopTurns
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
     from streaming_server.scan.queries.result_cache import ResultCache
@@ -40,6 +41,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         waiting: WaitingCalls,
         writes: WriteService,
         intake: Intake,
+        loop_turns: LoopTurns | None,
         incarnation: str,
         version: str,
     ) -> None:
@@ -49,6 +51,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._waiting = waiting
         self._writes = writes
         self._intake = intake
+        self._loop_turns = loop_turns
         self._incarnation = incarnation
         self._version = version
         self._started = time.monotonic()
@@ -62,6 +65,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
             disk, free_disk_bytes = await self._tables.disk_use()
+            turns = self._loop_turns
             memory, commits, clock = _memory(), self._tables.transactions.stats, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
@@ -102,6 +106,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
                 bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],
+                loop_turns=() if turns is None else turns.counts,
+                longest_loop_turn_micros=0 if turns is None else int(turns.longest * 1_000_000),
                 damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
             )
         raise AssertionError("map_errors ends the call")

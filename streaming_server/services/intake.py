@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from streaming_server.scan.admission.chunk_turns import ChunkTurns
+
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
 """The most bytes of one message: the Arrow data of a request and its other fields."""
 
@@ -70,9 +72,14 @@ class Intake:
         self.claimed_bytes = 0
         self.refused = 0
 
-    def guard(self, server: grpc.aio.Server) -> GuardedServer:
-        """Returns the object to register services with instead of the server. The intake receives their requests."""
-        return GuardedServer(self, server)
+    def guard(self, server: grpc.aio.Server, turns: ChunkTurns) -> GuardedServer:
+        """Returns the object to register services with instead of the server. The intake receives their requests.
+
+        Args:
+            server: The server.
+            turns: Lets scans wait for calls with one response.
+        """
+        return GuardedServer(self, server, turns)
 
     async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
         """Receives the next message of a call.
@@ -186,9 +193,10 @@ class _IncomingMessage:
 class GuardedServer:
     """Registers the handlers of generated code with the server, wrapped so that the intake reads their requests."""
 
-    def __init__(self, intake: Intake, server: grpc.aio.Server) -> None:
+    def __init__(self, intake: Intake, server: grpc.aio.Server, turns: ChunkTurns) -> None:
         self._intake = intake
         self._server = server
+        self._turns = turns
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing, because generated code registers the same handlers again by name."""
@@ -200,7 +208,7 @@ class GuardedServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
     def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
-        intake, parse = self._intake, _parser(name, handler.request_deserializer)
+        intake, turns, parse = self._intake, self._turns, _parser(name, handler.request_deserializer)
 
         async def request_of(context: Context[Any, Any]) -> tuple[Message, int]:
             try:
@@ -215,6 +223,7 @@ class GuardedServer:
                 raise AssertionError("the call is over") from error
 
         async def answer(_: object, context: Context[Any, Any]) -> object:
+            turns.begin_call(context)
             try:
                 request, claimed = await request_of(context)
                 try:
@@ -227,6 +236,8 @@ class GuardedServer:
                 # would keep the request in memory until the next garbage collection.
                 error.__context__ = None
                 raise error.with_traceback(None) from None
+            finally:
+                turns.end_call(context)
 
         async def stream(_: object, context: Context[Any, Any]) -> None:
             request, claimed = await request_of(context)

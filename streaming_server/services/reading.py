@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scankv.v1 import scan_pb2
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.chunk_turns import ChunkTurns
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import VersionSource
     from streaming_server.scan.chunk_source import Chunk, View
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.query_request import QueryRequest
 
-# The turns of the event loop between chunks. Another call needs several turns, and would wait for a chunk at each.
-_TURNS = 4
 # A chunk of a few columns of a base takes a fraction of this, and a turn has a cost, so several chunks share a turn.
 _SECONDS_A_TURN = 0.001
 
@@ -142,7 +141,8 @@ class WholeView:
         version: The version of the view.
     """
 
-    def __init__(self, opened: OpenedScan, scan: RegisteredScan) -> None:
+    def __init__(self, opened: OpenedScan, scan: RegisteredScan, turns: ChunkTurns) -> None:
+        self._turns = turns
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
         self.version = version_of(self.definition, self.log_offsets)
@@ -171,8 +171,8 @@ class WholeView:
             if consumer.is_due:
                 await asyncio.to_thread(consumer.settle)
             if time.perf_counter() - began >= _SECONDS_A_TURN:
-                for _ in range(_TURNS):
-                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                await self._turns.wait()
                 began = time.perf_counter()
         self._scan.rows_scanned = source.rows_scanned
 
@@ -211,6 +211,6 @@ async def open_complete_view(
             computation.begin_view()
             async with open_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
-                view = WholeView(opened, scan)
+                view = WholeView(opened, scan, registry.turns)
                 computation.set_view_version(view.version)
                 yield view

@@ -18,7 +18,7 @@ from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.changes.change_stream import ChangeStream
-from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
+from streaming_server.scan.execution.producer import FIRST_CHUNK_ROWS, stream_messages, unchanged_messages
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
@@ -179,6 +179,8 @@ class ScanService:
                             await send(message)
                         else:
                             await opened.source.wait(message)
+                        if scan.rows_scanned > FIRST_CHUNK_ROWS:
+                            await self._registry.turns.wait()
 
     @asynccontextmanager
     async def _open_log(self, table: LiveTable, plan: LogPlan, scan: RegisteredScan) -> AsyncIterator[OpenedLog]:
@@ -200,3 +202,6 @@ class ScanService:
                 await asyncio.sleep(0)
             else:
                 await send(message)
+            # The first chunks are small. Without a wait, they arrive soon.
+            if scan.rows_scanned > FIRST_CHUNK_ROWS:
+                await self._registry.turns.wait()

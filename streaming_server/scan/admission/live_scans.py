@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from streaming_server.scan.admission.chunk_turns import ChunkTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -90,6 +91,10 @@ class ScanRegistry:
     Ending a scan releases its resources immediately, whatever its reader does. The reader gets the error when it takes
     the messages sent before, because a gRPC status cannot overtake a message.
 
+    Attributes:
+        turns: Decides when a scan may build its next chunk.
+        started: The number of scans that were admitted since the start of the server.
+
     Args:
         admission: Admits scans.
         following: Admits scans that follow a changelog.
@@ -105,6 +110,7 @@ class ScanRegistry:
         self._calls: dict[str, RegisteredScan] = {}
         self._live: dict[str, RegisteredScan] = {}
         self._with_large_chunks: set[RegisteredScan] = set()
+        self.turns = ChunkTurns()
         self.started = 0
         self._rows_scanned = 0
         self._bytes_returned = 0

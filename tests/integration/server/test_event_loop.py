@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 from aio_client import sync
 from scankv.model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from tests.integration.server import ticking_server
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES, scores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 ROWS = 500_000
 LONGEST_MILLIS = 20.0
 TRIES = 12
+
+LOADED_ROWS = 100_000
+REQUEST_ROWS = 10_000
+LONG_TURNS = 7  # The first class of turns that take 16 ms or longer.
 
 
 def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: Path) -> None:
@@ -53,3 +60,26 @@ def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: P
     # decoded.
     longest_of_largest = max(LONGEST_MILLIS, 6 * min(delays))
     assert min(delays_of_largest) < longest_of_largest, f"{delays_of_largest} ms for the largest, {delays} for others"
+
+
+def test_turns_of_the_loop_are_counted_and_few_are_long_during_a_load_and_a_scan(tmp_path: Path) -> None:
+    """Most turns are short, even if other load on the machine makes some turns longer."""
+    with ServerProcess(tmp_path / "data") as server, sync.connect(server.url) as client:
+        table = client.create_table("test.turns", SCORES, primary_key=["player"], buckets=2)
+        begun = client.server_stats().loop_turns
+        for start in range(0, LOADED_ROWS, REQUEST_ROWS):
+            numbers = list(range(start, start + REQUEST_ROWS))
+            table.upsert(scores([f"p{number:07}" for number in numbers], numbers))
+        loaded = client.server_stats().loop_turns
+        assert sum(rows.num_rows for rows in table.scan()) == LOADED_ROWS
+        scanned = client.server_stats()
+        check_turns(begun, loaded)
+        check_turns(loaded, scanned.loop_turns)
+        assert scanned.longest_loop_turn_micros > 0
+
+
+def check_turns(before: Sequence[int], after: Sequence[int]) -> None:
+    turns = [late - early for early, late in zip(before, after, strict=True)]
+    assert len(turns) == 10
+    assert sum(turns) > 20
+    assert sum(turns[LONG_TURNS:]) <= sum(turns) / 20, f"turns by duration: {turns}"
