@@ -29,7 +29,7 @@ _AT_MOST: Final = 10.0
 _MILLIS: Final = 1000.0
 
 
-class Caller(ClientReader):
+class ShortCaller(ClientReader):
     """A client that makes one short call after another."""
 
     def round(self) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def run(bench: Bench) -> Result:
     with (
         BenchmarkServer(bench.store.copy("fairness")) as server,
         Worker(Crowd, server.url) as crowd,
-        Worker(Caller, server.url) as caller,
+        Worker(ShortCaller, server.url) as caller,
     ):
         asyncio.run(_create_tables(server.url))
         for number in range(-1, bench.runs):
@@ -163,12 +163,12 @@ def run(bench: Bench) -> Result:
     )
 
 
-def _measure(caller: Worker[Caller], crowd: Worker[Crowd], name: str) -> tuple[float, float]:
+def _measure(caller: Worker[ShortCaller], crowd: Worker[Crowd], name: str) -> tuple[float, float]:
     if name == _IDLE:
-        return caller.call(Caller.round)
+        return caller.call(ShortCaller.round)
     work, count = _CROWDS[name]
     crowd.begin(work, count, _CROWD_SECONDS)
-    took = caller.call(Caller.round)
+    took = caller.call(ShortCaller.round)
     if not crowd.finish():
         raise RuntimeError(f"{name} made no progress")
     return took

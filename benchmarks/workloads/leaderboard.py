@@ -48,7 +48,7 @@ _WATCHES: Final = (
 )
 
 
-class Page:
+class LeaderboardPage:
     """A client with the watches of the page."""
 
     def __init__(self, url: str) -> None:
@@ -124,14 +124,14 @@ def run(bench: Bench) -> Result:
     with (
         BenchmarkServer(bench.directory / "leaderboard") as server,
         _run_example(server.url) as example,
-        Worker(Page, server.url) as page,
+        Worker(LeaderboardPage, server.url) as page,
     ):
-        page.call(Page.watch, _CATCH_UP_SECONDS)
+        page.call(LeaderboardPage.watch, _CATCH_UP_SECONDS)
         for number in range(bench.runs):
             processes = _processes_of(example)
             page.wait_ready()
             began, of_server, of_example = time.monotonic(), cpu_seconds(server.pid), sum(map(cpu_seconds, processes))
-            answers = page.call(Page.watch, _WINDOW_SECONDS)
+            answers = page.call(LeaderboardPage.watch, _WINDOW_SECONDS)
             seconds = time.monotonic() - began
             of_server = (cpu_seconds(server.pid) - of_server) / seconds
             of_example = (sum(map(cpu_seconds, processes)) - of_example) / seconds
