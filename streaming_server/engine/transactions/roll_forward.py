@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.net_rows import Columns
@@ -178,7 +178,7 @@ class RollForward:
         self,
         table: LiveTable,
         live: LiveBucket,
-        part: PreparedRows,
+        part: BucketRows,
         net: dict[LiveBucket, MergedTransactionRows],
         *,
         is_first: bool,
@@ -203,10 +203,10 @@ class RollForward:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)
 
-    def _net_part(self, request: int, table: LiveTable, part: PreparedRows) -> PreparedRows:
+    def _net_part(self, request: int, table: LiveTable, part: BucketRows) -> BucketRows:
         """Returns the rows of a request that no later request replaces, in key order, which is fastest to write."""
         repeated = self._repeated.get(table.buckets[part.bucket])
-        mask = None if repeated is None else repeated.last(request, part.keys)
+        mask = None if repeated is None else repeated.last(request, part.key_array)
         return (part if mask is None else part.where(mask)).by_key()
 
     async def _apply_net(self, live: LiveBucket, net: MergedTransactionRows) -> None:
@@ -237,7 +237,7 @@ class RollForward:
         )
         self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
 
-    async def _apply(self, table: LiveTable, part: PreparedRows) -> None:
+    async def _apply(self, table: LiveTable, part: BucketRows) -> None:
         live = table.buckets[part.bucket]
         start = self._keys_seen.get(live, 0)
         end = self._keys_seen[live] = start + len(part.keys)
@@ -247,7 +247,7 @@ class RollForward:
         except Exception as error:
             self._fail(live, error)
 
-    async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
+    async def _step(self, table: LiveTable, live: LiveBucket, part: BucketRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
         async with live.mutex.bypass_barrier():
             bucket = await live.open()
