@@ -280,8 +280,8 @@ def _renumber(error: ScanKvError, number: int) -> ScanKvError:
     """Returns the error of a row that was written alone with the number of the row in its request."""
     if "row" not in error.details:
         return error
-    renumbered = type(error)(error.message.replace("row 0:", f"row {number}:", 1), **error.details)
-    renumbered.details["row"] = str(number)
+    renumbered = type(error)(error.message.replace("row 0:", f"row {number}:", 1))
+    renumbered.details.update(error.details, row=str(number))
     return renumbered
 
 

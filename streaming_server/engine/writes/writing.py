@@ -12,7 +12,7 @@ from streaming_server.engine.merging.step import restate
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
-from streaming_server.storage.bucket.writer_states import Refusal, WriteStep
+from streaming_server.storage.bucket.writer_states import RefusedRow, WriteStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ class WriteOperation:
         self._done: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
         self._independent = independent
-        self._refusals: dict[int, tuple[Refusal, ...]] = {}
+        self._refusals: dict[int, tuple[RefusedRow, ...]] = {}
         # The buckets whose rows are written one by one, because one of several was refused.
         self._one_by_one: set[int] = set()
 
@@ -206,7 +206,7 @@ class WriteOperation:
             if end - done > 1:
                 self._one_by_one.add(number)
                 return False
-            refusal = Refusal(done, restate(error, "the row was not written"))
+            refusal = RefusedRow(done, restate(error, "the row was not written"))
             self._refusals[number] = (*self._refusals.get(number, ()), refusal)
             progress = self._progress(number, end, count)
             if progress is not None:

@@ -87,7 +87,7 @@ class WriteIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRow:
     """A row that was refused, although other rows of its request were written.
 
     Attributes:
@@ -113,7 +113,7 @@ class WriteStep:
     identity: WriteIdentity
     rows: int
     complete: bool
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class WriteAnswer:
     rows: int
     offset: int
     complete: bool
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,16 +245,16 @@ class WriterState:
         )
 
 
-def _to_json(refusal: Refusal) -> list[Any]:
+def _to_json(refusal: RefusedRow) -> list[Any]:
     error = refusal.error
     return [refusal.row, error.reason, error.message, error.details]
 
 
-def _from_json(stored: list[Any]) -> Refusal:
+def _from_json(stored: list[Any]) -> RefusedRow:
     row, reason, message, details = stored
     error = (error_for_reason(reason) or InvalidRequest)(message)
     error.details.update(details)
-    return Refusal(row, error)
+    return RefusedRow(row, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

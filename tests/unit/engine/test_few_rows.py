@@ -173,7 +173,7 @@ OF_ALL = [agg.min, agg.max, agg.last_value, agg.last_non_null_value, agg.first_v
 FUNCTIONS: dict[str, list[Callable[[], Aggregator]]] = {
     **{name: [*OF_NUMBERS, *OF_ALL] for name in ("d", "f", "n")},
     **{name: [*OF_NUMBERS, *OF_ALL, agg.count] for name in ("i", "u")},
-    **dict.fromkeys(("s", "t", "y"), OF_ALL),
+    **{name: [*OF_ALL] for name in ("s", "t", "y")},
     "b": [*OF_ALL, agg.bool_and, agg.bool_or],
 }
 
