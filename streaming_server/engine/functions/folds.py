@@ -6,6 +6,7 @@ A result that does not fit its column is noticed when its row is encoded. Then t
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from functools import partial
@@ -34,19 +35,18 @@ _MOST_INPUTS: Final = 2**32 - 1
 
 def fold_of(function: MergeFunction, type_: pa.DataType) -> Fold | None:
     """Returns the fold of a function for a column of this type. None: only columns give its results."""
-    # Narrow floats are rounded after each step, which Python's floats are not.
-    is_narrow = pat.is_float16(type_) or pat.is_float32(type_)
     match function:
         case Sum():
-            return None if is_narrow else lambda old, inputs: (_add(old[0], _not_null(inputs), type_),)
+            add = _adder(type_)
+            return lambda old, inputs: (add(old[0], _not_null(inputs)),)
         case Count():
             return lambda old, inputs: ((old[0] or 0) + len(_not_null(inputs)),)
         case Average():
-            return None if is_narrow else _average_fold(type_)
+            return _average_fold(type_)
         case Extreme():
             return _extreme_fold(type_, max if function.greatest else min)
         case Product():
-            return None if is_narrow or pat.is_decimal(type_) else _multiply
+            return None if pat.is_decimal(type_) else partial(_multiply, _narrowing(type_))
         case Last(skip_nulls=True):
             return lambda old, inputs: (next((value for value in reversed(inputs) if value is not None), old[0]),)
         case Last():
@@ -62,58 +62,78 @@ def _not_null(inputs: Sequence[Any]) -> list[Any]:
     return [value for value in inputs if value is not None]
 
 
-def _add(old: Any, inputs: Sequence[Any], type_: pa.DataType) -> Any:  # noqa: ANN401  # of the column's type
-    if not inputs:
-        return old
+def _adder(type_: pa.DataType) -> Callable[[Any, Sequence[Any]], Any]:
+    """Returns the function that adds values, none of them null, to a sum."""
     if pat.is_integer(type_):
-        return (old or 0) + sum(inputs)
+        return lambda old, values: (old or 0) + sum(values) if values else old
     if pat.is_decimal(type_):
-        total = inputs[0] if old is None else _EXACT.add(old, inputs[0])
-        for value in inputs[1:]:
-            total = _EXACT.add(total, value)
-        return total
-    # From -0.0, as for columns, because -0.0 + -0.0 is -0.0.
-    total = -0.0 if old is None else old
-    for value in inputs:
-        total += value
+        return _add_decimals
+    narrow = _narrowing(type_)
+
+    def add(old: float | None, values: Sequence[float]) -> float | None:
+        # From -0.0, as for columns, because -0.0 + -0.0 is -0.0.
+        total = -0.0 if old is None else old
+        for value in values:
+            total = narrow(total + value)
+        return total if values else old
+
+    return add
+
+
+def _add_decimals(old: Decimal | None, values: Sequence[Decimal | int]) -> Decimal | None:
+    total = old
+    for value in values:
+        total = Decimal(value) if total is None else _EXACT.add(total, Decimal(value))
     return total
 
 
-def _multiply(old: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+def _multiply(narrow: Callable[[Any], Any], old: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
     factors = _not_null(inputs)
     if not factors:
         return old
     product = 1 if old[0] is None else old[0]
     for factor in factors:
-        product *= factor
+        product = narrow(product * factor)
     return (product,)
 
 
+def _narrowing(type_: pa.DataType) -> Callable[[Any], Any]:
+    """Returns the function that rounds the result of a step to a narrow float, as columns do after each step."""
+    if not pat.is_float16(type_) and not pat.is_float32(type_):
+        return _keep
+    form = struct.Struct("<e" if pat.is_float16(type_) else "<f")
+
+    def narrow(value: float) -> float:
+        try:
+            (rounded,) = form.unpack(form.pack(value))
+        except OverflowError as error:
+            raise NotExactError from error
+        return float(rounded)
+
+    return narrow
+
+
+def _keep(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
 def _average_fold(type_: pa.DataType) -> Fold:
-    if pat.is_floating(type_):
-        return _average_floats
-    scale = type_.scale if pat.is_decimal(type_) else 0
+    is_float, is_decimal = pat.is_floating(type_), pat.is_decimal(type_)
+    add, scale = _adder(pa.float64()) if is_float else _add_decimals, type_.scale if is_decimal else 0
 
     def fold(old: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         _, total, count = old
         values = _not_null(inputs)
-        for value in values:
-            total = Decimal(value) if total is None else _EXACT.add(total, Decimal(value))
+        total = add(total, values)
         count = (count or 0) + len(values) if values else count
         if total is None or not count:
             return None, total, count
+        if is_float:
+            return total / count, total, count
         mean = _round_mean(int(_EXACT.scaleb(total, scale)), count)
-        return _EXACT.scaleb(Decimal(mean), -scale) if pat.is_decimal(type_) else mean, total, count
+        return _EXACT.scaleb(Decimal(mean), -scale) if is_decimal else mean, total, count
 
     return fold
-
-
-def _average_floats(old: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
-    _, total, count = old
-    values = _not_null(inputs)
-    total = _add(total, values, pa.float64())
-    count = (count or 0) + len(values) if values else count
-    return None if total is None or not count else total / count, total, count
 
 
 def _round_mean(total: int, count: int) -> int:

@@ -36,7 +36,6 @@ class SingleRowCodec:
         self._keys = KeyValues(definition.key_schema.types)
         self.key_places = [schema.get_field_index(name) for name in definition.primary_key]
         self._required = [(place, field.name) for place, field in enumerate(schema) if not field.nullable]
-        self._names = schema.names
         self._row_type = pa.struct(list(schema))
         self._change_type = pa.struct(list(definition.change_schema_at(definition.schema.id)))
         self.hidden: Final = len(definition.hidden_columns(definition.schema))
@@ -126,11 +125,11 @@ class SingleRowCodec:
 
     def to_batch(self, rows: Sequence[Values]) -> pa.RecordBatch:
         """Returns rows as a batch of the current schema, without hidden columns."""
-        return _to_batch(rows, self._names, self._row_type)
+        return _to_batch(rows, self._row_type)
 
     def to_changes(self, rows: Sequence[Values]) -> pa.RecordBatch:
         """Returns rows as a batch of the columns that the changelog records, without hidden columns."""
-        return _to_batch(rows, self._names, self._change_type)
+        return _to_batch(rows, self._change_type)
 
     def to_key_batch(self, rows: Sequence[Values]) -> pa.RecordBatch:
         """Returns the key columns of rows as a batch."""
@@ -176,9 +175,11 @@ class SingleRowCodec:
         return known
 
 
-def _to_batch(rows: Sequence[Values], names: Sequence[str], type_: pa.StructType) -> pa.RecordBatch:
-    # Hidden columns follow the names. One conversion of all columns takes half the time of one for each.
-    return pa.RecordBatch.from_struct_array(pa.array([dict(zip(names, row, strict=False)) for row in rows], type_))
+def _to_batch(rows: Sequence[Values], type_: pa.StructType) -> pa.RecordBatch:
+    width = type_.num_fields
+    # One conversion of all columns takes half the time of one for each, and tuples take half the time of dictionaries.
+    visible = rows if not rows or len(rows[0]) == width else [row[:width] for row in rows]
+    return pa.RecordBatch.from_struct_array(pa.array(visible, type_))
 
 
 def has_single_rows(definition: TableDefinition) -> bool:

@@ -149,6 +149,7 @@ MERGED = pa.schema(
         ("u", pa.uint64()),
         ("d", pa.float64()),
         ("f", pa.float32()),
+        ("h", pa.float16()),
         ("s", pa.string()),
         ("b", pa.bool_()),
         ("n", pa.decimal128(5, 2)),
@@ -161,7 +162,8 @@ VALUES: dict[str, list[Any]] = {
     "i": [None, 1, 2, -3, 100],
     "u": [None, 0, 1, 2, 2**64 - 1],
     "d": [None, 0.0, -0.0, 1.5, math.nan, math.inf],
-    "f": [None, 0.0, -0.0, 0.5, math.nan],
+    "f": [None, 0.0, -0.0, 0.1, 3e38, math.nan],
+    "h": [None, -0.0, 0.1, 1e-7, 60_000.0],
     "s": [None, "", "a", "b\0", "ü"],
     "b": [None, True, False],
     "n": [None, Decimal("0.01"), Decimal("-1.25"), Decimal("999.99")],
@@ -171,7 +173,7 @@ VALUES: dict[str, list[Any]] = {
 OF_NUMBERS = [agg.sum, agg.product, agg.avg]
 OF_ALL = [agg.min, agg.max, agg.last_value, agg.last_non_null_value, agg.first_value, agg.first_non_null_value]
 FUNCTIONS: dict[str, list[Callable[[], Aggregator]]] = {
-    **{name: [*OF_NUMBERS, *OF_ALL] for name in ("d", "f", "n")},
+    **{name: [*OF_NUMBERS, *OF_ALL] for name in ("d", "f", "h", "n")},
     **{name: [*OF_NUMBERS, *OF_ALL, agg.count] for name in ("i", "u")},
     **{name: [*OF_ALL] for name in ("s", "t", "y")},
     "b": [*OF_ALL, agg.bool_and, agg.bool_or],
