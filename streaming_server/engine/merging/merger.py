@@ -82,8 +82,6 @@ class Merger:
         try:
             return merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes)
         except RequestTooLarge as error:
-            if len(rows.keys) == 1:
-                raise
             # The rows were checked for every index that existed when the request was prepared.
             raise RequestTooLarge(
                 f"an index was added during the write, and the indexed columns of a row take over {MAX_KEY_BYTES:,} "

@@ -75,6 +75,8 @@ class RollForward:
         self._applied: dict[LiveBucket, int] = {}
         self._end_offsets: dict[LiveBucket, int] = {}
         self._complete: set[LiveBucket] = set()
+        # The buckets whose last step has no offset, because only progress or hidden columns changed.
+        self._without_offset: set[LiveBucket] = set()
 
     async def run(
         self,
@@ -143,11 +145,13 @@ class RollForward:
                 raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
                 bucket = await live.open()
-                answer = await live.run(bucket.find_answer, self._identity)
+                answer = await live.find_answer(bucket, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._end_offsets[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.complete:
                 self._complete.add(live)
+                # Whether the answer itself is durable is unknown.
+                self._without_offset.add(live)
         except Exception as error:
             self._fail(live, error)
 
@@ -225,7 +229,7 @@ class RollForward:
     ) -> None:
         bucket, codec = await live.open(), table.state.codec
         end_row = self._applied[live] + len(keys)
-        await live.run(
+        await live.write(
             apply_change,
             live,
             bucket,
@@ -235,7 +239,14 @@ class RollForward:
             origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
-        self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
+        self._record_step(live, end_row, bucket.state.log_offset)
+
+    def _record_step(self, live: LiveBucket, applied: int, offset: int) -> None:
+        if offset == self._end_offsets[live]:
+            self._without_offset.add(live)
+        else:
+            self._without_offset.discard(live)
+        self._applied[live], self._end_offsets[live] = applied, offset
 
     async def _apply(self, table: LiveTable, part: BucketRows) -> None:
         live = table.buckets[part.bucket]
@@ -258,12 +269,12 @@ class RollForward:
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
             step = WriteStep(identity=self._identity, rows=end_row, complete=end_row == total)
-            await live.run(
+            await live.write(
                 apply_rows,
                 *(live, bucket, rows, merger, step),
                 *(self._decision.writer or None, self._decision.micros),
             )
-            self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
+            self._record_step(live, end_row, bucket.state.log_offset)
             if end_row == total:
                 self._complete.add(live)
 
@@ -277,7 +288,11 @@ class RollForward:
 
     async def _sync(self, live: LiveBucket) -> None:
         try:
-            await live.wait_written()
+            # An offset is durable after everything that was written before it.
+            if live in self._without_offset:
+                await live.wait_written()
+            else:
+                await live.wait_durable(self._end_offsets[live])
         except Exception as error:
             self._fail(live, error)
 

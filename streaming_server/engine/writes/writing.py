@@ -206,7 +206,9 @@ class WriteOperation:
             if end - done > 1:
                 self._one_by_one.add(number)
                 return False
-            refusal = RefusedRow(done, restate(error, "the row was not written"))
+            # Independent rows are not checked for indexes before they are merged, so none was added meanwhile.
+            cause = error.__cause__ if isinstance(error.__cause__, RequestTooLarge) else error
+            refusal = RefusedRow(done, restate(cause, "the row was not written"))
             self._refusals[number] = (*self._refusals.get(number, ()), refusal)
             progress = self._progress(number, end, count)
             if progress is not None:
@@ -224,11 +226,7 @@ class WriteOperation:
     async def _find_answer(self, live: LiveBucket, bucket: Bucket) -> WriteAnswer | None:
         """Returns what an earlier attempt of the request has applied to a bucket. None: nothing. Hold the mutex."""
         identity = self._preconditions.identity
-        if identity is None:
-            return None
-        if bucket.writers.is_cached(identity.writer):
-            return bucket.find_answer(identity)
-        return await live.run(bucket.find_answer, identity)
+        return None if identity is None else await live.find_answer(bucket, identity)
 
     async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: BucketRows, done: int) -> None:
         """Raises WriteConflict if a key of a part has changed; skips the first `done` rows, applied earlier."""
