@@ -72,6 +72,18 @@ class LookupAnswer:
         offsets.advance(response.log_offsets, response.table_incarnation)
         return cls(keys, rows, found, offsets)
 
+    def split(self, lengths: Sequence[int]) -> list[LookupAnswer]:
+        """Splits the answer to several calls, which had so many keys each. The parts have no log offsets."""
+        parts, start, first = [], 0, 0
+        for length in lengths:
+            found = self.found[start : start + length]
+            end = first + int(found.sum())
+            # Copies, because a slice would keep the rows of all calls in memory.
+            rows = self.rows if len(lengths) == 1 else self.rows.take(np.arange(first, end))
+            parts.append(LookupAnswer(self.keys.slice(start, length), rows, found, LogOffsets()))
+            start, first = start + length, end
+        return parts
+
 
 def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
     """Joins answers in order.

@@ -11,13 +11,20 @@ from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, VersionedRows, join_answers, oldest_offsets
 from aio_client._queries.row_gets import RowGets
 from aio_client._table.handle import TableMethods
+from aio_client._table.python_rows import MAX_FEW_ROWS
+from aio_client._table.shape import TableShape
+from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
 from scankv.v1 import lookup_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     import pyarrow as pa
 
+    from aio_client._queries.row_gets import FoundEncodedRows
     from aio_client._table.handle import TableHandle
+    from aio_client._table.python_rows import PythonRows
 
 
 class LookupMethods(TableMethods):
@@ -26,6 +33,8 @@ class LookupMethods(TableMethods):
     def __init__(self, handle: TableHandle) -> None:
         super().__init__(handle)
         self._gets = RowGets(handle)
+        # Callers that find the shape outdated at the same time share a call for the next one.
+        self._refreshes: SharedCalls[TableShape, None] = SharedCalls(self._refresh, lambda _: 0, 0)
 
     async def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
@@ -44,14 +53,14 @@ class LookupMethods(TableMethods):
         encoded = python_rows.encode_key(key)
         if encoded is not None:
             found = await self._gets.get([encoded])
-            if found.table_incarnation == self._handle.shape.description.incarnation:
+            current = await self._shape_of(found, python_rows)
+            if current is not None:
                 (row,) = found.rows
                 if row is None:
                     return None
-                decoded = python_rows.decode(row)
+                decoded = current.decode(row)
                 if decoded is not None:
                     return decoded
-            # The table was altered, or dropped and created again, so that keys and rows may have another form.
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
 
@@ -73,8 +82,8 @@ class LookupMethods(TableMethods):
         """Reads the rows with these keys.
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another. Calls with up to 100 keys in a list share requests
-        as those of `get` do.
+        at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
+        requests as those of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -94,16 +103,16 @@ class LookupMethods(TableMethods):
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
-        if missing == "omit" and not with_version:
-            few = await self._lookup_few(keys)
-            if few is not None:
-                return few
+        few = await self._lookup_few(keys, fill_missing=missing == "null")
+        if few is not None:
+            return few if with_version else few.rows
         batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
-        answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
+        find = self._find if with_version or batch.num_rows > MAX_FEW_ROWS else self._gets.look_up
+        answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await _look_up(find, piece)]
         rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 
-    async def _lookup_few(self, keys: object) -> pa.Table | None:
+    async def _lookup_few(self, keys: object, *, fill_missing: bool) -> VersionedRows | None:
         """Reads the rows of few keys in a request that concurrent calls share. None: they need Arrow's conversions."""
         python_rows = self._handle.python_rows
         encoded = python_rows.encode_keys(keys) if python_rows.is_exact else None
@@ -113,19 +122,65 @@ class LookupMethods(TableMethods):
             found = await self._gets.get(encoded)
         except RequestTooLarge:
             return None
-        if found.table_incarnation != self._handle.shape.description.incarnation:
+        current = await self._shape_of(found, python_rows)
+        if current is None or not current.is_exact:
             return None
-        return python_rows.to_table([row for row in found.rows if row is not None])
+        if fill_missing:
+            rows = current.to_filled_table(encoded, found.rows)
+        else:
+            rows = current.to_table([row for row in found.rows if row is not None])
+        return None if rows is None else VersionedRows(rows, found.log_offsets)
 
-    async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:
-        """Reads the rows of some keys. Halves the request as long as its rows do not fit into one answer."""
+    async def _shape_of(self, found: FoundEncodedRows, asked: PythonRows) -> PythonRows | None:
+        """Returns what decodes the rows found. None: the keys must be encoded again.
+
+        If the table was altered, or dropped and created again, the shape is read again.
+
+        Args:
+            found: The rows.
+            asked: What encoded their keys.
+        """
+        current = self._handle.python_rows
+        if not _fits(found, current):
+            await self._refreshes.call(current.shape)
+            current = self._handle.python_rows
+        # The same bytes may be another key for other key columns.
+        same_keys = current is asked or current.shape.key_schema == asked.shape.key_schema
+        return current if same_keys and _fits(found, current) else None
+
+    async def _refresh(self, outdated: Sequence[TableShape]) -> Sequence[None]:
+        """Reads the shape again, unless that was done since a caller found it outdated.
+
+        A table that was created again with another key keeps its shape, so that its keys are refused.
+        """
+        known = self._handle.shape
+        if any(shape is known for shape in outdated):
+            shape = TableShape.of((await self._handle.describe()).table)
+            if shape.key_schema == known.key_schema and self._handle.shape is known:
+                self._handle.shape = shape
+        return [None] * len(outdated)
+
+    async def _find(self, keys: pa.RecordBatch) -> LookupAnswer:
+        """Reads the rows of some keys in a request of its own."""
         transport = self._handle.transport
         request = lookup_pb2.LookupRequest(table=self._handle.name, keys=to_ipc(keys))
-        try:
-            response = await transport.call(lambda: transport.services.lookups.Lookup, request)
-        except RequestTooLarge:
-            if keys.num_rows == 1:
-                raise
-            half = keys.num_rows // 2
-            return await self._lookup(keys.slice(0, half)) + await self._lookup(keys.slice(half))
-        return [LookupAnswer.decode(keys, response)]
+        response = await transport.call(lambda: transport.services.lookups.Lookup, request)
+        return LookupAnswer.decode(keys, response)
+
+
+async def _look_up(
+    find: Callable[[pa.RecordBatch], Awaitable[LookupAnswer]], keys: pa.RecordBatch
+) -> list[LookupAnswer]:
+    """Reads the rows of some keys. Halves the request as long as its rows do not fit into one answer."""
+    try:
+        return [await find(keys)]
+    except RequestTooLarge:
+        if keys.num_rows == 1:
+            raise
+        half = keys.num_rows // 2
+        return await _look_up(find, keys.slice(0, half)) + await _look_up(find, keys.slice(half))
+
+
+def _fits(found: FoundEncodedRows, python_rows: PythonRows) -> bool:
+    known = python_rows.shape.description
+    return found.table_incarnation == known.incarnation and found.schema_id == known.schema_id

@@ -544,8 +544,8 @@ class Table(Blocking):
         """Reads the rows with these keys.
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another. Calls with up to 100 keys in a list share requests
-        as those of `get` do.
+        at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
+        requests as those of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or

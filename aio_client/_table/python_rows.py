@@ -98,8 +98,9 @@ class PythonRows:
         return None if None in encoded else encoded  # type: ignore[return-value]
 
     def decode(self, row: bytes) -> dict[str, Any] | None:
-        """Decodes a row. None: it takes the path through Arrow, because it is of another shape, or damaged."""
-        assert self._rows is not None
+        """Decodes a row. None: it takes the path through Arrow, because a value needs it, or the row is damaged."""
+        if self._rows is None:
+            return None
         try:
             return dict(zip(self._names, self._rows.decode(row), strict=True))
         except (DamagedRowError, ValueError, OverflowError):
@@ -107,7 +108,21 @@ class PythonRows:
 
     def to_table(self, rows: Sequence[bytes]) -> pa.Table | None:
         """Decodes rows. None: they take the path through Arrow, as in `decode`. Only if `is_exact`."""
-        decoded = [self.decode(row) for row in rows]
-        if None in decoded:
+        return self._table_of([self.decode(row) for row in rows], self._row_type)
+
+    def to_filled_table(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> pa.Table | None:
+        """Decodes the rows of encoded keys; a key without a row gets one that is null except for the key.
+
+        Columns outside the key are nullable. Otherwise as `to_table`.
+        """
+        decoded = [
+            dict(zip(self._key_names, self._keys.decode(key), strict=True)) if row is None else self.decode(row)
+            for key, row in zip(keys, rows, strict=True)
+        ]
+        fields = [field if field.name in self._key_names else field.with_nullable(True) for field in self.shape.schema]
+        return self._table_of(decoded, pa.struct(fields))
+
+    def _table_of(self, rows: Sequence[dict[str, Any] | None], type_: pa.StructType) -> pa.Table | None:
+        if None in rows:
             return None
-        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(decoded, self._row_type))])
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(rows, type_))])

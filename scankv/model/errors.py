@@ -126,12 +126,15 @@ class TableExists(ServerRefused):
 
 
 class TableRecreated(ServerRefused):
-    """The log offsets belong to an earlier incarnation of the table, which was dropped. Nothing was done.
+    """The request was made for an earlier incarnation of the table, which was dropped. Nothing was done.
 
-    In the current incarnation the same offsets name other changes or no changes. Read the table from the start instead.
+    The request has log offsets, encoded rows, or encoded keys of the earlier incarnation. In the current one, the same
+    offsets name other changes or no changes, and the same bytes may be other rows. A `Table` encodes its rows again and
+    repeats the write by itself, so callers see this error for log offsets only.
 
     What to do:
-        Discard the stored offsets and start from the full table.
+        For log offsets: discard the stored offsets and start from the full table. For encoded rows and keys, in a
+        client of another kind: read the table's schema and incarnation again, and encode them again.
     """
 
     code = "FAILED_PRECONDITION"

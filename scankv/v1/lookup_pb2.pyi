@@ -138,12 +138,16 @@ class LookupResponse(_message.Message):
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     ENCODED_ROWS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream of the rows found, in the order of their keys in the request."""
     found: _builtins.bytes
     """One byte for each key of the request: 1 if it has a row, else 0."""
     table_incarnation: _builtins.str
     """Changes when the table is dropped and created again under the same name."""
+    schema_id: _builtins.int
+    """For `encoded_keys`: the id of the current schema, also if no row was found."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket of the keys, the offset of the first change that the rows do not include, for the precondition of
@@ -156,6 +160,10 @@ class LookupResponse(_message.Message):
         docs/internals/rows.md. Each row names the id of its schema.
         """
 
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For `encoded_keys`: the bucket of each key, so that calls that share a request each get the offsets of their keys."""
+
     def __init__(
         self,
         *,
@@ -164,10 +172,12 @@ class LookupResponse(_message.Message):
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
         encoded_rows: _abc.Iterable[_builtins.bytes] | None = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        schema_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_rows", b"encoded_rows", "found", b"found", "log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "encoded_rows", b"encoded_rows", "found", b"found", "log_offsets", b"log_offsets", "rows", b"rows", "schema_id", b"schema_id", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

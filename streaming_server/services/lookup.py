@@ -94,11 +94,13 @@ class LookupService:
             if request.encoded_keys:
                 if request.keys or columns is not None:
                     raise InvalidRequest("encoded_keys must come without keys and columns")
-                encoded, found, offsets = await table.reads.get(request.encoded_keys)
+                found_rows = await table.reads.get(request.encoded_keys)
                 return lookup_pb2.LookupResponse(
-                    encoded_rows=encoded,
-                    found=found,
-                    log_offsets=offsets,
+                    encoded_rows=found_rows.rows,
+                    found=found_rows.is_there,
+                    log_offsets=found_rows.offsets,
+                    buckets=found_rows.buckets,
+                    schema_id=found_rows.schema_id,
                     table_incarnation=table.definition.incarnation,
                 ).SerializeToString()
             rows, found, offsets = await table.reads.lookup(request.keys, columns)

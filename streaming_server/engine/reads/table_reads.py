@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,24 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_state import BucketState
 
 MergeFoundRows: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
+
+
+class FoundEncodedRows(NamedTuple):
+    """What `TableReads.get` finds. All of it is durable.
+
+    Attributes:
+        rows: The rows found, in the order of their keys, as rows of the current schema without hidden columns.
+        is_there: A byte for each key, 1 if it was found, else 0.
+        offsets: The log offset at which each bucket was read.
+        buckets: The bucket of each key.
+        schema_id: The id of the schema of the rows.
+    """
+
+    rows: list[bytes]
+    is_there: bytes
+    offsets: dict[int, int]
+    buckets: list[int]
+    schema_id: int
 
 
 class TableReads:
@@ -147,11 +165,8 @@ class TableReads:
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
-    async def get(self, keys: Sequence[bytes]) -> tuple[list[bytes], bytes, dict[int, int]]:
+    async def get(self, keys: Sequence[bytes]) -> FoundEncodedRows:
         """Looks up the rows of few encoded keys, without Arrow.
-
-        Returns the rows found, in the order of their keys, as rows of the current schema without hidden columns; the
-        rest as `lookup`.
 
         Args:
             keys: The keys, in any order. Bytes that are no key of the table have no row.
@@ -165,16 +180,19 @@ class TableReads:
                 f"the lookup has {len(keys):,} encoded keys; the limit is {MAX_ENCODED_KEYS:,}: send them as Arrow data"
             )
         table = self._table
+        buckets = list(map(table.codec.keys.bucket_of, keys))
         places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(table.codec.keys.bucket_of(key), []).append(place)
+        for place, number in enumerate(buckets):
+            places.setdefault(number, []).append(place)
         wanted = {number: [keys[place] for place in places[number]] for number in sorted(places)}
         found, offsets = await lookup_rows(table.buckets, wanted)
         rows: list[bytes | None] = [None] * len(keys)
         for place, row in zip(chain.from_iterable(places[number] for number in wanted), found, strict=True):
             rows[place] = row
         is_there = bytes(row is not None for row in rows)
-        return table.codec.rows.visible([row for row in rows if row is not None]), is_there, offsets
+        codec = table.codec
+        visible = codec.rows.visible([row for row in rows if row is not None])
+        return FoundEncodedRows(visible, is_there, offsets, buckets, codec.definition.schema.id)
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
         """Counts the rows of some buckets (None: all) in a durable view of one instant.

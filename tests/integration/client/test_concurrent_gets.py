@@ -327,3 +327,108 @@ async def test_under_random_faults_a_get_has_its_row_or_the_error_of_the_connect
                 assert all(await asyncio.gather(*(get(key) for key in range(KEYS + 3))))
             await through.wait_ready()
             assert await behind.get(5) == {"key": 5, "n": 25}
+
+
+LOOKUP_TABLES: Final[dict[str, tuple[pa.Schema, list[str], dict[str, Any]]]] = {
+    "plain": (PAIR_SCHEMA, ["name", "n"], {}),
+    "nested": (PAIR_SCHEMA.append(pa.field("tags", pa.list_(pa.string()))), ["name", "n"], {}),
+    "decimal": (PAIR_SCHEMA.append(pa.field("price", pa.decimal128(10, 2))), ["name", "n"], {}),
+    "required": (PAIR_SCHEMA.append(pa.field("must", pa.int8(), nullable=False)), ["name", "n"], {}),
+    "aggregate": (PAIR_SCHEMA, ["name", "n"], {"merge_engine": "aggregate"}),
+}
+
+
+def random_lookup(random: Random) -> tuple[object, dict[str, Any]]:
+    """Returns the arguments of a `lookup`: mostly few keys, sometimes many, no key, or one that is refused."""
+    if random.random() < 0.1:
+        keys = random.choice([[], [random.choice(BAD_KEYS)], [("a0", 1), random.choice(BAD_KEYS)]])
+    else:
+        count = random.choice([1, 1, 2, 5, 60, 130])
+        keys = [(f"a{random.randrange(3)}", random.randrange(-5, 60)) for _ in range(count)]
+        if random.random() < 0.2:
+            name, n = zip(*keys, strict=True)
+            keys = pa.table({"n": n, "name": name})
+    return keys, {"missing": random.choice(["omit", "null"]), "with_version": random.random() < 0.4}
+
+
+async def lookup_outcome(table: Table, keys: object, modes: dict[str, Any]) -> tuple[object, ...]:
+    """Returns rows, their columns and the log offsets, or type and message of the error."""
+    try:
+        found = await table.lookup(keys, **modes)
+    except ScanKvError as error:
+        return type(error), str(error)
+    if isinstance(found, pa.Table):
+        return found.schema, found.to_pylist()
+    return found.rows.schema, found.rows.to_pylist(), found.log_offsets.to_json()
+
+
+@pytest.mark.parametrize("kind", LOOKUP_TABLES)
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_concurrent_lookups_have_the_outcomes_of_single_ones_and_of_many_keys(
+    client: Client, shared_server: ServerProcess, name: str, seed: int, kind: str
+) -> None:
+    random = Random(f"{seed} {kind}")
+    schema, key, options = LOOKUP_TABLES[kind]
+    table = await client.create_table(name, schema, primary_key=key, buckets=random.choice([1, 3, 7]), **options)
+    others: dict[str, Any] = {"tags": ["a", None], "price": 1, "must": 1}
+    more = {column: others[column] for column in schema.names if column in others}
+    await table.upsert([{"name": f"a{n % 3}", "n": n, "value": bytes([n]), **more} for n in range(50)])
+    calls = [random_lookup(random) for _ in range(random.choice([2, 20, 60]))]
+    async with connect(shared_server.url) as other:
+        alone = await other.table(name)
+        expected = [await lookup_outcome(alone, *call) for call in calls]
+        # What Arrow data says is the rule. It does not share requests with lists of keys.
+        for (keys, modes), single in zip(calls, expected, strict=True):
+            if isinstance(keys, list) and keys and isinstance(single[0], pa.Schema):
+                names, numbers = zip(*keys, strict=True)
+                assert await lookup_outcome(alone, pa.table({"name": names, "n": numbers}), modes) == single
+
+    async def look_up(keys: object, modes: dict[str, Any]) -> tuple[object, ...] | None:
+        await pass_turns(random.choice([0, 0, random.randrange(MOST_TURNS)]))
+        task = asyncio.create_task(lookup_outcome(table, keys, modes))
+        if random.random() < 0.2:
+            await pass_turns(random.randrange(MOST_TURNS))
+            task.cancel()
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    outcomes = await asyncio.gather(*(look_up(*call) for call in calls))
+    with noted(f"seed {seed}"):
+        for call, outcome, single in zip(calls, outcomes, expected, strict=True):
+            assert outcome is None or outcome == single, call
+        assert sum(outcome is not None for outcome in outcomes) >= len(outcomes) // 3
+
+
+@pytest.mark.parametrize("column", [pa.field("more", pa.int64()), pa.field("more", pa.list_(pa.int64()))], ids=str)
+async def test_a_table_that_was_opened_before_a_column_was_added_learns_of_it_by_its_first_read(
+    client: Client, name: str, column: pa.Field
+) -> None:
+    schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+    before = await client.create_table(name, schema, primary_key=["key"])
+    await before.upsert([{"key": 1, "n": 2}])
+    await client.alter_table(name, add_columns=pa.schema([column]))
+    row = {"key": 1, "n": 2, "more": None}
+    assert await asyncio.gather(*(before.get(1) for _ in range(50))) == [row] * 50
+    assert before.schema.names == ["key", "n", "more"]
+    assert (await before.lookup([1])).to_pylist() == [row]
+
+
+async def test_a_lookup_of_missing_keys_has_the_columns_that_were_added(client: Client, name: str) -> None:
+    before = await client.create_table(name, pa.schema([("key", pa.int64())]), primary_key=["key"])
+    await client.alter_table(name, add_columns=pa.schema([("more", pa.int64())]))
+    assert (await before.lookup([7])).schema.names == ["key", "more"]
+    assert (await before.lookup([7], missing="null")).to_pylist() == [{"key": 7, "more": None}]
+
+
+async def test_a_get_in_flight_decodes_with_its_own_columns_when_a_write_learns_of_another_table(
+    client: Client, name: str
+) -> None:
+    """The rows of both tables have the same length and the same schema id."""
+    before = await client.create_table(name, pa.schema([("key", pa.int64()), ("v", pa.int64())]), primary_key=["key"])
+    await client.drop_table(name)
+    after = await client.create_table(name, pa.schema([("key", pa.int64()), ("w", pa.int64())]), primary_key=["key"])
+    await after.upsert([{"key": 1, "w": 5}])
+    gets = [asyncio.create_task(before.get(1)) for _ in range(30)]
+    written = asyncio.create_task(before.upsert([{"key": 2}]))
+    assert await asyncio.gather(*gets) == [{"key": 1, "w": 5}] * 30
+    await written
