@@ -15,6 +15,7 @@ from streaming_server.engine.bucket.locking import lock_buckets, wait_until_dura
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_live_read_path, record_errors
+from streaming_server.engine.reads.visible_rows import VisibleRows
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import consider_bases, merge_deltas
@@ -71,6 +72,7 @@ class TableReads:
         self._table = table
         # The version of all buckets that was computed last, and of what.
         self._version: tuple[TableDefinition, dict[int, int], bytes] | None = None
+        self._visible_rows = VisibleRows()
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
         """Opens a durable view, as of one instant, of the buckets that a plan names. The caller closes its source.
@@ -191,7 +193,7 @@ class TableReads:
             rows[place] = row
         is_there = bytes(row is not None for row in rows)
         codec = table.codec
-        visible = codec.rows.visible([row for row in rows if row is not None])
+        visible = self._visible_rows.encode(codec, [row for row in rows if row is not None])
         return FoundEncodedRows(visible, is_there, offsets, buckets, codec.definition.schema.id)
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
