@@ -110,6 +110,11 @@ class GroupCommit:
                     self.syncs += 1
                     self.notify()
 
+    def begin_sync(self) -> None:
+        """Begins a sync in the background, unless one is running or none can begin. A failure is raised by `wait`."""
+        if self.can_sync:
+            self._running = asyncio.create_task(self._run())
+
     async def wait(self, offset: int) -> None:
         """Returns once everything below a written offset is durable.
 

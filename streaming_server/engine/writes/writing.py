@@ -172,7 +172,7 @@ class WriteOperation:
         end = part.step_end(done, end)
         step = None if identity is None else WriteStep(identity=identity, rows=end, complete=end == count)
         rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
-        await live.write(apply_rows, live, bucket, rows, merger, step, writer)
+        await live.write(apply_rows, live, bucket, rows, merger, step, writer, more_follows=end < count)
         self._done[part.bucket], self._offsets[part.bucket] = end, bucket.state.log_offset
         return end == count
 
