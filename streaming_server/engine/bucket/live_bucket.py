@@ -323,8 +323,8 @@ class LiveBucket:
     async def write(self, function: Callable[..., None], *args: object, more_follows: bool = False) -> None:
         """Runs a step that writes, as `run`, and sees to a sync of it if no other step or request does.
 
-        The sync of the last step runs right after it in the same thread. That of an earlier step runs while the next
-        step is applied, so that little is left to sync after the last one.
+        The sync of the last step runs right after it in the same thread. Syncs of earlier steps run while later steps
+        are applied, so that little is left to sync after the last one.
 
         Args:
             function: The step.
@@ -334,12 +334,17 @@ class LiveBucket:
         if self._commit is None or self.mutex.has_waiters or not self._commit.can_sync or more_follows:
             await self.run(function, *args)
             if more_follows and self._commit is not None:
-                self._commit.begin_sync()
+                self._commit.record_step()
             return
         try:
             await self._commit.write_and_sync(function, *args)
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
+
+    def abandon_steps(self) -> None:
+        """Call when a request ends after a step that `write` was told others would follow."""
+        if self._commit is not None and self._bucket is not None:
+            self._commit.abandon_steps()
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""
