@@ -164,17 +164,27 @@ class WholeView:
             DataLoss: The view is damaged, and the sink has only a part of the rows.
             ScanKvError: The error that ended the scan, or an error of the sink.
         """
-        source, room, began = self._source, self._room, time.perf_counter()
-        while (chunk := source.next_chunk(*room)) is not None:
+        source, room, began = self._source, self._room, time.thread_time()
+        while True:
+            while not source.prefetch(*room):
+                began = await self._yield_to_others()
+            if (chunk := source.next_chunk(*room)) is None:
+                break
             self._scan.rows_scanned = source.rows_scanned
+            if time.thread_time() - began >= _SECONDS_A_TURN:
+                began = await self._yield_to_others()
             consumer.add(chunk)
             if consumer.is_due:
                 await asyncio.to_thread(consumer.settle)
-            if time.perf_counter() - began >= _SECONDS_A_TURN:
-                await asyncio.sleep(0)
-                await self._turns.wait()
-                began = time.perf_counter()
+            if time.thread_time() - began >= _SECONDS_A_TURN:
+                began = await self._yield_to_others()
         self._scan.rows_scanned = source.rows_scanned
+
+    async def _yield_to_others(self) -> float:
+        """Returns when the next step may begin, with the processor time then."""
+        await asyncio.sleep(0)
+        await self._turns.wait()
+        return time.thread_time()
 
 
 @asynccontextmanager

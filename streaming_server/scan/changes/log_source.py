@@ -149,6 +149,10 @@ class LogSource:
         """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Returns True, because `next_chunk` is short."""
+        return True
+
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
         """Returns the next changes of one bucket; WAITING if no change is unread yet; None at the proven end.
 

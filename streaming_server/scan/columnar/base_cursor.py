@@ -99,6 +99,10 @@ class BaseCursor:
             return None
         return BatchMessage(self._base.message(self._whole_batch), self._base.crc32c(self._whole_batch))
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Returns True, because each step of `next_batch` is short."""
+        return True
+
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """Returns the requested columns of the next matching rows, possibly an empty batch; None at the end.
 
