@@ -39,14 +39,20 @@ Request: TypeAlias = "scan_pb2.ScanKvRequest | QueryRequest"
 
 
 class RowSink(Protocol):
-    """Consumes the rows of a view for a result."""
+    """Consumes the rows of a view for a result.
+
+    Attributes:
+        most_rows: The most rows to add at once, so that `add` takes about a millisecond.
+    """
+
+    most_rows: int
 
     @property
     def is_due(self) -> bool:
         """Whether `settle` should be called before more rows are added."""
 
     def add(self, chunk: Chunk) -> None:
-        """Adds the next rows. Takes a few milliseconds at most."""
+        """Adds the next rows, at most `most_rows`."""
 
     def settle(self) -> None:
         """Reduces the added rows to their smallest form. May take long, so call it in a thread."""
@@ -164,7 +170,9 @@ class WholeView:
             DataLoss: The view is damaged, and the sink has only a part of the rows.
             ScanKvError: The error that ended the scan, or an error of the sink.
         """
-        source, room, began = self._source, self._room, time.thread_time()
+        source, began = self._source, time.thread_time()
+        max_rows, max_bytes = self._room
+        room = min(max_rows, consumer.most_rows), max_bytes
         while True:
             while not source.prefetch(*room):
                 began = await self._yield_to_others()

@@ -62,7 +62,8 @@ class KeyRanges:
     @property
     def are_keys(self) -> bool:
         """Whether the list is not empty and contains only single keys."""
-        return bool(self.starts) and all(map(_is_key, self.starts, self.ends))
+        # Millions of keys a second, where `_is_key` would be called once for each.
+        return bool(self.starts) and self.ends == tuple([start + b"\0" for start in self.starts])
 
     @property
     def is_one_range(self) -> bool:

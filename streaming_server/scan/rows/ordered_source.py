@@ -78,6 +78,8 @@ class OrderedSource:
             _RowRun(bucket, cursor, representation, reverse, on_error) for bucket, cursor in sorted(cursors.items())
         ]
         self._single_rows = _SINGLE_ROWS if singly else 0
+        # The time that merging one by one may take at once. A chunk of these rows may be a part of the 128 rows.
+        self._single_seconds = 5 * STEP_SECONDS
         self._aborted: ScanKvError | None = None
         # The state of `prefetch`: the buckets still to be read for the next chunk, and then the merged rows.
         self._due: _DueRuns | None = None
@@ -92,7 +94,10 @@ class OrderedSource:
         """Does a part of the work of `next_chunk`. See `ChunkSource`."""
         if self._aborted is not None:
             raise copy(self._aborted)
-        if self._single_rows > 0 or self._merged is not None:
+        if self._single_rows > 0:
+            self._single_seconds = SLICE_SECONDS
+            return True
+        if self._merged is not None:
             return True
         if self._due is None:
             self._due = self._runs_to_read(max_rows, max_bytes)
@@ -140,7 +145,7 @@ class OrderedSource:
         for run in self._runs:
             while run.last_key is None and not run.ended:
                 run.add_single()
-                if time.thread_time() - began > STEP_SECONDS:
+                if time.thread_time() - began > min(self._single_seconds, STEP_SECONDS):
                     return _MergedRows(self._representation.empty, None, [])
         parts: list[tuple[int, pa.Array]] = []
         last_key = b""
@@ -153,7 +158,7 @@ class OrderedSource:
                 )
             parts.append((run.bucket, run.take(1)))
             max_bytes -= parts[-1][1].nbytes
-            if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > 5 * STEP_SECONDS:
+            if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > self._single_seconds:
                 break
         return _MergedRows(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
 
@@ -207,13 +212,16 @@ class OrderedSource:
         """Reads ahead of some buckets, for about `seconds` of processor time."""
         read: list[tuple[_RowRun, pa.Array]] = []
         began = time.thread_time()
-        while due.runs and (spent := time.thread_time() - began) < seconds:
+        spent = 0.0
+        # Another bucket would take about as long as those before it.
+        while due.runs and (not read or spent + spent / len(read) < seconds):
             # A bucket with many deleted rows takes as long as a chunk. The other buckets then wait for the next chunk.
             if due.seconds_spent + spent > 2 * STEP_SECONDS:
                 due.runs.clear()
                 break
             run = due.runs.popleft()
             read.append((run, run.next_rows(due.rows, due.size)))
+            spent = time.thread_time() - began
         due.seconds_spent += time.thread_time() - began
         parts = [(run.bucket, new) for run, new in read]
         # Compute the keys of all buckets together, because the step of a single bucket may be small.

@@ -23,7 +23,8 @@ _ONE_IN: Final = 64
 
 SLICE_SECONDS: Final = 0.001
 """The approximate processor time of one call of `BucketCursor.prefetch`."""
-_SHORT_SECONDS: Final = SLICE_SECONDS / 2
+SHORT_SECONDS: Final = SLICE_SECONDS / 4
+"""A step that has taken longer leaves the next step to another turn of the event loop."""
 _PIECE_ROWS: Final = 8192
 """The most rows that are decoded at once for `BucketCursor.prefetch`, which takes about half a millisecond."""
 
@@ -132,7 +133,7 @@ class BucketCursor:
         elif len(self._values) > (start := _PIECE_ROWS * len(self._pieces)) + _PIECE_ROWS:
             self._pieces.append(self._decode(self._values[start : start + _PIECE_ROWS]))
         is_last_piece = len(self._values) <= _PIECE_ROWS * (len(self._pieces) + 1)
-        return is_last_piece and time.thread_time() - began < _SHORT_SECONDS
+        return is_last_piece and time.thread_time() - began < SHORT_SECONDS
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
         """Reads like `next_batch`, but decodes nothing; returns how many rows it read, or None at the end.
@@ -168,8 +169,8 @@ class BucketCursor:
     ) -> Generator[None, None, list[bytes]]:
         """Reads the rows of the next batch, and yields after about each `seconds`. Returns the rows.
 
-        It reads in steps so small that even the longest rows would stay within the budget. After a step that takes long,
-        it reads no more.
+        It reads in steps so small that even the longest rows would stay within the budget. A step that takes long is
+        the last.
         """
         values: list[bytes] = []
         budget, wanted = max_bytes, max_rows

@@ -202,7 +202,8 @@ class RangeReader(Generic[T]):
                 is_begun = self._last is not None or self._crossed is not None
                 before, now = now, time.thread_time()
                 self._block = _LEAST_BLOCK if now - before > STEP_SECONDS / 4 else min(2 * self._block, _MOST_BLOCK)
-                if is_begun and now - began > seconds:
+                # Another block would take about as long as this one.
+                if is_begun and 2 * now - before - began > seconds:
                     break
         except ScanKvError:
             raise
