@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
-# When a call arrives, two threads of gRPC have to wake up. Then gRPC needs about four turns of the event loop to start the
-# handler. With 6 turns between slices, a call waited for 1.2 complete slices on average; with 10 to 14 turns, for 0.4.
+# When a call arrives, two threads of gRPC have to wake up. Then gRPC needs about four turns of the event loop to start
+# the handler. With 6 turns between slices, a call waited for 1.2 slices on average; with 10 to 14 turns, for 0.4.
 _TURNS_APART: Final = 12
 # Turns between slices take a fifth of a scan's processor time, so they are left out while there are no calls.
 _RECENT_SECONDS: Final = 1.0
