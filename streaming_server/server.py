@@ -147,6 +147,7 @@ class Server:
             ),
             stall_timeout=self.config.stall_timeout_seconds,
             max_scan=self.config.max_scan_seconds,
+            turns_with_events=None if self._loop_turns is None else self._loop_turns.count_turns_with_events,
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
