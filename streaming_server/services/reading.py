@@ -39,13 +39,11 @@ Request: TypeAlias = "scan_pb2.ScanKvRequest | QueryRequest"
 
 
 class RowSink(Protocol):
-    """Consumes the rows of a view for a result.
+    """Consumes the rows of a view for a result."""
 
-    Attributes:
-        most_rows: The most rows to add at once, so that `add` takes about a millisecond.
-    """
-
-    most_rows: int
+    @property
+    def most_rows(self) -> int:
+        """The most rows to add at once, so that `add` takes about a millisecond."""
 
     @property
     def is_due(self) -> bool:
