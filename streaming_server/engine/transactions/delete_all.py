@@ -100,14 +100,18 @@ class DeleteAll:
         rows = size = 0
         opened = await self.table.reads.open_view(plan)
         with closing(opened.source) as source:
-            while (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is not None:
+            while True:
+                # Give other tasks a turn after each step.
+                await asyncio.sleep(0)
+                if not source.prefetch(_STEP_ROWS, _STEP_BYTES):
+                    continue
+                if (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is None:
+                    break
                 gathered.append(chunk.batch)
                 rows, size = rows + chunk.batch.num_rows, size + chunk.batch.nbytes
                 if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     yield pa.Table.from_batches(gathered)
                     gathered, rows, size = [], 0, 0
-                # Give other tasks a turn.
-                await asyncio.sleep(0)
         if rows:
             yield pa.Table.from_batches(gathered)
 
