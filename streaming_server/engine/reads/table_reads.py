@@ -47,7 +47,7 @@ _QUICK_KEYS: Final = 64
 MergeFoundRows: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
 
-class FoundEncodedRows(NamedTuple):
+class EncodedLookup(NamedTuple):
     """What `TableReads.get` finds. All of it is durable.
 
     Attributes:
@@ -174,7 +174,7 @@ class TableReads:
         await _yield_after(batch.num_rows)
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
-    async def get(self, keys: Sequence[bytes]) -> FoundEncodedRows:
+    async def get(self, keys: Sequence[bytes]) -> EncodedLookup:
         """Looks up the rows of few encoded keys, without Arrow.
 
         Args:
@@ -201,7 +201,7 @@ class TableReads:
         is_there = bytes(row is not None for row in rows)
         codec = table.codec
         visible = self._visible_rows.encode(codec, [row for row in rows if row is not None])
-        return FoundEncodedRows(visible, is_there, offsets, buckets, codec.definition.schema.id)
+        return EncodedLookup(visible, is_there, offsets, buckets, codec.definition.schema.id)
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
         """Counts the rows of some buckets (None: all) in a durable view of one instant.
