@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
+    from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
     from streaming_server.storage.changelog.records import LogRecord
 
 T = TypeVar("T")
@@ -329,6 +330,12 @@ class LiveBucket:
             await self._commit.write_and_sync(function, *args)
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
+
+    async def find_answer(self, bucket: Bucket, identity: WriteIdentity) -> WriteAnswer | None:
+        """Returns how far a request has been applied, as `Bucket.find_answer`; in a thread only if it must be read."""
+        if bucket.writers.is_cached(identity.writer):
+            return bucket.find_answer(identity)
+        return await self.run(bucket.find_answer, identity)
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""

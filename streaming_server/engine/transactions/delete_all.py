@@ -81,7 +81,7 @@ class DeleteAll:
         """Returns the keys as a client would send them, their number, their buckets, and whether they are merged."""
         data = await self.executor.run(_to_ipc, keys)
         rows, parts = await self.executor.run(request_check(self.table, DELETE, data, 0, self.kind))
-        merges = any(part.written is not None for part in parts)
+        merges = any(part.merges for part in parts)
         return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
 
     async def _keys(self) -> AsyncGenerator[pa.Table]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, TransactionConflict
+from streaming_server.engine.merging.step import restate
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -94,7 +95,7 @@ class Verification:
         if since is not None:
             for part in rows.parts:
                 live = rows.table.buckets[part.bucket]
-                keys.setdefault((live, since[part.bucket]), []).append(part.keys)
+                keys.setdefault((live, since[part.bucket]), []).append(part.key_array)
 
 
 async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows]) -> None:
@@ -108,10 +109,7 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows])
             try:
                 await live.run(merged.merge, part, table.writes.merger)
             except InvalidRequest as error:
-                reason = error.message.partition(";")[0]
-                refused = type(error)(f"{reason}; nothing of the transaction was written")
-                refused.details.update(error.details)
-                raise refused from error
+                raise restate(error, "nothing of the transaction was written") from error
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:

@@ -197,7 +197,7 @@ class Bucket:
         """
         if change.count == 0 and not len(change.put_keys):
             if step is not None:
-                self._write_state(self._store.batch(), self._state, step)
+                self.record(step)
             return
         rows, added = self._state.rows, change.rows_added
         micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
@@ -222,6 +222,10 @@ class Bucket:
         else:
             state = self._append_log(batch, state, change.changes, change.schema_id)
         self._write_state(batch, state, step)
+
+    def record(self, step: WriteStep) -> None:
+        """Records the progress of a request that changes nothing, because its rows were refused."""
+        self._write_state(self._store.batch(), self._state, step)
 
     def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
         """Returns how far a request has been applied. None: not at all, and it may be applied now.
