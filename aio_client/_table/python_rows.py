@@ -88,6 +88,14 @@ class PythonRows:
             encoded.append(each)
         return encoded
 
+    def to_batch(self, rows: object) -> pa.RecordBatch | None:
+        """Returns few rows, as `encode_rows` takes them, as Arrow data. None: they need its conversions."""
+        if self.encode_rows(rows) is None:
+            return None
+        assert isinstance(rows, list)
+        values = [tuple(map(row.get, self._names)) for row in rows]
+        return pa.RecordBatch.from_struct_array(pa.array(values, self._row_type))
+
     def encode_keys(self, keys: object) -> list[bytes] | None:
         """Encodes one key or few, as `delete` and `lookup` take them. None: they take the path through Arrow."""
         if is_one_key(keys):

@@ -203,6 +203,8 @@ class RollForward:
         """Applies the remaining rows, merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
+        if not plain:
+            return
         async with read_staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from streaming_server.engine.writes.changed_keys import changed_keys
 from streaming_server.storage.bucket.writer_states import RefusedRow, WriteStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from scankv.model.changes.log_offsets import LogOffsets
@@ -135,8 +135,9 @@ class WriteOperation:
                         await self._check_unchanged(live, bucket, part, 0 if answer is None else answer.rows)
                     # All mutexes are still held, so no other write comes between the check and the write.
                     for (live, bucket), part in zip(opened, self._parts, strict=True):
-                        while not await self._step(live, bucket, part):
-                            pass
+                        with _steps_of(live):
+                            while not await self._step(live, bucket, part):
+                                pass
             await all_ended(map(self._write_bucket, self._parts))
         return self._offsets
 
@@ -175,9 +176,10 @@ class WriteOperation:
 
     async def _write_bucket(self, part: BucketRows) -> None:
         live, complete = self._live(part), False
-        while not complete and self._done.get(part.bucket) != len(part.keys):
-            async with live.mutex:
-                complete = await self._step(live, await live.open(), part)
+        with _steps_of(live):
+            while not complete and self._done.get(part.bucket) != len(part.keys):
+                async with live.mutex:
+                    complete = await self._step(live, await live.open(), part)
         if self._scope.table.codec.rows.hidden:
             # Hidden state of a row may have changed without a new offset.
             await live.wait_written()
@@ -199,7 +201,11 @@ class WriteOperation:
         end = part.step_end(done, min(done + most, count))
         rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
         try:
-            await live.write(apply_rows, live, bucket, rows, merger, self._progress(number, end, count), writer)
+            await live.write(
+                apply_rows,
+                *(live, bucket, rows, merger, self._progress(number, end, count), writer),
+                more_follows=end < count,
+            )
         except (InvalidRequest, RequestTooLarge) as error:
             if not self._independent:
                 raise
@@ -253,3 +259,13 @@ class WriteOperation:
 
     def _live(self, part: BucketRows) -> LiveBucket:
         return self._scope.table.buckets[part.bucket]
+
+
+@contextmanager
+def _steps_of(live: LiveBucket) -> Iterator[None]:
+    """Sees to a sync of the steps of a request that fails or is cancelled between two of them."""
+    try:
+        yield
+    except BaseException:
+        live.abandon_steps()
+        raise
