@@ -15,7 +15,7 @@ from aio_client._transport.status_errors import typed_error_of
 from aio_client._write.repeatable_writes import write_attempts
 from aio_client._write.write_requests import WriteResult
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import InvalidRequest, ProtocolViolation, ScanKvError
+from scankv.model.errors import ConnectionFailed, InvalidRequest, ProtocolViolation, ScanKvError
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
@@ -172,7 +172,26 @@ class RowWrites:
                 ),
             )
             timeout = transport.config.operation_timeout
-            outcomes = _outcomes(await with_retries(send, timeout=timeout, retries=_is_passing), calls)
+            is_unanswered = False
+
+            async def attempt(deadline: float) -> write_pb2.WriteResponse:
+                nonlocal is_unanswered
+                try:
+                    return await send(deadline)
+                except ConnectionFailed:
+                    is_unanswered = True
+                    raise
+
+            try:
+                outcomes = _outcomes(await with_retries(attempt, timeout=timeout, retries=_is_passing), calls)
+            except InvalidRequest as error:
+                if is_unanswered and error.details.get("option") in _ENCODED:
+                    # As Arrow data, they would be written a second time.
+                    raise ConnectionFailed(
+                        f"table {name} was altered while a write got no answer, so its rows may have been written: "
+                        "read them before you write them again"
+                    ) from error
+                raise
             if _passing_error(outcomes) is not None:
                 # In a task, so that the calls of other buckets need not wait. The request keeps its identity: rows may
                 # have been written before their bucket failed, and only the identity keeps them from being written
@@ -225,11 +244,26 @@ def _outcomes(response: write_pb2.WriteResponse, calls: Sequence[EncodedRows]) -
     outcomes, start = [], 0
     for call in calls:
         end = start + len(call.encoded)
-        refused = {number - start: error for number, error in failures.items() if start <= number < end}
+        refused = {
+            number - start: _renumber(error, number, number - start)
+            for number, error in failures.items()
+            if start <= number < end
+        }
         written = {bucket: offsets[bucket] for number, bucket in enumerate(buckets[start:end]) if number not in refused}
         outcomes.append(CallOutcome(written, refused))
         start = end
     return outcomes
+
+
+def _renumber(error: ScanKvError, number: int, in_call: int) -> ScanKvError:
+    """Returns the error of a row of a request with the number of the row in its call."""
+    if number == in_call or error.details.get("row") != str(number):
+        return error
+    renumbered = copy(error)
+    renumbered.message = error.message.replace(f"row {number}", f"row {in_call}", 1)
+    renumbered.args = (renumbered.message,)
+    renumbered.details = {**error.details, "row": str(in_call)}
+    return renumbered
 
 
 def _passing_error(outcomes: Sequence[CallOutcome]) -> ScanKvError | None:

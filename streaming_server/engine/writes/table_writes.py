@@ -134,10 +134,11 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
-        read = partial(self._read_few, data, self._table.codec, deletes=deletes, checks_entries=not independent)
+        # One codec for all of it: the table may be altered while a thread reads the rows.
+        codec = self._table.codec
+        read = partial(self._read_few, data, codec, deletes=deletes, checks_entries=not independent)
         is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
         rows, errors = read() if is_quick else await self._table.executor.run(read)
-        codec = self._table.codec
         buckets = [0] * len(data)
         for number, key, _ in rows:
             buckets[number] = codec.keys.bucket_of(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from aio_client import (
     Client,
     ColumnLocked,
+    ConnectionFailed,
     InvalidKey,
     InvalidRequest,
     ScanKvError,
@@ -27,6 +29,7 @@ from aio_client import (
 )
 from aio_client.testing import Fault, FaultProxy
 from tests.support.examples import FACTOR
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from aio_client import Table
@@ -376,3 +379,27 @@ async def test_each_of_the_writes_that_share_a_request_is_a_change(client: Clien
         after = [change["v"] for change in changes if change["k"] == key and change["_change_type"] in ("+I", "+U")]
         assert after == list(range(key, 30, 3))
     assert [change["v"] for change in changes if change["_change_type"] == "-D"] == [27]
+
+
+async def test_a_write_without_an_answer_is_not_sent_in_another_form(
+    shared_server: ServerProcess, client: Client, name: str
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], row_deduplicate=False)
+    async with FaultProxy(shared_server.url) as proxy, connect(proxy.address) as cut:
+        own = await cut.table(name)
+        await own.upsert([{"k": 0, "v": 0}])
+        proxy.apply(Fault("stall", direction="to_client"))
+        write = asyncio.create_task(own.upsert([{"k": 1, "v": 1}]))
+        await await_until(partial(has_row, table, 1), "the server has written the row")
+        # From now on, the table takes no encoded rows.
+        await client.alter_table(name, add_columns=pa.schema([("late", pa.list_(pa.int8()))]))
+        proxy.apply(Fault("reset"))
+        with pytest.raises(ConnectionFailed, match="may have been written"):
+            await write
+        await own.upsert([{"k": 2, "v": 2}])
+    changes = [(row["_change_type"], row["k"]) for row in await history(await client.table(name))]
+    assert sorted(changes) == [("+I", 0), ("+I", 1), ("+I", 2)]
+
+
+async def has_row(table: Table, key: int) -> bool:
+    return await table.get(key) is not None
