@@ -311,9 +311,10 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(client: Clie
         tasks = [asyncio.create_task(table.upsert([{"k": key, "v": turns}])) for key in range(10)]
         for _ in range(turns):
             await asyncio.sleep(0)
-        tasks[given_up].cancel()
+        # On a slow machine, the call may have its answer already.
+        was_given_up = tasks[given_up].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(results.pop(given_up), asyncio.CancelledError)
+        assert isinstance(results.pop(given_up), asyncio.CancelledError) == was_given_up
         assert not [result for result in results if isinstance(result, BaseException)]
         rows = {row["k"]: row["v"] for row in await contents(table)}
         assert all(rows[key] == turns for key in range(10) if key != given_up)

@@ -64,7 +64,7 @@ def drain(scan: sync.Scan) -> int:
     return sum(batch.num_rows for batch in scan)
 
 
-class Tables:
+class SlicedTables:
     """A client of the measured server, and tables with the same rows in every form in which they can be read."""
 
     def __init__(self, client: sync.Client) -> None:
@@ -92,9 +92,9 @@ class Tables:
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlicedTables]:
     with measured(tmp_path_factory.mktemp("slices") / "data") as address, sync.connect(address) as client:
-        yield Tables(client)
+        yield SlicedTables(client)
 
 
 @contextmanager
@@ -113,78 +113,78 @@ def measured(data: Path) -> Iterator[str]:
             process.kill()
 
 
-def scan_with_large_chunks(tables: Tables) -> None:
+def scan_with_large_chunks(tables: SlicedTables) -> None:
     drain(tables.single.scan().with_chunk(rows=65_536, bytes=16 << 20))
 
 
-def scan_half(tables: Tables) -> None:
+def scan_half(tables: SlicedTables) -> None:
     drain(tables.single.scan().where("amount > 5000"))
 
 
-def scan_base_with_delta(tables: Tables) -> None:
+def scan_base_with_delta(tables: SlicedTables) -> None:
     changed = pa.Table.from_batches([rows(0, ROWS, tables.next_seed())])
     tables.based.upsert(changed.take(pa.array(np.arange(0, ROWS, 100))))
     drain(tables.based.scan())
 
 
-def rebuild_base(tables: Tables) -> None:
+def rebuild_base(tables: SlicedTables) -> None:
     tables.based.upsert(rows(0, REQUEST_ROWS, tables.next_seed()))
     tables.wait_for_base()
 
 
-def look_up_many_keys(tables: Tables) -> None:
+def look_up_many_keys(tables: SlicedTables) -> None:
     for number in range(8):
         for count in (200, 5000):
             ids = np.random.default_rng(number).choice(ROWS, count, replace=False)
             assert tables.logged.lookup(pa.table({"id": ids})).num_rows == count
 
 
-def scan_listed_keys(tables: Tables) -> None:
+def scan_listed_keys(tables: SlicedTables) -> None:
     listed = ",".join(map(str, range(0, ROWS, ROWS // 5000)))
     assert drain(tables.logged.scan().where(f"id in ({listed})")) == 5000
 
 
-def read_changes(tables: Tables) -> None:
+def read_changes(tables: SlicedTables) -> None:
     drain(tables.logged.changes(StartFrom.EARLIEST, StopAt.LATEST))
 
 
-def read_net_changes(tables: Tables) -> None:
+def read_net_changes(tables: SlicedTables) -> None:
     drain(tables.logged.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net"))
 
 
-def start_with_all_rows(tables: Tables) -> None:
+def start_with_all_rows(tables: SlicedTables) -> None:
     drain(tables.logged.changes(StartFrom.FULL, StopAt.LATEST))
 
 
-def scan_index_range(tables: Tables) -> None:
+def scan_index_range(tables: SlicedTables) -> None:
     for low in range(0, 2_000, 100):
         drain(tables.indexed.scan().where(f"amount > {low} AND amount < {low + 50}"))
 
 
-def split_and_scan_snapshot(tables: Tables) -> None:
+def split_and_scan_snapshot(tables: SlicedTables) -> None:
     with tables.logged.snapshot() as pinned:
         for part in tables.logged.scan().at(pinned).splits(4):
             drain(part)
 
 
-def top_n_by_index(tables: Tables) -> None:
+def top_n_by_index(tables: SlicedTables) -> None:
     for n in range(90, 100):
         tables.indexed.top_n(n, "amount", at=None)
         tables.indexed.upsert(rows(0, 1, tables.next_seed()))
 
 
-def write_transaction(tables: Tables) -> None:
+def write_transaction(tables: SlicedTables) -> None:
     with tables.client.transaction() as transaction:
         transaction.upsert(tables.written, rows(0, ROWS // 2, tables.next_seed()))
 
 
-def delete_all(tables: Tables) -> None:
+def delete_all(tables: SlicedTables) -> None:
     tables.written.upsert(rows(0, ROWS // 2, tables.next_seed()))
     with tables.client.transaction() as transaction:
         transaction.delete_all(tables.written)
 
 
-WORK: Final[dict[str, Callable[[Tables], object]]] = {
+WORK: Final[dict[str, Callable[[SlicedTables], object]]] = {
     "load": lambda tables: fill(tables.written, tables.next_seed()),
     "load with indexes": lambda tables: fill(tables.indexed, tables.next_seed()),
     "scan": lambda tables: drain(tables.single.scan()),
@@ -222,7 +222,7 @@ WORK: Final[dict[str, Callable[[Tables], object]]] = {
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: Tables, work: str) -> None:
+def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: SlicedTables, work: str) -> None:
     """Uses the best of some tries: on a busy machine, the same work takes more processor time, but not always."""
     tried: list[list[int]] = []
     for _ in range(TRIES):
