@@ -91,6 +91,11 @@ class TransactionPart:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             RequestTooLarge: The transaction would stage more than the server allows.
         """
+        if columns is None and mode == "merge":
+            python_rows = table._handle.python_rows
+            batch = python_rows.to_batch(data)
+            if batch is not None:
+                return await self._stage(WritePieces.of_few_rows(python_rows.shape, batch), locks)
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
         return await self._stage(pieces, locks)
@@ -243,7 +248,7 @@ class TransactionPart:
         rows = 0
         async with self._turn:
             held = lock_ids_of(locks)
-            while (request := await asyncio.to_thread(pieces.next_request)) is not None:
+            while (request := await pieces.make_request()) is not None:
                 request.column_locks.extend(held)
                 request.transaction.token, request.transaction.part = self.token, self.part
                 request.transaction.sequence = self.requests

@@ -23,8 +23,6 @@ MAX_FEW_ROWS: Final = 100
 _LONGEST_ROW: Final = 4096
 """The longest row that is encoded by itself, in bytes. For longer ones Arrow's fixed costs matter less."""
 
-_DELETES: Final = ("allow", "default")
-
 
 class PythonRows:
     """Encodes and decodes single rows and keys of one shape of a table, where Arrow is not needed. Immutable.
@@ -46,10 +44,10 @@ class PythonRows:
         self._required = [field.name for field in shape.schema if not field.nullable]
         self._row_type = pa.struct(list(shape.schema))
         self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
-        # As the server decides it for `encoded_rows` and `encoded_keys`.
-        self._can_write = self.is_exact and shape.merge_engine == "last_row" and not shape.merging.order_columns
-        self.can_delete: Final = (
-            self._can_write and shape.description.options.get("delete_behavior", "allow") in _DELETES
+        # As the server decides it for `encoded_keys`.
+        deletes = shape.description.options.get("delete_behavior", "default")
+        self.can_delete: Final = self.is_exact and (
+            deletes == "allow" or (deletes == "default" and shape.merge_engine == "last_row")
         )
 
     def encode_key(self, key: object) -> bytes | None:
@@ -71,7 +69,7 @@ class PythonRows:
 
     def encode_rows(self, rows: object) -> list[bytes] | None:
         """Encodes few rows, as `upsert` takes them. None: they take the path through Arrow, which may refuse them."""
-        if not self._can_write or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
+        if not self.is_exact or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
             return None
         assert self._rows is not None
         encoded, encode, names = [], self._rows.encode, self._names
@@ -89,6 +87,14 @@ class PythonRows:
                 return None
             encoded.append(each)
         return encoded
+
+    def to_batch(self, rows: object) -> pa.RecordBatch | None:
+        """Returns few rows, as `encode_rows` takes them, as Arrow data. None: they need its conversions."""
+        if self.encode_rows(rows) is None:
+            return None
+        assert isinstance(rows, list)
+        values = [tuple(map(row.get, self._names)) for row in rows]
+        return pa.RecordBatch.from_struct_array(pa.array(values, self._row_type))
 
     def encode_keys(self, keys: object) -> list[bytes] | None:
         """Encodes one key or few, as `delete` and `lookup` take them. None: they take the path through Arrow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -74,13 +75,19 @@ class WritePieces:
     Attributes:
         kind: What to do with the rows.
         batches: The pieces in order, with checked keys. Rows in memory are all checked before the first piece.
+        are_few: Whether they are so few rows that their request is made without a thread.
     """
 
     kind: RequestKind
     batches: Iterator[pa.RecordBatch]
+    are_few: bool = False
+
+    async def make_request(self) -> Request | None:
+        """Returns the next piece as a request; None after the last piece."""
+        return self.next_request() if self.are_few else await asyncio.to_thread(self.next_request)
 
     def next_request(self) -> Request | None:
-        """Returns the next piece as a request; None after the last piece. Blocks."""
+        """As `make_request`. Blocks."""
         batch = next(self.batches, None)
         return None if batch is None else self.kind.request(batch)
 
@@ -120,6 +127,12 @@ class WritePieces:
         batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted)
         pieces = cut(_check_keys(map(_as_deletions, batches) if retract else batches, shape))
         return cls(kind, _check_all_first(pieces) if rows.in_memory else pieces)
+
+    @classmethod
+    def of_few_rows(cls, shape: TableShape, rows: pa.RecordBatch) -> WritePieces:
+        """Returns the one piece of an upsert of few complete rows of the shape's schema."""
+        kind = RequestKind(shape.name, deletes=False, schema_id=shape.description.schema_id)
+        return cls(kind, iter([rows]), are_few=True)
 
     @classmethod
     def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:

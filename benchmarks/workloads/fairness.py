@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from shutil import which
+from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import connect
 from benchmarks import t4
@@ -104,6 +108,7 @@ _CROWDS: Final = {
     "four full scans": (Crowd.scan, 4),
     "a load": (Crowd.load, 1),
 }
+_SPARK_JOB: Final = "a Spark job"
 _FIGURES: Final = {
     "get_p99_during_scan": ("gets", 0, "a full scan"),
     "upsert_p99_during_scan": ("one-row upserts", 1, "a full scan"),
@@ -111,21 +116,33 @@ _FIGURES: Final = {
     "upsert_p99_during_scans": ("one-row upserts", 1, "four full scans"),
     "get_p99_during_load": ("gets", 0, "a load"),
     "upsert_p99_during_load": ("one-row upserts", 1, "a load"),
+    "get_p99_during_spark_job": ("gets", 0, _SPARK_JOB),
+    "upsert_p99_during_spark_job": ("one-row upserts", 1, _SPARK_JOB),
 }
 
 
 def run(bench: Bench) -> Result:
     """Measures the calls alone, then during each kind of work, in rounds."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (_IDLE, *_CROWDS)}
     with (
         BenchmarkServer(bench.store.copy("fairness")) as server,
         Worker(Crowd, server.url) as crowd,
         Worker(ShortCaller, server.url) as caller,
+        ExitStack() as stack,
     ):
+        begin: dict[str, Callable[[], Worker[Any]]] = {
+            name: partial(_begin, crowd, work, count) for name, (work, count) in _CROWDS.items()
+        }
+        if _has_spark():
+            # Imported on use; otherwise the processes of all benchmarks would import PySpark.
+            from benchmarks.workloads.spark_session import SparkJobs
+
+            jobs = stack.enter_context(Worker(SparkJobs, server.url, bench.directory))
+            begin[_SPARK_JOB] = partial(_begin, jobs, SparkJobs.read, 1)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in (_IDLE, *begin)}
         asyncio.run(_create_tables(server.url))
         for number in range(-1, bench.runs):
             for name in found:
-                took = _measure(caller, crowd, name)
+                took = _measure(caller, name, begin.get(name))
                 if number >= 0:
                     found[name].append(took)
                     progress(
@@ -143,6 +160,7 @@ def run(bench: Bench) -> Result:
                 at_most=_AT_MOST,
             )
             for figure, (calls, kind, name) in _FIGURES.items()
+            if name in found
         ],
         tables=[
             ResultTable(
@@ -157,17 +175,27 @@ def run(bench: Bench) -> Result:
         notes=[
             f"Fairness: gets for {_SECONDS:g} second, then durable one-row upserts as long, one after another, on a "
             f"table of {_LOAD_ROWS:,} rows, while another process scans T4 or upserts {_LOAD_ROWS:,} rows at a time "
-            "into a third table. The processes share the cores of the machine, so on few cores a part of the ratio is "
-            "due to the clients.",
+            "into a third table, or while a Spark session with two threads sums a column of T4, again and again. The "
+            "processes share the cores of the machine, so on few cores a part of the ratio is due to the clients. "
+            "Without Java or PySpark, there is no Spark job.",
         ],
     )
 
 
-def _measure(caller: Worker[ShortCaller], crowd: Worker[Crowd], name: str) -> tuple[float, float]:
-    if name == _IDLE:
-        return caller.call(ShortCaller.round)
-    work, count = _CROWDS[name]
+def _has_spark() -> bool:
+    return find_spec("pyspark") is not None and which("java") is not None
+
+
+def _begin(crowd: Worker[Any], work: Callable[..., int], count: int) -> Worker[Any]:
     crowd.begin(work, count, _CROWD_SECONDS)
+    return crowd
+
+
+def _measure(caller: Worker[ShortCaller], name: str, begin: Callable[[], Worker[Any]] | None) -> tuple[float, float]:
+    """Measures the calls while the work that `begin` starts is running. None: alone."""
+    if begin is None:
+        return caller.call(ShortCaller.round)
+    crowd = begin()
     took = caller.call(ShortCaller.round)
     if not crowd.finish():
         raise RuntimeError(f"{name} made no progress")

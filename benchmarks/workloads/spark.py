@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_bridge
@@ -21,12 +16,13 @@ from benchmarks.measure import Spread, Timing, paired_ratios, progress, run_inte
 from benchmarks.server import BenchmarkServer
 from benchmarks.workloads import spark_writes
 from benchmarks.workloads.spark_prebuilt import PARTS, Prebuilt, yield_rows
+from benchmarks.workloads.spark_session import spark_session
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from aio_client.sync import Client, Table
     from benchmarks.bench import Bench
@@ -56,7 +52,7 @@ def run(bench: Bench) -> Result:
         ):
             _fill_table(client, name, rows, base)
     # A new server has no rows in write buffers, so all rows are read from table files.
-    with BenchmarkServer(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
+    with BenchmarkServer(data, base_cpu_share=1) as server, spark_session(bench.directory) as spark:
         with connect(server.url) as client:
             _wait_for_bases(client.table(_BASE_TABLE))
         spark.dataSource.register(Prebuilt)
@@ -168,23 +164,3 @@ def _small_figure(beyond: list[float]) -> Figure:
         spread=Spread.of(beyond),
         at_most=500,
     )
-
-
-@contextmanager
-def _session(directory: Path) -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    builder: SparkSession.Builder = SparkSession.builder.master("local[2]")
-    spark = (
-        builder.config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    try:
-        yield spark
-    finally:
-        spark.stop()

@@ -113,6 +113,18 @@ class Cursor(Protocol):
     def last_key(self) -> bytes | None:
         """The encoded key up to which the cursor has read, None before the first row. Raises DataLoss."""
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool | None:
+        """Does a part of the work of `next_batch`, which takes about a millisecond.
+
+        The next call of another method must be `prefetch` or `next_batch`, with the same arguments, or `close`.
+
+        Returns:
+            Whether the rest of the work takes about a millisecond. None: no more rows exist, which `next_batch` proves.
+
+        Raises:
+            DataLoss: As for `next_batch`.
+        """
+
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """Returns the next rows that match, possibly none; None at the proven end.
 
@@ -148,6 +160,16 @@ class ChunkSource(Protocol):
     @property
     def rows_scanned(self) -> int:
         """The number of rows read from storage so far."""
+
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Does a part of the work of `next_chunk`, and returns whether the rest takes about a millisecond.
+
+        So a caller on the event loop can let other tasks run before the chunk is complete. The next call of another
+        method must be `prefetch` or `next_chunk`, with the same arguments, or `abort` or `close`.
+
+        Raises:
+            DataLoss, ScanKvError: As for `next_chunk`.
+        """
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next chunk, of at most `max_rows` rows and about `max_bytes` stored bytes; None at the end.

@@ -39,6 +39,10 @@ class CoveredRowsCursor:
         """The encoded key of the last row returned, None before the first."""
         return self._keys[self.rows_scanned - 1] if self.rows_scanned else None
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Returns True, because each step of `next_batch` is short."""
+        return True
+
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """Returns the next rows, None at the end. Raises DataLoss for a row that cannot be decoded."""
         values = self.next_rows(max_rows, max_bytes)

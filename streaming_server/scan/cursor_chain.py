@@ -53,6 +53,12 @@ class CursorChain:
         key = self._current.last_key
         return self._last if key is None else key
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool | None:
+        """Does a part of the work of `next_batch`. See `Cursor`."""
+        while (is_ready := self._current.prefetch(max_rows, max_bytes)) is None and self._continue():
+            pass
+        return is_ready
+
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """Returns the next rows, possibly none; None at the end of the last cursor. Raises DataLoss."""
         return self._next(lambda cursor: cursor.next_batch(max_rows, max_bytes))
@@ -63,15 +69,21 @@ class CursorChain:
 
     def _next(self, read: Callable[[Cursor], T | None]) -> T | None:
         while (found := read(self._current)) is None:
-            if self._made == len(self._cursors):
+            if not self._continue():
                 return None
-            self._last = self.last_key
-            self._finished_rows += self._current.rows_scanned
-            self._current.close()
-            self._current = self._cursors[self._made]()
-            self._made += 1
         self.rows_scanned = self._finished_rows + self._current.rows_scanned
         return found
+
+    def _continue(self) -> bool:
+        """Continues with the next cursor. Returns whether one exists."""
+        if self._made == len(self._cursors):
+            return False
+        self._last = self.last_key
+        self._finished_rows += self._current.rows_scanned
+        self._current.close()
+        self._current = self._cursors[self._made]()
+        self._made += 1
+        return True
 
     @classmethod
     def of_iterators(cls, makers: Iterable[Callable[[], Cursor]]) -> CursorChain:

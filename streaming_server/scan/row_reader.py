@@ -88,6 +88,7 @@ class RowReader:
         stored_rows: Whether to return the stored rows as an additional column.
         residual: The residual predicate; `decoder` drops rows for which it is not true. None: all rows match.
         indexed: The keys that an index lookup has found; only these are read. None: no index was used.
+        by_bucket: `ranges` by bucket, if there are many, because sorting them takes milliseconds. None: few ranges.
     """
 
     codec: RowCodec
@@ -98,6 +99,7 @@ class RowReader:
     stored_rows: bool = False
     residual: BoundPredicate | None = None
     indexed: IndexedKeys | None = None
+    by_bucket: Mapping[int, KeyRanges] | None = None
 
     @property
     def selective(self) -> bool:

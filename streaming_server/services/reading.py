@@ -42,11 +42,15 @@ class RowSink(Protocol):
     """Consumes the rows of a view for a result."""
 
     @property
+    def most_rows(self) -> int:
+        """The most rows to add at once, so that `add` takes about a millisecond."""
+
+    @property
     def is_due(self) -> bool:
         """Whether `settle` should be called before more rows are added."""
 
     def add(self, chunk: Chunk) -> None:
-        """Adds the next rows. Takes a few milliseconds at most."""
+        """Adds the next rows, at most `most_rows`."""
 
     def settle(self) -> None:
         """Reduces the added rows to their smallest form. May take long, so call it in a thread."""
@@ -164,17 +168,29 @@ class WholeView:
             DataLoss: The view is damaged, and the sink has only a part of the rows.
             ScanKvError: The error that ended the scan, or an error of the sink.
         """
-        source, room, began = self._source, self._room, time.perf_counter()
-        while (chunk := source.next_chunk(*room)) is not None:
+        source, began = self._source, time.thread_time()
+        max_rows, max_bytes = self._room
+        room = min(max_rows, consumer.most_rows), max_bytes
+        while True:
+            while not source.prefetch(*room):
+                began = await self._yield_to_others()
+            if (chunk := source.next_chunk(*room)) is None:
+                break
             self._scan.rows_scanned = source.rows_scanned
+            if time.thread_time() - began >= _SECONDS_A_TURN:
+                began = await self._yield_to_others()
             consumer.add(chunk)
             if consumer.is_due:
                 await asyncio.to_thread(consumer.settle)
-            if time.perf_counter() - began >= _SECONDS_A_TURN:
-                await asyncio.sleep(0)
-                await self._turns.wait()
-                began = time.perf_counter()
+            if time.thread_time() - began >= _SECONDS_A_TURN:
+                began = await self._yield_to_others()
         self._scan.rows_scanned = source.rows_scanned
+
+    async def _yield_to_others(self) -> float:
+        """Returns when the next step may begin, with the processor time then."""
+        await asyncio.sleep(0)
+        await self._turns.wait()
+        return time.thread_time()
 
 
 @asynccontextmanager

@@ -177,6 +177,8 @@ class ScanService:
                     for message in stream.messages():
                         if isinstance(message, bytes):
                             await send(message)
+                        elif not message:
+                            await asyncio.sleep(0)
                         else:
                             await opened.source.wait(message)
                         if scan.rows_scanned > FIRST_CHUNK_ROWS:

@@ -23,8 +23,8 @@ ALL_THE_TIME: Final = (*SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=
 
 async def await_bases(table: Table) -> None:
     """Waits until scans read every bucket of a table from a base. Each bucket must have a row."""
-    # With `auto`, the server builds bases only for tables that are scanned in full. Small chunks keep it from reading far
-    # ahead: a scan that reached a damaged place of a base would make the server build the base again.
+    # With `auto`, the server builds bases only for tables that are scanned in full. Small chunks keep it from reading
+    # far ahead: a scan that reached a damaged place of a base would make the server build the base again.
     async with table.scan().with_chunk(rows=1).stream():
         pass
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.rows.row_values import NotExactError
 from scankv.model.tables.merge_functions import aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
 from scankv.model.tables.schema import TableDefinition
+from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
 from streaming_server.storage.changelog.records import RowKind
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scankv.model.tables.agg import Aggregator
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
+    from streaming_server.storage.bucket.bucket_change import BucketChange
 
 
 def merging_table(
@@ -56,6 +59,27 @@ def merging_table(
     )
 
 
+def assert_same_change(one: BucketChange, other: BucketChange) -> None:
+    """Asserts that two changes of a bucket are equal to the bit."""
+    assert one.put_keys.to_pylist() == other.put_keys.to_pylist()
+    assert one.put_values.to_pylist() == other.put_values.to_pylist()
+    assert one.delete_keys.to_pylist() == other.delete_keys.to_pylist()
+    assert (one.rows_added, one.schema_id, one.count) == (other.rows_added, other.schema_id, other.count)
+    assert (one.longest_row, one.longest_deleted_key) == (other.longest_row, other.longest_deleted_key)
+    for mine, others in zip(one.entries, other.entries, strict=True):
+        assert mine.index == others.index
+        assert mine.put_keys.to_pylist() == others.put_keys.to_pylist()
+        assert mine.put_values.to_pylist() == others.put_values.to_pylist()
+        assert mine.delete_keys.to_pylist() == others.delete_keys.to_pylist()
+    if one.changes is None or other.changes is None:
+        assert one.changes is other.changes
+        return
+    assert one.changes.kinds.tolist() == other.changes.kinds.tolist()
+    assert one.changes.rows.schema == other.changes.rows.schema
+    # By their text, so that NaN equals itself.
+    assert str(one.changes.rows.to_pydict()) == str(other.changes.rows.to_pydict())
+
+
 class MergedTable:
     """The rows, index entries and changelog of a bucket.
 
@@ -64,13 +88,14 @@ class MergedTable:
         entries: The index entries.
         log: Change types and rows.
         puts: How many rows were put.
+        merged_few: How many requests were merged without columns.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.stored: dict[bytes, bytes] = {}
         self.entries: dict[bytes, bytes] = {}
         self.log: list[tuple[str, dict[str, Any]]] = []
-        self.puts = 0
+        self.puts = self.merged_few = 0
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
@@ -112,8 +137,26 @@ class MergedTable:
         batch.validate(full=True)
         return {row[self.keys.names[0]]: row for row in batch.to_pylist()}
 
-    def _apply(self, part: PreparedRows) -> None:
-        change = self.merger.merge(self, part)
+    def _apply(self, part: BucketRows) -> None:
+        if isinstance(part, FewRows):
+            try:
+                self._apply_few(part)
+            except NotExactError:
+                self._apply(part.prepare())
+            return
+        self._apply_change(self.merger.merge(self, part))
+
+    def _apply_few(self, part: FewRows) -> None:
+        """Applies few rows. Their change must be that of the same rows in columns."""
+        if self.merger.engines.row_merge is None:
+            raise NotExactError
+        old = self.get(list(part.keys))
+        change = merge_few(old, part, self.merger.engines.row_merge, self.merger.codec)
+        self.merged_few += 1
+        assert_same_change(change, self.merger.merge(self, part.prepare()))
+        self._apply_change(change)
+
+    def _apply_change(self, change: BucketChange) -> None:
         if change.changes is not None:
             change.changes.rows.validate(full=True)
             kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]

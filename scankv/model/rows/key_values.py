@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow.types as pat
 
+from scankv.model.keys.key_codec import encode_float
 from scankv.model.limits import MAX_KEY_BYTES
-from scankv.model.rows.row_values import NotExactError, exact_class, loaded_form, stored_form
+from scankv.model.rows.row_values import NotExactError, exact_class, loaded_form, stored_form, unscaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ class KeyValues:
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
-        self._columns: Final = [(exact_class(type_), _encoder(type_), _decoder(type_)) for type_ in types]
+        self._columns: Final = [(exact_class(type_), value_encoder(type_), _decoder(type_)) for type_ in types]
 
     def encode(self, values: Sequence[Any]) -> bytes:
         """Encodes a key with one value for each column.
@@ -70,16 +71,26 @@ class KeyValues:
 
 def has_key_values(types: Sequence[pa.DataType]) -> bool:
     """Returns whether keys of columns of these types can be encoded without Arrow: not those of floats or decimals."""
-    return all(exact_class(type_) is not None and not pat.is_floating(type_) for type_ in types)
+    return all(
+        exact_class(type_) is not None and not pat.is_floating(type_) and not pat.is_decimal(type_) for type_ in types
+    )
 
 
-def _encoder(type_: pa.DataType) -> Callable[[Any], bytes]:
+def value_encoder(type_: pa.DataType) -> Callable[[Any], bytes]:
+    """Returns the function that encodes the values of a key column or of an index's column that are not null.
+
+    It raises OverflowError, UnicodeEncodeError or NotExactError for values that the type does not have.
+    """
     if pat.is_string(type_):
         return lambda text: text.encode().replace(b"\0", b"\0\xff") + _END
     if pat.is_binary(type_):
         return lambda plain: plain.replace(b"\0", b"\0\xff") + _END
     if pat.is_boolean(type_):
         return lambda true: b"\1" if true else b"\0"
+    if pat.is_floating(type_):
+        return lambda value: encode_float(value, type_.bit_width // 8)
+    if pat.is_decimal(type_):
+        return lambda value: (unscaled(value, type_) + (1 << 127)).to_bytes(16, "big")
     if not _has_number(type_):
         return _refuse
     width, store = type_.bit_width // 8, stored_form(type_)

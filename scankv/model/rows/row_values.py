@@ -11,6 +11,7 @@ for a timestamp, takes the path through Arrow, which knows all conversions and t
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,8 @@ _EPOCH: Final = dt.datetime(1970, 1, 1)  # of columns without a time zone
 _EPOCH_DAY: Final = dt.date(1970, 1, 1).toordinal()
 _EPOCH_UTC: Final = _EPOCH.replace(tzinfo=dt.UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
+_EXACT: Final = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
+"""Arithmetic on decimals that raises ArithmeticError rather than rounding."""
 _BITMAP_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -189,8 +192,22 @@ def loaded_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
             return lambda micros: _EPOCH + dt.timedelta(0, 0, micros)
         zone = pa.scalar(0, type_).as_py().tzinfo
         return lambda micros: zone.fromutc((_EPOCH + dt.timedelta(0, 0, micros)).replace(tzinfo=zone))
+    if pat.is_decimal(type_):
+        return _decimal_loader(type_)
     pack = struct.Struct(f"<{_code(type_)}").pack
     return lambda slot: pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(pack(slot))])[0].as_py()
+
+
+def _decimal_loader(type_: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:
+    exponent, limit = -type_.scale, 10**type_.precision
+
+    def load(slot: bytes) -> decimal.Decimal:
+        number = int.from_bytes(slot, "little", signed=True)
+        if not -limit < number < limit:
+            raise ValueError("a decimal has too many digits")
+        return _EXACT.scaleb(decimal.Decimal(number), exponent)
+
+    return load
 
 
 def exact_class(type_: pa.DataType) -> type | None:
@@ -205,6 +222,9 @@ def exact_class(type_: pa.DataType) -> type | None:
         return str
     if pat.is_binary(type_):
         return bytes
+    if pat.is_decimal(type_):
+        # Arrow converts not all decimals of a negative scale from Python.
+        return decimal.Decimal if type_.scale >= 0 else None
     if pat.is_date32(type_):
         return dt.date
     return dt.datetime if pat.is_timestamp(type_) and type_.unit == "us" else None
@@ -218,7 +238,21 @@ def stored_form(type_: pa.DataType) -> Callable[[Any], Any] | None:
         return lambda date: date.toordinal() - _EPOCH_DAY
     if pat.is_timestamp(type_):
         return _store_naive if type_.tz is None else _store_aware
+    if pat.is_decimal(type_):
+        return lambda value: unscaled(value, type_).to_bytes(16, "little", signed=True)
     return None
+
+
+def unscaled(value: decimal.Decimal, type_: pa.Decimal128Type) -> int:
+    """Returns the integer that stands for a decimal. Raises NotExactError if the type cannot have it exactly."""
+    try:
+        scaled = _EXACT.scaleb(value, type_.scale)
+        number = int(_EXACT.to_integral_exact(scaled))
+    except (ArithmeticError, ValueError) as error:
+        raise NotExactError from error
+    if abs(number) >= 10**type_.precision:
+        raise NotExactError
+    return number
 
 
 def _store_naive(time: dt.datetime) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
+    from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
     from streaming_server.storage.changelog.records import LogRecord
 
 T = TypeVar("T")
@@ -320,15 +321,37 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
 
-    async def write(self, function: Callable[..., None], *args: object) -> None:
-        """Runs a step that writes, as `run`. If nothing else waits for the bucket, the same thread makes it durable."""
-        if self._commit is None or self.mutex.has_waiters or not self._commit.can_sync:
+    async def write(self, function: Callable[..., None], *args: object, more_follows: bool = False) -> None:
+        """Runs a step that writes, as `run`, and sees to a sync of it if no other step or request does.
+
+        The sync of the last step runs right after it in the same thread. Syncs of earlier steps run while later steps
+        are applied, so that little is left to sync after the last one.
+
+        Args:
+            function: The step.
+            args: Its arguments.
+            more_follows: Whether the same request has further steps in this bucket.
+        """
+        if self._commit is None or self.mutex.has_waiters or not self._commit.can_sync or more_follows:
             await self.run(function, *args)
+            if more_follows and self._commit is not None:
+                self._commit.record_step()
             return
         try:
             await self._commit.write_and_sync(function, *args)
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
+
+    async def find_answer(self, bucket: Bucket, identity: WriteIdentity) -> WriteAnswer | None:
+        """Returns how far a request has been applied, as `Bucket.find_answer`; in a thread only if it must be read."""
+        if bucket.writers.is_cached(identity.writer):
+            return bucket.find_answer(identity)
+        return await self.run(bucket.find_answer, identity)
+
+    def abandon_steps(self) -> None:
+        """Call when a request ends after a step that `write` was told others would follow."""
+        if self._commit is not None and self._bucket is not None:
+            self._commit.abandon_steps()
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Extreme:
     """The least or greatest input that is not null.
 
-    Args:
+    Attributes:
         greatest: Whether it is the greatest.
     """
 
     def __init__(self, *, greatest: bool) -> None:
-        self._greatest = greatest
+        self.greatest = greatest
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`. Retractions were refused before, or are ignored."""
@@ -41,7 +41,7 @@ class Extreme:
         result, has_any = numbers.fill_null(0).to_numpy(zero_copy_only=False).copy(), not_null_mask(before)
         starts = inputs.first()
         if len(starts):
-            best = np.maximum if self._greatest else np.minimum
+            best = np.maximum if self.greatest else np.minimum
             found = best.reduceat(_as_numbers(sort_codes(inputs.values)).to_numpy(zero_copy_only=False), starts)
             keys = inputs.keys[starts]
             result[keys] = np.where(has_any[keys], best(result[keys], found), found)
@@ -55,7 +55,7 @@ class Extreme:
             pa.table({"key": pa.array(every.keys), "value": sort_codes(every.values)}),
             sort_keys=[("key", "ascending"), ("value", "ascending")],
         ).to_numpy()
-        places = every.last() if self._greatest else every.first()
+        places = every.last() if self.greatest else every.first()
         sources = np.full(inputs.count, -1)
         sources[every.keys[places]] = order[places]
         return every.values.take(pa.array(sources, mask=sources < 0))

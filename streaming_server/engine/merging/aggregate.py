@@ -9,14 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.tables.merge_functions import IGNORE_RETRACT, ColumnAggregate
+from streaming_server.engine.functions.folds import fold_of
 from streaming_server.engine.functions.function import Inputs, RefusedValueError, replace_where
 from streaming_server.engine.merging.rows import MergeResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from streaming_server.engine.functions.folds import Fold
     from streaming_server.engine.functions.function import Mask, MergeFunction, Places
+    from streaming_server.engine.merging.row_merge import RowColumns, RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
+    from streaming_server.storage.rows.single_rows import Values
 
 
 class RefusedColumnError(Exception):
@@ -99,6 +103,25 @@ class AggregateEngine:
 
     def __init__(self, columns: Mapping[str, AggregatedColumn]) -> None:
         self._columns = columns
+
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """As `MergeEngine.row_merge`."""
+        folds: list[tuple[Fold, list[int]]] = []
+        for name, column in self._columns.items():
+            fold = fold_of(column.function, column.type)
+            if fold is None:
+                return None
+            folds.append((fold, [columns.places[each] for each in (name, *column.hidden)]))
+
+        def merge(current: Values | None, rows: Sequence[Values]) -> Values:
+            merged = columns.start(current, rows)
+            for fold, places in folds:
+                values = fold([merged[place] for place in places], [row[places[0]] for row in rows])
+                for place, value in zip(places, values, strict=True):
+                    merged[place] = value
+            return tuple(merged)
+
+        return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""

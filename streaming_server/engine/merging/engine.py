@@ -19,6 +19,7 @@ from streaming_server.engine.merging.first_row import FirstRow
 from streaming_server.engine.merging.newest_row import NewestRow
 from streaming_server.engine.merging.overwrite import OverwriteEngine
 from streaming_server.engine.merging.partial_update import PartialUpdate
+from streaming_server.engine.merging.row_merge import RowColumns
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
+    from streaming_server.engine.merging.row_merge import RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
@@ -41,6 +43,9 @@ class MergeEngine(Protocol):
     def merge(self, standing: CurrentRows, written: WrittenRows) -> MergeResult:
         """Merges written rows, which contain no deletes, into the current rows. Raises RefusedColumnError."""
 
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """Returns the merge of few complete rows of one key. None: only `merge` gives its results."""
+
 
 class Engines:
     """The merge engines of one version of a table.
@@ -52,6 +57,7 @@ class Engines:
     Attributes:
         overwriting: The engine of writes that replace the current rows.
         merging: The engine that the table's option names.
+        row_merge: Merges few complete rows of one key as `merging` does. None: only columns give the results.
 
     Raises:
         InvalidRequest: The server does not have one of the table's functions; names the column.
@@ -81,6 +87,7 @@ class Engines:
                 self.merging = AggregateEngine({**aggregated, **default})
             case _:
                 self.merging = NewestRow(spec.order_columns)
+        self.row_merge: RowMerge | None = self.merging.row_merge(RowColumns.of(definition))
 
     def of(self, written: WrittenRows) -> MergeEngine:
         """Returns the engine for some rows."""

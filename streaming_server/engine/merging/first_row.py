@@ -10,11 +10,16 @@ from streaming_server.engine.merging.newest_row import take_written_rows
 
 if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.row_merge import RowColumns, RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, MergeResult, WrittenRows
 
 
 class FirstRow:
     """Writes rows only to keys without a row."""
+
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """As `MergeEngine.row_merge`."""
+        return lambda current, rows: rows[0] if current is None else None
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""

@@ -17,7 +17,7 @@ from streaming_server.engine.merging.step import merge_rows
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -54,7 +54,7 @@ class Merger:
         """Returns a merger that computes no index entries."""
         return replace(self, codec=replace(self.codec, indexes={}))
 
-    def merge(self, stored: StoredRows, rows: PreparedRows | FewRows) -> BucketChange:
+    def merge(self, stored: StoredRows, rows: BucketRows) -> BucketChange:
         """Computes what writing rows does to a bucket.
 
         Args:
@@ -67,9 +67,11 @@ class Merger:
         """
         indexes = self.codec.indexes.values()
         if isinstance(rows, FewRows):
-            if not indexes:
+            row_merge = self.engines.row_merge
+            if row_merge is not None:
+                reads = (rows.merges and not rows.deletes) or reads_old_rows(self.definition, indexes)
                 with suppress(NotExactError):
-                    return merge_few(stored.get(rows.keys) if self.definition.options.before_images else None, rows)
+                    return merge_few(stored.get(list(rows.keys)) if reads else None, rows, row_merge, self.codec)
             rows = rows.prepare()
         if rows.written is not None:
             return merge_rows(stored.get(rows.keys.to_pylist()), rows, self.engines.of(rows.written), indexes)

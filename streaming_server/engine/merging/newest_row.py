@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.row_merge import RowColumns, RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
+    from streaming_server.storage.rows.single_rows import Values
 
 
 class NewestRow:
@@ -45,6 +47,23 @@ class NewestRow:
         places = np.full(written.count, -1)
         places[at[wins]] = newest[wins]
         return take_written_rows(standing, written, places)
+
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """As `MergeEngine.row_merge`."""
+        if not self._order:
+            return lambda _, rows: rows[-1]
+        age = columns.age(self._order)
+        if age is None:
+            return None
+
+        def merge(current: Values | None, rows: Sequence[Values]) -> Values | None:
+            newest = current
+            for row in rows:
+                if newest is None or age(row) >= age(newest):
+                    newest = row
+            return None if newest is current else newest
+
+        return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`. A delete counts if it is not older than the row that exists when it arrives.

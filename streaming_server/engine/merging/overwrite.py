@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
+    from streaming_server.engine.merging.row_merge import RowColumns, RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
@@ -27,6 +28,10 @@ class OverwriteEngine:
     def __init__(self, aggregated: Mapping[str, AggregatedColumn]) -> None:
         self._aggregated = aggregated
         self._last = NewestRow(())
+
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """As `MergeEngine.row_merge`."""
+        return None
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""

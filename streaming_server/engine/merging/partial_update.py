@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import SequenceGroup
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
+    from streaming_server.engine.merging.row_merge import RowColumns, RowMerge
     from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
+    from streaming_server.storage.rows.single_rows import Values
 
 _LAST_NOT_NULL = Last(skip_nulls=True)
 
@@ -37,6 +39,35 @@ class PartialUpdate:
         self._groups = groups
         self._aggregated = aggregated
         self._grouped = {name for group in groups for name in group.members}
+
+    def row_merge(self, columns: RowColumns) -> RowMerge | None:
+        """As `MergeEngine.row_merge`."""
+        if self._aggregated:
+            return None
+        alone = [
+            place for name, place in columns.places.items() if name not in columns.keys and name not in self._grouped
+        ]
+        groups = []
+        for group in self._groups:
+            age = columns.age(group.sequence)
+            if age is None:
+                return None
+            groups.append((age, [columns.places[name] for name in group.members]))
+
+        def merge(current: Values | None, rows: Sequence[Values]) -> Values:
+            merged = columns.start(current, rows)
+            for row in rows:
+                for place in alone:
+                    if row[place] is not None:
+                        merged[place] = row[place]
+                for age, places in groups:
+                    # The age of a row without a sequence has no values, so it is less than any other.
+                    if any(own := age(row)) and own >= age(merged):
+                        for place in places:
+                            merged[place] = row[place]
+            return tuple(merged)
+
+        return merge
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""

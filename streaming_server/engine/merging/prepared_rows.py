@@ -43,6 +43,21 @@ class PreparedRows:
     values: pa.Array | None
     written: WrittenRows | None = None
 
+    @property
+    def key_array(self) -> pa.BinaryArray:
+        """The encoded keys as an array."""
+        return self.keys
+
+    @property
+    def merges(self) -> bool:
+        """Whether the rows have to be merged."""
+        return self.written is not None
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of a partial write, without the key. None: all."""
+        return None if self.written is None else self.written.columns
+
     def step_end(self, start: int, end: int) -> int:
         """Returns where a step from `start` ends, at `end` at the latest. Each key occurs once, so that is `end`."""
         return end

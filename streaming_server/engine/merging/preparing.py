@@ -15,11 +15,15 @@ from scankv.model.tables.schema import CHANGE_TYPE
 from streaming_server.arrays.sorted_merge import stable_order
 from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
+from streaming_server.engine.merging.reading_few import read_few, replaces_rows
 from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, WrittenRows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.functions.function import Mask
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.merging.rows import Kinds
     from streaming_server.storage.rows.table_codec import TableCodec
@@ -73,7 +77,7 @@ def prepare_upsert(
     merger: Merger,
     kind: WriteKind,
     change_types: pa.Array | None = None,
-) -> list[PreparedRows]:
+) -> Sequence[BucketRows]:
     """Checks and encodes rows, and splits them by bucket, ascending.
 
     Args:
@@ -90,8 +94,12 @@ def prepare_upsert(
     if change_types is not None and len(change_types):
         rows, kinds = _select_effective(rows, change_types, merger.definition, overwrite=kind.overwrite)
     codec, definition = merger.codec, merger.definition
-    plain = kind.overwrite or (definition.options.merge_engine == "last_row" and not definition.merging.order_columns)
-    if plain and not kind.columns and kinds is None and not codec.rows.hidden:
+    if kinds is None and kind == MERGE:
+        few = read_few(rows, codec, deletes=False)
+        if few is not None:
+            return few
+    replaces = replaces_rows(definition) or (kind.overwrite and not codec.rows.hidden)
+    if replaces and not kind.columns and kinds is None:
         return prepare(widen(rows, codec.schema), codec, keys_only=False)
     columns = tuple(name for name in kind.columns if name not in codec.keys.names) if kind.columns else None
     if kinds is not None and (kinds == RETRACT).any():
@@ -99,7 +107,7 @@ def prepare_upsert(
     return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
 
 
-def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> list[PreparedRows]:
+def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> Sequence[BucketRows]:
     """Checks and encodes the keys of rows to delete, and splits them by bucket, ascending.
 
     If the request names columns, only these columns of the rows are deleted: they become null.
@@ -122,7 +130,7 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
         prepare(rows, codec, keys_only=True)
         return []
     if not columns:
-        return prepare(rows, codec, keys_only=True)
+        return read_few(rows, codec, deletes=True) or prepare(rows, codec, keys_only=True)
     kinds = np.full(rows.num_rows, DELETE)
     return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.index_codec import IndexCodec
 
 _BEFORE = "its batch of up to 8,192 keys was not written, but earlier batches of the request may have been"
+
+
+def restate(error: ScanKvError, outcome: str) -> ScanKvError:
+    """Returns an error of `merge_rows` with another statement of what was written."""
+    reason = error.message.partition(";")[0]
+    restated = type(error)(f"{reason}; {outcome}")
+    restated.details.update(error.details)
+    return restated
 
 
 def merge_rows(

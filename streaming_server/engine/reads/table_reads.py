@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_state import BucketState
+
+_QUICK_KEYS: Final = 64
+"""So few keys are looked up in one turn of the event loop, which takes less than a millisecond."""
 
 MergeFoundRows: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
@@ -139,12 +143,15 @@ class TableReads:
         encoded, numbers = table.codec.keys.encode(table.codec.keys.canonicalize(batch))
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
+        await _yield_after(batch.num_rows)
         found, offsets = await lookup_rows(table.buckets, keys)
+        await _yield_after(batch.num_rows)
         if then is not None:
             found = await then([key for number, _ in places for key in keys[number]], found)
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+        await _yield_after(batch.num_rows)
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
     async def get(self, keys: Sequence[bytes]) -> tuple[list[bytes], bytes, dict[int, int]]:
@@ -273,3 +280,9 @@ class TableReads:
 
     def _record_error(self, number: int, error: ScanKvError) -> ScanKvError:
         return self._table.buckets[number].record_error(error)
+
+
+async def _yield_after(keys: int) -> None:
+    """Gives other tasks a turn of the event loop after a step over many keys."""
+    if keys > _QUICK_KEYS:
+        await asyncio.sleep(0)

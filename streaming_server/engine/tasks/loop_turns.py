@@ -32,6 +32,7 @@ class LoopTurns(selectors.DefaultSelector):
         super().__init__()
         self.counts = [0] * (len(BOUNDS_SECONDS) + 1)
         self.longest = 0.0
+        self._turns_with_events = 0
         self._clock = clock
         self._began: float | None = None
 
@@ -43,5 +44,10 @@ class LoopTurns(selectors.DefaultSelector):
             if seconds > self.longest:
                 self.longest = seconds
         ready = super().select(timeout)
+        self._turns_with_events += bool(ready)
         self._began = self._clock()
         return ready
+
+    def count_turns_with_events(self) -> int:
+        """Returns the number of turns before which an event had arrived."""
+        return self._turns_with_events

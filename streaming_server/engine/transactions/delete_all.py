@@ -81,7 +81,7 @@ class DeleteAll:
         """Returns the keys as a client would send them, their number, their buckets, and whether they are merged."""
         data = await self.executor.run(_to_ipc, keys)
         rows, parts = await self.executor.run(request_check(self.table, DELETE, data, 0, self.kind))
-        merges = any(part.written is not None for part in parts)
+        merges = any(part.merges for part in parts)
         return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
 
     async def _keys(self) -> AsyncGenerator[pa.Table]:
@@ -100,14 +100,18 @@ class DeleteAll:
         rows = size = 0
         opened = await self.table.reads.open_view(plan)
         with closing(opened.source) as source:
-            while (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is not None:
+            while True:
+                # Give other tasks a turn after each step.
+                await asyncio.sleep(0)
+                if not source.prefetch(_STEP_ROWS, _STEP_BYTES):
+                    continue
+                if (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is None:
+                    break
                 gathered.append(chunk.batch)
                 rows, size = rows + chunk.batch.num_rows, size + chunk.batch.nbytes
                 if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     yield pa.Table.from_batches(gathered)
                     gathered, rows, size = [], 0, 0
-                # Give other tasks a turn.
-                await asyncio.sleep(0)
         if rows:
             yield pa.Table.from_batches(gathered)
 

@@ -102,7 +102,7 @@ class RequestStaging:
             indexes=indexes,
             columns=kind.columns,
             overwrite=kind.overwrite,
-            merges=any(part.written is not None for part in parts),
+            merges=any(part.merges for part in parts),
             column_locks=tuple(sorted(set(column_locks))),
         )
         await self._append(transaction, request_id, request, data, table)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.net_rows import Columns
@@ -75,6 +75,8 @@ class RollForward:
         self._applied: dict[LiveBucket, int] = {}
         self._end_offsets: dict[LiveBucket, int] = {}
         self._complete: set[LiveBucket] = set()
+        # The buckets whose last step has no offset, because only progress or hidden columns changed.
+        self._without_offset: set[LiveBucket] = set()
 
     async def run(
         self,
@@ -143,11 +145,13 @@ class RollForward:
                 raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
                 bucket = await live.open()
-                answer = await live.run(bucket.find_answer, self._identity)
+                answer = await live.find_answer(bucket, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._end_offsets[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.complete:
                 self._complete.add(live)
+                # Whether the answer itself is durable is unknown.
+                self._without_offset.add(live)
         except Exception as error:
             self._fail(live, error)
 
@@ -178,7 +182,7 @@ class RollForward:
         self,
         table: LiveTable,
         live: LiveBucket,
-        part: PreparedRows,
+        part: BucketRows,
         net: dict[LiveBucket, MergedTransactionRows],
         *,
         is_first: bool,
@@ -199,14 +203,16 @@ class RollForward:
         """Applies the remaining rows, merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
+        if not plain:
+            return
         async with read_staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)
 
-    def _net_part(self, request: int, table: LiveTable, part: PreparedRows) -> PreparedRows:
+    def _net_part(self, request: int, table: LiveTable, part: BucketRows) -> BucketRows:
         """Returns the rows of a request that no later request replaces, in key order, which is fastest to write."""
         repeated = self._repeated.get(table.buckets[part.bucket])
-        mask = None if repeated is None else repeated.last(request, part.keys)
+        mask = None if repeated is None else repeated.last(request, part.key_array)
         return (part if mask is None else part.where(mask)).by_key()
 
     async def _apply_net(self, live: LiveBucket, net: MergedTransactionRows) -> None:
@@ -225,7 +231,7 @@ class RollForward:
     ) -> None:
         bucket, codec = await live.open(), table.state.codec
         end_row = self._applied[live] + len(keys)
-        await live.run(
+        await live.write(
             apply_change,
             live,
             bucket,
@@ -235,9 +241,16 @@ class RollForward:
             origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
-        self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
+        self._record_step(live, end_row, bucket.state.log_offset)
 
-    async def _apply(self, table: LiveTable, part: PreparedRows) -> None:
+    def _record_step(self, live: LiveBucket, applied: int, offset: int) -> None:
+        if offset == self._end_offsets[live]:
+            self._without_offset.add(live)
+        else:
+            self._without_offset.discard(live)
+        self._applied[live], self._end_offsets[live] = applied, offset
+
+    async def _apply(self, table: LiveTable, part: BucketRows) -> None:
         live = table.buckets[part.bucket]
         start = self._keys_seen.get(live, 0)
         end = self._keys_seen[live] = start + len(part.keys)
@@ -247,7 +260,7 @@ class RollForward:
         except Exception as error:
             self._fail(live, error)
 
-    async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
+    async def _step(self, table: LiveTable, live: LiveBucket, part: BucketRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
         async with live.mutex.bypass_barrier():
             bucket = await live.open()
@@ -258,12 +271,12 @@ class RollForward:
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
             step = WriteStep(identity=self._identity, rows=end_row, complete=end_row == total)
-            await live.run(
+            await live.write(
                 apply_rows,
                 *(live, bucket, rows, merger, step),
                 *(self._decision.writer or None, self._decision.micros),
             )
-            self._applied[live], self._end_offsets[live] = end_row, bucket.state.log_offset
+            self._record_step(live, end_row, bucket.state.log_offset)
             if end_row == total:
                 self._complete.add(live)
 
@@ -277,7 +290,11 @@ class RollForward:
 
     async def _sync(self, live: LiveBucket) -> None:
         try:
-            await live.wait_written()
+            # An offset is durable after everything that was written before it.
+            if live in self._without_offset:
+                await live.wait_written()
+            else:
+                await live.wait_durable(self._end_offsets[live])
         except Exception as error:
             self._fail(live, error)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
 
@@ -33,13 +33,13 @@ class StagedRowView:
         """Returns the rows of some of the keys, None where no row exists."""
         return [self._rows[key] for key in keys]
 
-    def merge(self, part: PreparedRows, table: LiveTable) -> None:
+    def merge(self, part: BucketRows, table: LiveTable) -> None:
         """Merges in the staged rows of these keys. Blocks.
 
         Raises:
             InvalidRequest, RequestTooLarge: The rows cannot be merged.
         """
-        wanted = pc.is_in(part.keys, value_set=self._keys).to_numpy(zero_copy_only=False)
+        wanted = pc.is_in(part.key_array, value_set=self._keys).to_numpy(zero_copy_only=False)
         if wanted.any():
             merger = table.writes.merger.without_indexes()
             change = merger.merge(self, part.for_codec(merger.codec.rows).where(wanted))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
@@ -30,12 +30,12 @@ class StagedRows:
 
     request: StagedRequest
     table: LiveTable
-    parts: Sequence[PreparedRows]
+    parts: Sequence[BucketRows]
 
 
 def request_check(
     table: LiveTable, action: str, data: bytes, schema_id: int, kind: WriteKind
-) -> Callable[[], tuple[int, list[PreparedRows]]]:
+) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
     """Returns a function that checks a request in a thread, and gives its size and its rows or keys by bucket.
 
     Raises:
@@ -51,7 +51,7 @@ async def read_staged_rows(
     tables: Mapping[str, LiveTable],
     executor: StorageExecutor,
     wanted: Callable[[StagedRequest], bool],
-    shape: Callable[[int, LiveTable, PreparedRows], PreparedRows] = lambda _, __, part: part,
+    shape: Callable[[int, LiveTable, BucketRows], BucketRows] = lambda _, __, part: part,
 ) -> AsyncIterator[AsyncIterator[StagedRows]]:
     """Yields the staged requests that `wanted` selects, in order; skips tables that are not in `tables`.
 

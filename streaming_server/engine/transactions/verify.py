@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.model.errors import InvalidRequest, TransactionConflict
+from scankv.model.errors import InvalidRequest, ScanKvError, TransactionConflict
+from streaming_server.engine.merging.few_rows import FewRows
+from streaming_server.engine.merging.step import restate
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.staged_rows import StagedRows
@@ -94,24 +98,42 @@ class Verification:
         if since is not None:
             for part in rows.parts:
                 live = rows.table.buckets[part.bucket]
-                keys.setdefault((live, since[part.bucket]), []).append(part.keys)
+                keys.setdefault((live, since[part.bucket]), []).append(part.key_array)
 
 
 async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows]) -> None:
-    table = rows.table
-    for part in rows.parts:
-        live = table.buckets[part.bucket]
-        async with live.mutex.bypass_barrier():
-            bucket = await live.open()
-            merged = net.setdefault(live, MergedTransactionRows(bucket))
-            merged.add_keys(part)
-            try:
-                await live.run(merged.merge, part, table.writes.merger)
-            except InvalidRequest as error:
-                reason = error.message.partition(";")[0]
-                refused = type(error)(f"{reason}; nothing of the transaction was written")
-                refused.details.update(error.details)
-                raise refused from error
+    # Few rows of all buckets are merged in one thread, because the change of threads takes as long as the merge.
+    are_few = all(isinstance(part, FewRows) for part in rows.parts)
+    for parts in [rows.parts] if are_few else [[part] for part in rows.parts]:
+        await _merge_parts(rows.table, parts, net)
+
+
+async def _merge_parts(
+    table: LiveTable, parts: Sequence[BucketRows], net: dict[LiveBucket, MergedTransactionRows]
+) -> None:
+    async with AsyncExitStack() as mutexes:
+        steps: list[tuple[LiveBucket, BucketRows]] = []
+        for part in parts:
+            live = table.buckets[part.bucket]
+            await mutexes.enter_async_context(live.mutex.bypass_barrier())
+            net.setdefault(live, MergedTransactionRows(await live.open())).add_keys(part)
+            steps.append((live, part))
+        merger = table.writes.merger
+
+        def merge() -> None:
+            while steps:
+                live, part = steps[0]
+                net[live].merge(part, merger)
+                del steps[0]
+
+        try:
+            # A failed step stays the first one, so the error is recorded for its bucket.
+            await table.state.executor.run(merge)
+        except ScanKvError as error:
+            recorded = steps[0][0].record_error(error)
+            if isinstance(recorded, InvalidRequest):
+                raise restate(recorded, "nothing of the transaction was written") from error
+            raise recorded from error.__cause__
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:

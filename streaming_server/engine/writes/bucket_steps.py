@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.merging.few_rows import FewRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.merger import Merger
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
@@ -36,7 +35,7 @@ _log = logging.getLogger(__name__)
 def apply_rows(
     live: LiveBucket,
     bucket: Bucket,
-    rows: PreparedRows | FewRows,
+    rows: BucketRows,
     merger: Merger,
     step: WriteStep | None = None,
     writer: str | None = None,
@@ -51,14 +50,13 @@ def apply_rows(
     """
     codec = merger.codec.rows
     rows = rows.for_codec(codec)
-    columns = None if rows.written is None else rows.written.columns
     apply_change(
         live,
         bucket,
         lambda: merger.merge(bucket, rows),
         codec,
         step,
-        origin_of(writer, columns, codec),
+        origin_of(writer, rows.columns, codec),
         commit_micros,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.merging.few_rows import FewRows
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
@@ -23,6 +21,7 @@ from streaming_server.engine.merging.preparing import (
     prepare_upsert,
     request_schema,
 )
+from streaming_server.engine.merging.reading_few import group_few, group_independent, replaces_rows
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
@@ -135,32 +134,43 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
-        read = partial(self._read_few, data, self._table.codec, deletes=deletes, independent=independent)
+        read = partial(self._read_few, data, self._table.codec, deletes=deletes, checks_entries=not independent)
         is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
-        parts, buckets, errors = read() if is_quick else await self._table.executor.run(read)
+        rows, errors = read() if is_quick else await self._table.executor.run(read)
+        codec = self._table.codec
+        buckets = [0] * len(data)
+        for number, key, _ in rows:
+            buckets[number] = codec.keys.bucket_of(key)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger,
             admit=partial(self.locks.admit, None, preconditions.column_locks),
         )
-        operation = WriteOperation(parts, preconditions, scope)
         if not independent:
             if errors:
                 raise errors[min(errors)]
-            return FewWritten(buckets, await operation.run(), {})
-        offsets, failed = await operation.run_separately()
-        for number, bucket in enumerate(buckets):
-            if bucket in failed and number not in errors:
-                errors[number] = failed[bucket]
-        return FewWritten(buckets, offsets, errors)
+            parts = group_few(((key, values) for _, key, values in rows), codec, deletes=deletes)
+            return FewWritten(buckets, await WriteOperation(parts, preconditions, scope).run(), {})
+        parts, places = group_independent(rows, codec, deletes=deletes)
+        written = await WriteOperation(parts, preconditions, scope, independent=True).run_separately()
+        for number, (bucket, place) in places.items():
+            refusal = written.refusals.get((bucket, place))
+            if bucket in written.errors:
+                errors[number] = written.errors[bucket]
+            elif refusal is not None:
+                errors[number] = _renumber(refusal, number)
+        return FewWritten(buckets, written.offsets, errors)
 
     @staticmethod
     def _read_few(
-        data: Sequence[bytes], codec: TableCodec, *, deletes: bool, independent: bool
-    ) -> tuple[list[FewRows], list[int], dict[int, ScanKvError]]:
-        """Returns the rows by bucket, the bucket of each row, and the errors of those that cannot be read."""
+        data: Sequence[bytes], codec: TableCodec, *, deletes: bool, checks_entries: bool
+    ) -> tuple[list[tuple[int, bytes, Values]], dict[int, ScanKvError]]:
+        """Returns the rows with their numbers and encoded keys, and the errors of those that cannot be read.
+
+        With `checks_entries`, rows that replace others must have entries in all indexes.
+        """
         single, definition = codec.single, codec.definition
-        if single is None or definition.options.merge_engine != "last_row" or definition.merging.order_columns:
+        if single is None:
             raise InvalidRequest(
                 f"rows of table {definition.name} are not written one by one: send Arrow data", option="encoded_rows"
             )
@@ -169,38 +179,23 @@ class TableWrites:
                 f"table {definition.name} does not delete every row: send the keys as Arrow data",
                 option="encoded_keys",
             )
+        checks_entries = checks_entries and bool(codec.indexes) and not deletes and replaces_rows(definition)
         errors: dict[int, ScanKvError] = {}
-        buckets: list[int] = []
-        # For each bucket its steps. Of rows of one call, the last one with a key counts; independent rows with one key
-        # are applied one after another.
-        by_bucket: dict[int, list[dict[bytes, Values]]] = {}
+        rows: list[tuple[int, bytes, Values]] = []
         for number, each in enumerate(data):
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
-                if codec.indexes and len(each) > _SHORT_ROW:
+                if checks_entries and len(each) > _SHORT_ROW:
                     _check_entries(single.to_batch([values]), codec, number)
             except ScanKvError as error:
                 errors[number] = error
-                buckets.append(0)
-                continue
-            bucket = codec.keys.bucket_of(key)
-            buckets.append(bucket)
-            steps = by_bucket.setdefault(bucket, [{}])
-            step = next((each for each in steps if key not in each), None) if independent else steps[0]
-            if step is None:
-                steps.append(step := {})
-            step[key] = values
-        parts = []
-        for bucket, steps in sorted(by_bucket.items()):
-            ordered = [(key, step[key]) for step in steps for key in sorted(step)]
-            keys, rows = [key for key, _ in ordered], [values for _, values in ordered]
-            ends = tuple(accumulate(map(len, steps)))
-            parts.append(FewRows(bucket, codec.rows, single, deletes, keys, rows, ends))
-        return parts, buckets, errors
+            else:
+                rows.append((number, key, values))
+        return rows, errors
 
     def check_upsert(
         self, data: bytes, schema_id: int, kind: WriteKind
-    ) -> Callable[[], tuple[int, list[PreparedRows]]]:
+    ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
         """Returns a function that checks an upsert in a thread, and returns its number of rows and the rows by bucket.
 
         Raises:
@@ -210,7 +205,7 @@ class TableWrites:
         if schema_id not in (0, *(schema.id for schema in definition.schemas)):
             raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table again")
 
-        def check() -> tuple[int, list[PreparedRows]]:
+        def check() -> tuple[int, Sequence[BucketRows]]:
             asked = request_schema(definition, schema_id, kind)
             batch = read_request(data, asked, CHANGE_TYPE_FIELD)
             types = batch.column(len(asked)) if batch.num_columns > len(asked) else None
@@ -219,11 +214,11 @@ class TableWrites:
 
         return check
 
-    def check_delete(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, list[PreparedRows]]]:
+    def check_delete(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
         """As `check_upsert`, for a delete."""
         codec = self._table.codec
 
-        def check() -> tuple[int, list[PreparedRows]]:
+        def check() -> tuple[int, Sequence[BucketRows]]:
             batch = read_request(data, codec.definition.key_schema)
             return batch.num_rows, prepare_delete(batch, codec, kind)
 
@@ -244,7 +239,7 @@ class TableWrites:
                 encoded, buckets = codec.keys.encode(codec.keys.canonicalize(batch))
                 return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
         check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
-        return [(part.bucket, part.keys) for part in check()[1]]
+        return [(part.bucket, part.key_array) for part in check()[1]]
 
     async def open_writer(self, writer: str) -> tuple[int, int]:
         """Begins a new epoch of a writer in every bucket, durably. Returns the epoch and the next sequence number.
@@ -267,7 +262,7 @@ class TableWrites:
         return epoch, sequence
 
     async def _write(
-        self, rows: int, parts: list[PreparedRows], preconditions: WritePreconditions, columns: Collection[str] | None
+        self, rows: int, parts: Sequence[BucketRows], preconditions: WritePreconditions, columns: Collection[str] | None
     ) -> tuple[int, dict[int, int]]:
         """Writes checked rows. The request may change `columns`; None: all."""
         definition = self._table.definition
@@ -281,9 +276,18 @@ class TableWrites:
         return rows, await WriteOperation(parts, preconditions, scope).run()
 
 
+def _renumber(error: ScanKvError, number: int) -> ScanKvError:
+    """Returns the error of a row that was written alone with the number of the row in its request."""
+    if "row" not in error.details:
+        return error
+    renumbered = type(error)(error.message.replace("row 0:", f"row {number}:", 1))
+    renumbered.details.update(error.details, row=str(number))
+    return renumbered
+
+
 def _check_entries(row: pa.RecordBatch, codec: TableCodec, number: int) -> None:
     """Raises RequestTooLarge if a row, which has this number in its request, is too long for an index."""
     try:
         prepare(row, codec, keys_only=False)
     except RequestTooLarge as error:
-        raise RequestTooLarge(error.message.replace("row 0:", f"row {number}:", 1), row=number) from error
+        raise _renumber(error, number) from error

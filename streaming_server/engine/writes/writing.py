@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from scankv.model.errors import InvalidRequest, ScanKvError, WriteConflict
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, WriteConflict
 from streaming_server.engine.bucket.locking import lock_buckets
-from streaming_server.engine.merging.prepared_rows import PreparedRows
+from streaming_server.engine.merging.step import restate
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
-from streaming_server.storage.bucket.writer_states import WriteStep
+from streaming_server.storage.bucket.writer_states import RefusedRow, WriteStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from scankv.model.changes.log_offsets import LogOffsets
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
-    from streaming_server.engine.merging.few_rows import FewRows
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.merger import Merger
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
-
-    Part: TypeAlias = PreparedRows | FewRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +71,20 @@ class WriteScope:
     admit: Callable[[], AbstractContextManager[None]]
 
 
+class SeparateWrites(NamedTuple):
+    """What became of the rows of a request that were written separately.
+
+    Attributes:
+        offsets: The next offset of each bucket that was written.
+        errors: The error of each other bucket, where nothing was written.
+        refusals: Why rows were refused, by bucket and place.
+    """
+
+    offsets: dict[int, int]
+    errors: dict[int, ScanKvError]
+    refusals: dict[tuple[int, int], ScanKvError]
+
+
 class WriteOperation:
     """Applies one request to its buckets.
 
@@ -80,14 +92,26 @@ class WriteOperation:
         parts: Its rows by bucket, ascending. A repeated request has the same rows.
         preconditions: The preconditions of the request.
         scope: The table.
+        independent: Whether each row is written for itself, so that a refused row does not affect the others.
     """
 
-    def __init__(self, parts: Sequence[Part], preconditions: WritePreconditions, scope: WriteScope) -> None:
+    def __init__(
+        self,
+        parts: Sequence[BucketRows],
+        preconditions: WritePreconditions,
+        scope: WriteScope,
+        *,
+        independent: bool = False,
+    ) -> None:
         self._parts = parts
         self._preconditions = preconditions
         self._scope = scope
         self._done: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
+        self._independent = independent
+        self._refusals: dict[int, tuple[RefusedRow, ...]] = {}
+        # The buckets whose rows are written one by one, because one of several was refused.
+        self._one_by_one: set[int] = set()
 
     async def run(self) -> dict[int, int]:
         """Applies the request. Once all of its rows are durable, returns the next offset of each of its buckets.
@@ -111,30 +135,33 @@ class WriteOperation:
                         await self._check_unchanged(live, bucket, part, 0 if answer is None else answer.rows)
                     # All mutexes are still held, so no other write comes between the check and the write.
                     for (live, bucket), part in zip(opened, self._parts, strict=True):
-                        while not await self._step(live, bucket, part):
-                            pass
+                        with _steps_of(live):
+                            while not await self._step(live, bucket, part):
+                                pass
             await all_ended(map(self._write_bucket, self._parts))
         return self._offsets
 
-    async def run_separately(self) -> tuple[dict[int, int], dict[int, ScanKvError]]:
-        """Applies the request to each bucket by itself. The request has no condition on other rows.
+    async def run_separately(self) -> SeparateWrites:
+        """Applies the request to each bucket by itself. Returns once everything that was applied is durable.
 
-        Once everything applied is durable, returns the next offset of each bucket that was written, and the error of
-        each other bucket, where nothing was written. A repeated request may find that an error is gone.
+        The request has no condition on other rows. A repeated request may find that the error of a bucket is gone. The
+        refusals of rows stay.
         """
         assert self._preconditions.unchanged_since is None
         errors: dict[int, ScanKvError] = {}
 
-        async def write(part: Part) -> None:
+        async def write(part: BucketRows) -> None:
             try:
                 await self._write_alone(part)
             except ScanKvError as error:
                 errors[part.bucket] = error
 
         await all_ended(map(write, self._parts))
-        return {number: offset for number, offset in self._offsets.items() if number not in errors}, errors
+        offsets = {number: offset for number, offset in self._offsets.items() if number not in errors}
+        refusals = {(number, each.row): each.error for number, all_ in self._refusals.items() for each in all_}
+        return SeparateWrites(offsets, errors, refusals)
 
-    async def _write_alone(self, part: Part) -> None:
+    async def _write_alone(self, part: BucketRows) -> None:
         with ExitStack() as admission:
             try:
                 admission.enter_context(self._scope.admit())
@@ -147,48 +174,69 @@ class WriteOperation:
                     raise
             await self._write_bucket(part)
 
-    async def _write_bucket(self, part: Part) -> None:
+    async def _write_bucket(self, part: BucketRows) -> None:
         live, complete = self._live(part), False
-        while not complete and self._done.get(part.bucket) != len(part.keys):
-            async with live.mutex:
-                complete = await self._step(live, await live.open(), part)
+        with _steps_of(live):
+            while not complete and self._done.get(part.bucket) != len(part.keys):
+                async with live.mutex:
+                    complete = await self._step(live, await live.open(), part)
         if self._scope.table.codec.rows.hidden:
             # Hidden state of a row may have changed without a new offset.
             await live.wait_written()
         await live.wait_durable(self._offsets[part.bucket])
 
-    async def _step(self, live: LiveBucket, bucket: Bucket, part: Part) -> bool:
+    async def _step(self, live: LiveBucket, bucket: Bucket, part: BucketRows) -> bool:
         """Applies the next rows of a part with one WriteBatch; returns whether all are applied. Hold the mutex."""
-        answer = await self._find_answer(live, bucket)
+        number, answer = part.bucket, await self._find_answer(live, bucket)
+        if answer is not None:
+            self._refusals[number] = answer.refusals
         if answer is not None and answer.complete:
-            self._offsets[part.bucket] = answer.offset
+            self._offsets[number] = answer.offset
             return True
-        done, count = self._done.get(part.bucket, 0) if answer is None else answer.rows, len(part.keys)
+        done, count = self._done.get(number, 0) if answer is None else answer.rows, len(part.keys)
         if done >= count:
             raise InvalidRequest("a request was repeated with other rows: give each request its own sequence")
         merger = self._scope.merger()
-        identity = self._preconditions.identity
-        end = min(done + step_rows(bucket.state, len(merger.codec.indexes)), count)
-        end = part.step_end(done, end)
-        step = None if identity is None else WriteStep(identity=identity, rows=end, complete=end == count)
+        most = 1 if number in self._one_by_one else step_rows(bucket.state, len(merger.codec.indexes))
+        end = part.step_end(done, min(done + most, count))
         rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
-        await live.write(apply_rows, live, bucket, rows, merger, step, writer)
-        self._done[part.bucket], self._offsets[part.bucket] = end, bucket.state.log_offset
+        try:
+            await live.write(
+                apply_rows,
+                *(live, bucket, rows, merger, self._progress(number, end, count), writer),
+                more_follows=end < count,
+            )
+        except (InvalidRequest, RequestTooLarge) as error:
+            if not self._independent:
+                raise
+            if end - done > 1:
+                self._one_by_one.add(number)
+                return False
+            # Independent rows are not checked for indexes before they are merged, so none was added meanwhile.
+            cause = error.__cause__ if isinstance(error.__cause__, RequestTooLarge) else error
+            refusal = RefusedRow(done, restate(cause, "the row was not written"))
+            self._refusals[number] = (*self._refusals.get(number, ()), refusal)
+            progress = self._progress(number, end, count)
+            if progress is not None:
+                await live.write(bucket.record, progress)
+        self._done[number], self._offsets[number] = end, bucket.state.log_offset
         return end == count
+
+    def _progress(self, bucket: int, end: int, count: int) -> WriteStep | None:
+        identity = self._preconditions.identity
+        if identity is None:
+            return None
+        refusals = self._refusals.get(bucket, ())
+        return WriteStep(identity=identity, rows=end, complete=end == count, refusals=refusals)
 
     async def _find_answer(self, live: LiveBucket, bucket: Bucket) -> WriteAnswer | None:
         """Returns what an earlier attempt of the request has applied to a bucket. None: nothing. Hold the mutex."""
         identity = self._preconditions.identity
-        if identity is None:
-            return None
-        if bucket.writers.is_cached(identity.writer):
-            return bucket.find_answer(identity)
-        return await live.run(bucket.find_answer, identity)
+        return None if identity is None else await live.find_answer(bucket, identity)
 
-    async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: Part, done: int) -> None:
+    async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: BucketRows, done: int) -> None:
         """Raises WriteConflict if a key of a part has changed; skips the first `done` rows, applied earlier."""
         assert self._preconditions.unchanged_since is not None
-        assert isinstance(part, PreparedRows)
         if done == len(part.keys):
             return
         offset = self._preconditions.unchanged_since.get(part.bucket)
@@ -198,7 +246,7 @@ class WriteOperation:
                 "log offsets of that read",
                 bucket=part.bucket,
             )
-        keys = part.keys.slice(done)
+        keys = part.key_array.slice(done)
         changed = await live.run(changed_keys, bucket, offset, keys, self._scope.table.codec)
         if len(changed):
             raise WriteConflict(
@@ -209,5 +257,15 @@ class WriteOperation:
                 keys=len(changed),
             )
 
-    def _live(self, part: Part) -> LiveBucket:
+    def _live(self, part: BucketRows) -> LiveBucket:
         return self._scope.table.buckets[part.bucket]
+
+
+@contextmanager
+def _steps_of(live: LiveBucket) -> Iterator[None]:
+    """Sees to a sync of the steps of a request that fails or is cancelled between two of them."""
+    try:
+        yield
+    except BaseException:
+        live.abandon_steps()
+        raise

@@ -100,9 +100,18 @@ class ScanRegistry:
         following: Admits scans that follow a changelog.
         stall_timeout: For how many seconds a reader may take nothing.
         max_scan: For how many seconds a scan may last.
+        turns_with_events: See `ChunkTurns`.
     """
 
-    def __init__(self, admission: Admission, *, following: Admission, stall_timeout: float, max_scan: float) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        *,
+        following: Admission,
+        stall_timeout: float,
+        max_scan: float,
+        turns_with_events: Callable[[], int] | None = None,
+    ) -> None:
         self._admission = admission
         self._following = following
         self._stall_timeout = stall_timeout
@@ -110,7 +119,7 @@ class ScanRegistry:
         self._calls: dict[str, RegisteredScan] = {}
         self._live: dict[str, RegisteredScan] = {}
         self._with_large_chunks: set[RegisteredScan] = set()
-        self.turns = ChunkTurns()
+        self.turns = ChunkTurns(turns_with_events)
         self.started = 0
         self._rows_scanned = 0
         self._bytes_returned = 0

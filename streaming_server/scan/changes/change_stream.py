@@ -72,7 +72,10 @@ class ChangeStream:
             max_rows, max_bytes = next(bounds)
             # A source that filters rows cannot know how many to read for the remaining limit.
             limited = self._remaining is not None and not self._opened.selective
-            chunk = source.next_chunk(min(max_rows, self._remaining or 0) if limited else max_rows, max_bytes)
+            wanted = min(max_rows, self._remaining or 0) if limited else max_rows
+            while not source.prefetch(wanted, max_bytes):
+                yield 0.0
+            chunk = source.next_chunk(wanted, max_bytes)
             if chunk is None:
                 break
             self._scan.rows_scanned = source.rows_scanned

@@ -69,6 +69,10 @@ class FullSource:
         """For each bucket the offset of the next change."""
         return self._log.offsets
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Does a part of the work of `next_chunk`. See `ChunkSource`."""
+        return self._table is None or self._table.prefetch(max_rows, max_bytes)
+
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
         """Returns the next rows, then changes, like `LogSource.next_chunk`; WAITING once after the last row.
 

@@ -147,6 +147,9 @@ class ChangeSource(Protocol):
     def offsets(self) -> Mapping[int, int]:
         """For each bucket the offset of the next change."""
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Does a part of the work of `next_chunk`. See `ChunkSource`."""
+
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
         """Returns the next changes, WAITING if there are none yet, None at the proven end."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streaming_server.scan.changes.log_token import LogPosition, NetPosition
 from streaming_server.scan.chunk_source import WAITING, View, Waiting
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -85,6 +88,16 @@ class _RunningCatchUp:
         self._task.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The next changes of a bucket, from the offset `start` on, with the definition that has their schemas."""
+
+    bucket: int
+    start: int
+    definition: TableDefinition
+    records: Sequence[LogRecord]
+
+
 class LogSource:
     """A `ChunkSource` over the changelogs of some buckets, from given offsets on.
 
@@ -131,6 +144,8 @@ class LogSource:
         self._turn = sorted(tails)
         self._wakeup = asyncio.Event()
         self._aborted: ScanKvError | None = None
+        # What `prefetch` has read for the next chunk.
+        self._read_ahead: _Records | None = None
         self._net_changes = net_changes
         self._catch_ups: dict[int, _RunningCatchUp] = {}
         self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
@@ -148,6 +163,19 @@ class LogSource:
     def schema_id(self) -> int:
         """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
+
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Reads changes for the next chunk, but does not decode them. See `ChunkSource`."""
+        if self._aborted is not None or self._read_ahead is not None or self._stops.seconds_left() == 0:
+            return True
+        began = time.thread_time()
+        for bucket in self._turn:
+            start, end = self._offsets[bucket], self._readable_end(bucket)
+            if count_of(start) < count_of(end):
+                if self._reads_every_change(bucket, end):
+                    self._read_ahead = self._read_records(bucket, end, max_rows, max_bytes)
+                break
+        return time.thread_time() - began < SHORT_SECONDS
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
         """Returns the next changes of one bucket; WAITING if no change is unread yet; None at the proven end.
@@ -179,12 +207,10 @@ class LogSource:
 
     def _next_chunk_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next changes of a bucket that has some; None while its net changes are being computed."""
-        net_changes, start = self._net_changes, self._offsets[bucket]
-        if net_changes is None or self._applied is not None:
+        net_changes = self._net_changes
+        if net_changes is None or self._reads_every_change(bucket, end):
             return self._read(bucket, end, max_rows, max_bytes)
         if bucket not in self._catch_ups:
-            if count_of(end) - count_of(start) <= net_changes.lag_threshold:
-                return self._read(bucket, end, max_rows, max_bytes)
             self._start_catch_up(bucket, NetPosition(end))
         catch_up = self._catch_ups[bucket]
         catch_up.check()
@@ -196,6 +222,13 @@ class LogSource:
         if not catch_up.changes.is_ready:
             return None
         return self._rows.chunk_of_net_changes(catch_up.changes.take(max_rows), bucket, net_changes.definition)
+
+    def _reads_every_change(self, bucket: int, end: int) -> bool:
+        """Whether the next changes of a bucket are read one by one, and not as net changes."""
+        if self._net_changes is None or self._applied is not None:
+            return True
+        lag = count_of(end) - count_of(self._offsets[bucket])
+        return bucket not in self._catch_ups and lag <= self._net_changes.lag_threshold
 
     def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
         assert self._net_changes is not None
@@ -209,14 +242,23 @@ class LogSource:
         self._tails[bucket].retain_log(self._owner, offset)
 
     def _read(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk:
-        definition, tail, start = self._latest(), self._tails[bucket], self._offsets[bucket]
-        # At least two, since an update before and its update after stay together.
-        records = tail.read_log(start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes)
-        last = records[-1]
-        chunk = self._rows.chunk_of_records(records, bucket, definition, self._applied)
+        start, read = self._offsets[bucket], self._read_ahead
+        if read is None or (read.bucket, read.start) != (bucket, start):
+            read = self._read_records(bucket, end, max_rows, max_bytes)
+        self._read_ahead = None
+        last = read.records[-1]
+        chunk = self._rows.chunk_of_records(read.records, bucket, read.definition, self._applied)
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
         self._advance(bucket, last.offset + len(last.changes))
         return chunk
+
+    def _read_records(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> _Records:
+        definition, start = self._latest(), self._offsets[bucket]
+        # At least two, since an update before and its update after stay together.
+        records = self._tails[bucket].read_log(
+            start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes
+        )
+        return _Records(bucket, start, definition, records)
 
     async def wait(self, seconds: float) -> None:
         """Returns when there may be more changes, or after `seconds`."""
@@ -262,6 +304,7 @@ class LogSource:
 
     def close(self) -> None:
         """Releases the listeners, catch-ups and retention holds. Closing twice is allowed."""
+        self._read_ahead = None
         self._wakeup.set()
         while self._closers:
             self._closers.pop()()

@@ -65,8 +65,8 @@ def stream_messages(
 ) -> Iterator[bytes | None]:
     """Yields the messages of one stream, serialized `ScanKvResponse`s. Each is built on demand.
 
-    None means that a step found nothing: the caller lets other tasks run and then continues. A heartbeat is sent only
-    if no message was sent for `heartbeat_seconds`.
+    None means that no message is complete yet: the caller lets other tasks run and then continues. A heartbeat is sent
+    only if no message was sent for `heartbeat_seconds`.
 
     Raises:
         DataLoss: The source found damage. No trailer follows.
@@ -82,6 +82,8 @@ def stream_messages(
             max_rows = sent.fit_small_chunk(max_rows)
         # A source that filters rows cannot know how many to read for the remaining limit.
         wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
+        while not source.prefetch(wanted, max_bytes):
+            yield None
         chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
             break

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_CHUNK_ROWS
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
 from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, limb, limb_count, propagate_carries
 from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
@@ -29,6 +30,7 @@ MAX_STATE_BYTES: Final = 128 * 1024 * 1024
 _MERGE_BATCHES: Final = 256
 _MERGE_ROWS: Final = 65_536
 _MERGE_BYTES: Final = 8 * 1024 * 1024
+_MOST_GROUPED_ROWS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,11 @@ class RowCounter:
     Attributes:
         rows: The number of rows added.
         is_due: Always False.
+        most_rows: The most rows to add at once.
     """
 
     is_due: Final = False
+    most_rows: Final = MAX_CHUNK_ROWS
 
     def __init__(self) -> None:
         self.rows = 0
@@ -81,6 +85,7 @@ class Aggregation:
 
     Attributes:
         columns: The columns that the batches must have, in this order.
+        most_rows: The most rows to add at once, so that it takes about a millisecond. Groups take longer.
 
     Raises:
         InvalidRequest, SchemaMismatch: See `check_aggregates`.
@@ -91,6 +96,7 @@ class Aggregation:
     ) -> None:
         self._schema = check_aggregates(aggregates, group_by, schema)
         self.columns = tuple(dict.fromkeys([*group_by, *(each.column for each in aggregates)]))
+        self.most_rows = _MOST_GROUPED_ROWS if group_by else MAX_CHUNK_ROWS
         self._aggregates = aggregates
         self._types = {name: schema.column(name).type for name in self.columns}
         self._max_groups = max_groups

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """The limit for the entries kept. A scan reads rows with longer entries better."""
 
+_QUICK_ENTRIES: Final = 64
+"""So few entries are read and decoded in about half a millisecond."""
+
 
 class BudgetExceeded(Exception):
     """Reading the index costs too much. Not a failure: the caller scans the rows instead."""
@@ -125,6 +128,9 @@ class EntryMerge:
                 )
                 for number, key_range in ranges.items()
             ]
+            # Creating a cursor takes as long as reading about 16 entries.
+            self._since_turn += 16 * len(runs)
+            await self.end_step()
             active, last = runs, None
             kept: list[pa.RecordBatch] = []
             # Read each bucket's share, plus what it may have in addition by chance, plus one entry that shows whether
@@ -132,13 +138,15 @@ class EntryMerge:
             share = n / max(1, len(runs))
             step = 1 + (n if len(runs) == 1 else int(share + sqrt(share)))
             while active:
-                kept.append(self._next(active, min(step, MAX_STEP_ENTRIES // len(active) + 1)))
+                parts = self._read(active, min(step, MAX_STEP_ENTRIES // len(active) + 1))
+                await self.end_step()
+                kept.append(self._matching(parts))
+                await self.end_step()
                 missing = n - sum(part.num_rows for part in kept)
                 if missing <= 0:
                     last = _nth(kept, column, n, in_order=len(runs) == 1, ascending=ascending)
                 active = [run for run in active if not run.ended and _is_before(run, column, last, ascending=ascending)]
                 step = self._next_step(step, missing, len(active))
-                await self._turn()
             return pa.concat_batches(kept) if kept else self._decode([], [])[0], last, runs
 
     def _next_step(self, step: int, missing: int, active: int) -> int:
@@ -147,8 +155,8 @@ class EntryMerge:
             return 2 * step  # a selective predicate needs many entries
         return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
 
-    def _next(self, runs: Sequence[_EntryRun], step: int) -> pa.RecordBatch:
-        """Reads `step` entries of some buckets, decodes them together, and returns those that match."""
+    def _read(self, runs: Sequence[_EntryRun], step: int) -> list[tuple[_EntryRun, list[bytes]]]:
+        """Reads `step` entries of some buckets."""
         parts: list[tuple[_EntryRun, list[bytes]]] = []
         began = time.thread_time()
         for run in runs:
@@ -160,6 +168,12 @@ class EntryMerge:
                 # The cursor has skipped deleted entries. The other buckets wait for the next call.
                 self._since_turn = MAX_STEP_ENTRIES
                 break
+        # A seek takes as long as reading about 16 entries.
+        self._since_turn += sum(len(values) for _, values in parts) + 16 * len(parts)
+        return parts
+
+    def _matching(self, parts: Sequence[tuple[_EntryRun, list[bytes]]]) -> pa.RecordBatch:
+        """Decodes the entries of some buckets together, and returns those that match."""
         numbers = [run.number for run, values in parts for _ in values]
         entries, kept = self._decode_naming_bucket([value for _, values in parts for value in values], numbers, parts)
         index = 0
@@ -168,8 +182,8 @@ class EntryMerge:
             if values:
                 run.last = entries.slice(index - 1, 1)
         self.read += index
-        # A seek takes as long as reading about 16 entries.
-        self._since_turn += index + 16 * len(runs)
+        # Decoding takes longer than reading, above all for few entries.
+        self._since_turn += _QUICK_ENTRIES + index
         if kept is not None:
             entries = entries.filter(kept)
         self._kept_bytes += entries.nbytes
@@ -177,8 +191,9 @@ class EntryMerge:
             raise BudgetExceeded
         return entries
 
-    async def _turn(self) -> None:
-        if self._since_turn >= MAX_STEP_ENTRIES:
+    async def end_step(self) -> None:
+        """Gives other tasks a turn of the event loop if the entries read since the last one took a while."""
+        if self._since_turn >= _QUICK_ENTRIES:
             self._since_turn = 0
             await self._locked.yield_to_others()
 

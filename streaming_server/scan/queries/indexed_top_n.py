@@ -129,6 +129,7 @@ async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedV
     names = locked.codec.definition.schema.names if spec.columns is None else spec.columns
     if set(index.covered) >= set(names):
         return FoundRows(best["stored"], index.decoder(names), merge.read, index.index.columns)
+    await merge.end_step()
     stored = await _rows_of_entries(best, spec, locked)
     return FoundRows(stored, locked.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns)
 
@@ -138,6 +139,7 @@ async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> 
     # Ties are read until there are too many of them.
     most = MAX_TOP_N + 1 if spec.with_ties else spec.n
     best = await merge.first_by_value(plan.values, spec.n, ascending=spec.ascending)
+    await merge.end_step()
     found = best.found
     if best.last is None and plan.nulls.is_empty:
         return _sort_entries(found, spec)
@@ -167,19 +169,24 @@ async def _rows_of_entries(entries: pa.RecordBatch, spec: TopNSpec, locked: Lock
     numbers = entries["bucket"].to_numpy()
     indices, values = [], []
     left = MAX_KEPT_BYTES
+    since_turn = 0
     for number in locked.buckets:
         of_bucket = np.flatnonzero(numbers == number)
         indices.append(of_bucket)
         keys = entries["key"].take(pa.array(of_bucket)).to_pylist()
         step = max(1, min(_GET_ROWS, _GET_BYTES // max(1, locked.buckets[number].longest_row)))
         for start in range(0, len(keys), step):
-            if start:
+            if since_turn >= _GET_ROWS // 4:
                 await locked.yield_to_others()
+                since_turn = 0
             part = _get_rows(number, keys[start : start + step], locked)
+            since_turn += len(part)
             values += part
             left -= sum(map(len, part))
             if left < 0:
                 raise too_large(spec.n, MAX_KEPT_BYTES)
+    if len(values) > _GET_ROWS // 4:
+        await locked.yield_to_others()
     stored = pa.array(values, pa.binary())
     return stored if len(indices) < 2 else stored.take(pa.array(np.argsort(np.concatenate(indices))))
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import DataLoss, InvalidKey, InvalidRequest, RequestTooLarge
 from scankv.model.keys.key_codec import KeyCodec
-from scankv.model.limits import MAX_TOP_N
+from scankv.model.limits import MAX_CHUNK_ROWS, MAX_TOP_N
 from scankv.model.tables.aggregates import check_orderable
 from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 from streaming_server.storage.rows.row_codec import RowCodec
@@ -90,7 +90,10 @@ class TopNCollector:
 
     Attributes:
         kept_rows: The number of rows kept now.
+        most_rows: The most rows to add at once.
     """
+
+    most_rows: Final = MAX_CHUNK_ROWS
 
     def __init__(self, spec: TopNSpec, definition: TableDefinition, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         codec = RowCodec(definition)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import MAX_POINTS, plan_index
+from scankv.model.keys.buckets import KeyPlaces
 from scankv.model.keys.key_ranges import KeyRanges
 from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.row_reader import IndexedKeys
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of index entries, keys and values, that one scan keeps."""
 
+_MANY_RANGES: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class IndexChoice:
@@ -46,6 +49,9 @@ def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[Index
         SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
     """
     reader = plan.reader(codec.rows, codec.key_codec)
+    if len(reader.ranges) > _MANY_RANGES:
+        places = KeyPlaces(codec.definition.key_schema, codec.definition.bucket_key, codec.definition.buckets)
+        reader = replace(reader, by_bucket=places.of_ranges(reader.ranges, range(codec.definition.buckets)))
     return reader, index_choices(reader, codec.indexes.values())
 
 

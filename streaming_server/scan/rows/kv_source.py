@@ -54,6 +54,21 @@ class KvSource:
         """Rows read from storage so far."""
         return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Does a part of the work of `next_chunk`. See `ChunkSource`."""
+        if self._aborted is not None:
+            raise copy(self._aborted)
+        while self._cursors:
+            bucket, cursor = self._cursors[0]
+            try:
+                is_ready = cursor.prefetch(max_rows, max_bytes)
+            except ScanKvError as error:
+                raise self._on_error(bucket, error) from error.__cause__
+            if is_ready is not None:
+                return is_ready
+            self._free_first()
+        return True
+
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next chunk, None at the proven end. Raises DataLoss, and the error given to `abort`."""
         if self._aborted is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import deque
 from copy import copy
+from dataclasses import dataclass
 from heapq import merge
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
@@ -14,6 +16,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss, ScanKvError
 from streaming_server.arrays.sorted_merge import stable_order
 from streaming_server.scan.chunk_source import Chunk, ScanPosition
+from streaming_server.storage.cursors.cursor import SLICE_SECONDS
 from streaming_server.storage.cursors.range_reader import STEP_SECONDS
 
 if TYPE_CHECKING:
@@ -75,12 +78,35 @@ class OrderedSource:
             _RowRun(bucket, cursor, representation, reverse, on_error) for bucket, cursor in sorted(cursors.items())
         ]
         self._single_rows = _SINGLE_ROWS if singly else 0
+        # The time that merging one by one may take at once. A chunk of these rows may be a part of the 128 rows.
+        self._single_seconds = 5 * STEP_SECONDS
         self._aborted: ScanKvError | None = None
+        # The state of `prefetch`: the buckets still to be read for the next chunk, and then the merged rows.
+        self._due: _DueRuns | None = None
+        self._merged: _MergedRows | None = None
 
     @property
     def rows_scanned(self) -> int:
         """Rows read from storage so far."""
         return sum(run.rows_scanned for run in self._runs)
+
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Does a part of the work of `next_chunk`. See `ChunkSource`."""
+        if self._aborted is not None:
+            raise copy(self._aborted)
+        if self._single_rows > 0:
+            self._single_seconds = SLICE_SECONDS
+            return True
+        if self._merged is not None:
+            return True
+        if self._due is None:
+            self._due = self._runs_to_read(max_rows, max_bytes)
+        if self._due.runs:
+            self._read_ahead(self._due, SLICE_SECONDS)
+            return False
+        self._due = None
+        self._merged = self._merge_ahead(max_rows)
+        return self._merged is None
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next chunk, None at the proven end. Raises DataLoss, and the error given to `abort`."""
@@ -89,7 +115,8 @@ class OrderedSource:
         if self._single_rows > 0:
             merged = self._merge_singly(min(max_rows, self._single_rows), max_bytes)
         else:
-            merged = self._merge(max_rows, max_bytes)
+            merged = self._merged or self._merge(max_rows, max_bytes)
+            self._merged = None
         if merged is None:
             return None
         self._single_rows -= len(merged.rows)
@@ -108,6 +135,7 @@ class OrderedSource:
 
     def close(self) -> None:
         """Closes the cursors and drops the rows read ahead."""
+        self._due = self._merged = None
         for run in self._runs:
             run.close()
 
@@ -117,7 +145,7 @@ class OrderedSource:
         for run in self._runs:
             while run.last_key is None and not run.ended:
                 run.add_single()
-                if time.thread_time() - began > STEP_SECONDS:
+                if time.thread_time() - began > min(self._single_seconds, STEP_SECONDS):
                     return _MergedRows(self._representation.empty, None, [])
         parts: list[tuple[int, pa.Array]] = []
         last_key = b""
@@ -130,7 +158,7 @@ class OrderedSource:
                 )
             parts.append((run.bucket, run.take(1)))
             max_bytes -= parts[-1][1].nbytes
-            if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > 5 * STEP_SECONDS:
+            if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > self._single_seconds:
                 break
         return _MergedRows(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
 
@@ -150,10 +178,13 @@ class OrderedSource:
                     yield (run.last_key, not self._reverse), run
 
     def _merge(self, max_rows: int, max_bytes: int) -> _MergedRows | None:
-        """Merges the next rows, up to the key that all unfinished buckets have reached. None: no row remains."""
-        reading = [run for run in self._runs if not run.ended]
-        if reading:
-            self._read_ahead(reading, max(1, max_rows // len(reading)), max(1, max_bytes // len(reading)))
+        """Reads ahead and merges the next rows. None: no row remains."""
+        self._read_ahead(self._due or self._runs_to_read(max_rows, max_bytes), 2 * STEP_SECONDS)
+        self._due = None
+        return self._merge_ahead(max_rows)
+
+    def _merge_ahead(self, max_rows: int) -> _MergedRows | None:
+        """Merges the rows read ahead, up to the key that all unfinished buckets have reached. None: no row remains."""
         reached = [run.last_key for run in self._runs if not run.ended]
         ends = [key for key in reached if key is not None]
         if len(ends) < len(reached):
@@ -170,16 +201,28 @@ class OrderedSource:
             cutoff = keys[order[-1].as_py()].as_py()
         return _MergedRows(rows, cutoff, [(run.bucket, run.take(run.count_to(cutoff))) for run in self._runs])
 
-    def _read_ahead(self, runs: Sequence[_RowRun], rows: int, size: int) -> None:
-        """Reads up to `rows` rows and `size` bytes ahead of each bucket that has at most half of both."""
+    def _runs_to_read(self, max_rows: int, max_bytes: int) -> _DueRuns:
+        """Returns the buckets that have at most half of their share of the next chunk ahead."""
+        reading = [run for run in self._runs if not run.ended]
+        share = max(1, len(reading))
+        rows, size = max(1, max_rows // share), max(1, max_bytes // share)
+        return _DueRuns(deque(run for run in reading if run.has_at_most(rows // 2, size // 2)), rows, size)
+
+    def _read_ahead(self, due: _DueRuns, seconds: float) -> None:
+        """Reads ahead of some buckets, for about `seconds` of processor time."""
         read: list[tuple[_RowRun, pa.Array]] = []
         began = time.thread_time()
-        for run in runs:
-            # A bucket with many deleted rows takes as long as a chunk. The other buckets then wait for the next call.
-            if time.thread_time() - began > 2 * STEP_SECONDS:
+        spent = 0.0
+        # Another bucket would take about as long as those before it.
+        while due.runs and (not read or spent + spent / len(read) < seconds):
+            # A bucket with many deleted rows takes as long as a chunk. The other buckets then wait for the next chunk.
+            if due.seconds_spent + spent > 2 * STEP_SECONDS:
+                due.runs.clear()
                 break
-            if run.has_at_most(rows // 2, size // 2):
-                read.append((run, run.next_rows(rows, size)))
+            run = due.runs.popleft()
+            read.append((run, run.next_rows(due.rows, due.size)))
+            spent = time.thread_time() - began
+        due.seconds_spent += time.thread_time() - began
         parts = [(run.bucket, new) for run, new in read]
         # Compute the keys of all buckets together, because the step of a single bucket may be small.
         keys = (
@@ -203,6 +246,22 @@ class OrderedSource:
                 except DataLoss as error:
                     raise self._on_error(bucket, error) from error
             raise
+
+
+@dataclass(slots=True)
+class _DueRuns:
+    """The buckets of which more rows are read for the next chunk.
+
+    Attributes:
+        runs: The buckets that have not been read yet.
+        rows, size: The most rows and bytes to read of each.
+        seconds_spent: The processor time that reading has taken so far.
+    """
+
+    runs: deque[_RowRun]
+    rows: int
+    size: int
+    seconds_spent: float = 0.0
 
 
 class _MergedRows(NamedTuple):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 _ALL_KEYS = KeyRange()
+_MANY_KEYS = 256  # for which one probe costs little next to their lookups
 
 _log = logging.getLogger(__name__)
 
@@ -171,8 +172,23 @@ class Bucket:
         return self._state.longest_row
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Returns the stored rows of some encoded keys, None for a key without a row."""
+        """Returns the stored rows of some encoded keys, None for a key without a row.
+
+        Where no row lies between the least and the greatest of many keys, as when rows arrive in key order, this takes
+        a few lookups in all.
+        """
+        if len(keys) >= _MANY_KEYS and not self._has_rows_among(keys):
+            return [None] * len(keys)
         return self._store.get_rows(keys)
+
+    def _has_rows_among(self, keys: list[bytes]) -> bool:
+        """Whether a row may exist between the least and the greatest key."""
+        # Keys often ascend. Otherwise rows mostly exist between any two of them, and the extremes are not needed.
+        first, last = min(keys[0], keys[-1]), max(keys[0], keys[-1])
+        if self._store.has_rows_between(first, last):
+            return True
+        least, greatest = min(keys), max(keys)
+        return (least, greatest) != (first, last) and self._store.has_rows_between(least, greatest)
 
     def find_cached(self, keys: list[bytes]) -> list[bytes | None] | None:
         """As `get`, without reading from disk. Returns None if a row is not in memory."""
@@ -197,7 +213,7 @@ class Bucket:
         """
         if change.count == 0 and not len(change.put_keys):
             if step is not None:
-                self._write_state(self._store.batch(), self._state, step)
+                self.record(step)
             return
         rows, added = self._state.rows, change.rows_added
         micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
@@ -222,6 +238,10 @@ class Bucket:
         else:
             state = self._append_log(batch, state, change.changes, change.schema_id)
         self._write_state(batch, state, step)
+
+    def record(self, step: WriteStep) -> None:
+        """Records the progress of a request that changes nothing, because its rows were refused."""
+        self._write_state(self._store.batch(), self._state, step)
 
     def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
         """Returns how far a request has been applied. None: not at all, and it may be applied now.

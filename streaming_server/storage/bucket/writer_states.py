@@ -10,19 +10,28 @@ has chosen the identity itself.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
+from scankv.model.errors import (
+    DataLoss,
+    InvalidRequest,
+    TooManyWriters,
+    WriterExpired,
+    WriterFenced,
+    error_for_reason,
+)
 from scankv.model.limits import WRITER_WINDOW
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.clock import ServerClock
     from streaming_server.storage.rocks.store import RocksStore, StoreBatch
 
@@ -49,6 +58,8 @@ _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
 """The least time between two searches for expired writers, in general and while the bucket refuses new ones."""
 
 _FORMAT: Final = 1
+_FORMAT_WITH_REFUSALS: Final = 2
+"""JSON follows the answers: by sequence number, the refused rows, each with its place, reason, message and details."""
 # format, number of answers, epoch, next sequence, acked below, last use in microseconds of service time
 _HEADER: Final = struct.Struct("<BBIQQq")
 # sequence, rows applied, offset after these rows, whether the request is complete
@@ -75,6 +86,19 @@ class WriteIdentity:
     age_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that was refused, although other rows of its request were written.
+
+    Attributes:
+        row: The place of the row among those of the request for the bucket.
+        error: Why it was refused.
+    """
+
+    row: int
+    error: ScanKvError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStep:
     """The progress of a request that one WriteBatch makes.
@@ -83,11 +107,13 @@ class WriteStep:
         identity: The request.
         rows: How many of the request's rows for this bucket are applied after the batch, from the first one on.
         complete: Whether all of these rows are applied then.
+        refusals: Which of the rows were refused instead.
     """
 
     identity: WriteIdentity
     rows: int
     complete: bool
+    refusals: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +125,14 @@ class WriteAnswer:
         rows: How many of the request's rows for this bucket are applied.
         offset: The offset of the bucket after these rows.
         complete: Whether all rows are applied.
+        refusals: Which of the rows were refused instead.
     """
 
     sequence: int
     rows: int
     offset: int
     complete: bool
+    refusals: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +196,7 @@ class WriterState:
         same = identity.epoch == self.epoch
         acked = max(identity.acked_below, self.acked_below if same else 0)
         others = [answer for answer in self.answers if same and answer.sequence != identity.sequence]
-        answer = WriteAnswer(identity.sequence, step.rows, offset, step.complete)
+        answer = WriteAnswer(identity.sequence, step.rows, offset, step.complete, step.refusals)
         kept = sorted((a for a in [*others, answer] if a.sequence >= acked), key=lambda a: a.sequence)
         return WriterState(
             epoch=identity.epoch,
@@ -180,20 +208,30 @@ class WriterState:
 
     def to_bytes(self) -> bytes:
         """Returns the stored form."""
+        refused = {a.sequence: [_to_json(each) for each in a.refusals] for a in self.answers if a.refusals}
         head = _HEADER.pack(
-            _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.acked_below, self.used_micros
+            _FORMAT_WITH_REFUSALS if refused else _FORMAT,
+            len(self.answers),
+            self.epoch,
+            self.next_sequence,
+            self.acked_below,
+            self.used_micros,
         )
-        return head + b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.complete) for a in self.answers)
+        answers = b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.complete) for a in self.answers)
+        return head + answers + (json.dumps(refused).encode() if refused else b"")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WriterState:
         """Reads the result of `to_bytes`. Raises DataLoss for anything else."""
         try:
             format_, count, epoch, next_sequence, acked, used = _HEADER.unpack_from(data)
-            if format_ != _FORMAT or len(data) != _HEADER.size + count * _ANSWER.size:
+            end = _HEADER.size + count * _ANSWER.size
+            if format_ not in (_FORMAT, _FORMAT_WITH_REFUSALS) or (format_ == _FORMAT and len(data) != end):
                 raise DataLoss("the record of a writer cannot be read")
-            answers = (_ANSWER.unpack_from(data, _HEADER.size + n * _ANSWER.size) for n in range(count))
-        except struct.error as error:
+            answers = [_ANSWER.unpack_from(data, _HEADER.size + n * _ANSWER.size) for n in range(count)]
+            refused = json.loads(data[end:]) if format_ == _FORMAT_WITH_REFUSALS else {}
+            refusals = {int(sequence): tuple(map(_from_json, each)) for sequence, each in refused.items()}
+        except (struct.error, ValueError, TypeError, AttributeError) as error:
             raise DataLoss("the record of a writer cannot be read") from error
         return cls(
             epoch=epoch,
@@ -201,9 +239,22 @@ class WriterState:
             acked_below=acked,
             used_micros=used,
             answers=tuple(
-                WriteAnswer(sequence, rows, offset, bool(complete)) for sequence, rows, offset, complete in answers
+                WriteAnswer(sequence, rows, offset, bool(complete), refusals.get(sequence, ()))
+                for sequence, rows, offset, complete in answers
             ),
         )
+
+
+def _to_json(refusal: RefusedRow) -> list[Any]:
+    error = refusal.error
+    return [refusal.row, error.reason, error.message, error.details]
+
+
+def _from_json(stored: list[Any]) -> RefusedRow:
+    row, reason, message, details = stored
+    error = (error_for_reason(reason) or InvalidRequest)(message)
+    error.details.update(details)
+    return RefusedRow(row, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.cursors.range_reader import RangeReader, values_projection
+from streaming_server.storage.cursors.range_reader import STEP_SECONDS, RangeReader, values_projection
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.storage.rocks.store import RocksStore
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 _ALL_KEYS: Final = KeyRange()
 _ONE_IN: Final = 64
+
+SLICE_SECONDS: Final = 0.001
+"""The approximate processor time of one call of `BucketCursor.prefetch`."""
+SHORT_SECONDS: Final = SLICE_SECONDS / 4
+"""A step that has taken longer leaves the next step to another turn of the event loop."""
+_PIECE_ROWS: Final = 8192
+"""The most rows that are decoded at once for `BucketCursor.prefetch`, which takes about half a millisecond."""
 
 
 class BucketCursor:
@@ -57,6 +67,10 @@ class BucketCursor:
         self._row_keys = codec.row_keys(keys)
         self._reader: RangeReader[bytes] | None = None
         self._open = False
+        # What `prefetch` has read of the next batch: stored rows, and a part of the decoded batch.
+        self._prefetching: Generator[None, None, list[bytes]] | None = None
+        self._values: list[bytes] | None = None
+        self._pieces: list[pa.RecordBatch] = []
         if key_range.is_empty:
             return
         projection = values_projection(self._key_of)
@@ -79,13 +93,47 @@ class BucketCursor:
         The batch may be empty even though `last_key` has advanced. All rows but the last together take at most
         `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded, or when the end-of-range check fails.
         """
+        pieces, self._pieces = self._pieces, []
         values = self.next_rows(max_rows, max_bytes)
         if values is None:
             return None
-        try:
-            return self._decoder.decode(pa.array(values, pa.binary()))
-        except DataLoss as error:
-            raise self._damage(error) from error
+        if not pieces:
+            return self._decode(values)
+        pieces.append(self._decode(values[_PIECE_ROWS * len(pieces) :]))
+        return pa.concat_batches(pieces)
+
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool | None:
+        """Does a part of the work of `next_batch`, which takes about a millisecond.
+
+        The next call of another method must be `prefetch` or `next_batch`, with the same arguments, or `close`.
+
+        Returns:
+            Whether the rest of the work takes about a millisecond. None: no more rows exist.
+
+        Raises:
+            DataLoss: As for `next_batch`.
+        """
+        if self._reader is None:
+            return None
+        began = time.thread_time()
+        if self._values is None:
+            self._prefetching = self._prefetching or self._steps(self._reader, max_rows, max_bytes, SLICE_SECONDS)
+            try:
+                next(self._prefetching)
+            except StopIteration as done:
+                self._prefetching, self._values = None, done.value
+            except BaseException:
+                self._prefetching = None
+                raise
+            else:
+                return False
+            if not self._values and self._reader.ended:
+                self._values = None
+                return None
+        elif len(self._values) > (start := _PIECE_ROWS * len(self._pieces)) + _PIECE_ROWS:
+            self._pieces.append(self._decode(self._values[start : start + _PIECE_ROWS]))
+        is_last_piece = len(self._values) <= _PIECE_ROWS * (len(self._pieces) + 1)
+        return is_last_piece and time.thread_time() - began < SHORT_SECONDS
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
         """Reads like `next_batch`, but decodes nothing; returns how many rows it read, or None at the end.
@@ -99,23 +147,58 @@ class BucketCursor:
         """Like `next_batch`, but returns the rows as they are stored. Does not notice a damaged row."""
         if self._reader is None:
             return None
-        values = self._read(self._reader, max_rows, max_bytes)
+        values, self._values = self._values, None
+        if values is None:
+            values = self._read(self._reader, max_rows, max_bytes)
         self.rows_scanned += len(values)
         return None if self._reader.ended and not values else values
 
     def _read(self, reader: RangeReader[bytes], max_rows: int, max_bytes: int) -> list[bytes]:
-        """Reads in steps so small that even the longest rows would stay within the budget."""
+        """Reads the rows of the next batch."""
+        steps = self._prefetching or self._steps(reader, max_rows, max_bytes, STEP_SECONDS)
+        self._prefetching = None
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                values: list[bytes] = done.value
+                return values
+
+    def _steps(
+        self, reader: RangeReader[bytes], max_rows: int, max_bytes: int, seconds: float
+    ) -> Generator[None, None, list[bytes]]:
+        """Reads the rows of the next batch, and yields after about each `seconds`. Returns the rows.
+
+        It reads in steps so small that even the longest rows would stay within the budget. A step that takes long is
+        the last.
+        """
         values: list[bytes] = []
         budget, wanted = max_bytes, max_rows
+        until = time.thread_time() + seconds
         while wanted > 0 and budget > max_bytes // 2:
             step = min(max(budget // self.longest_row, 1), wanted)
-            part = reader.read(step)
+            part = reader.read(step, seconds)
+            left = STEP_SECONDS - seconds
+            while left > 0 and len(part) < step and not reader.ended:
+                yield
+                until = time.thread_time() + seconds
+                part += reader.read(step - len(part), seconds)
+                left -= seconds
             values = values + part if values else part
             if len(part) < step or step == wanted or _estimate_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
             budget -= sum(map(len, part))
+            if time.thread_time() >= until:
+                yield
+                until = time.thread_time() + seconds
         return values
+
+    def _decode(self, values: list[bytes]) -> pa.RecordBatch:
+        try:
+            return self._decoder.decode(pa.array(values, pa.binary()))
+        except DataLoss as error:
+            raise self._damage(error) from error
 
     def _key_of(self, value: bytes) -> bytes:
         try:
@@ -130,6 +213,8 @@ class BucketCursor:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
         if self._reader is not None:
             self._reader.close()
+        self._prefetching = self._values = None
+        self._pieces = []
         BucketCursor.open_cursors -= self._open
         self._open = False
 

@@ -176,8 +176,12 @@ class RangeReader(Generic[T]):
             return self._crossed
         return self._projection.key_of(self._last)
 
-    def read(self, count: int) -> list[T]:
+    def read(self, count: int, seconds: float = STEP_SECONDS) -> list[T]:
         """Returns the next entries, at most `count`; fewer or none if reading takes long. `ended` proves the end.
+
+        Args:
+            count: The most entries to read.
+            seconds: The approximate processor time after which to return.
 
         Raises:
             DataLoss: Entries cannot be read.
@@ -198,7 +202,8 @@ class RangeReader(Generic[T]):
                 is_begun = self._last is not None or self._crossed is not None
                 before, now = now, time.thread_time()
                 self._block = _LEAST_BLOCK if now - before > STEP_SECONDS / 4 else min(2 * self._block, _MOST_BLOCK)
-                if is_begun and now - began > STEP_SECONDS:
+                # Another block would take about as long as this one.
+                if is_begun and 2 * now - before - began > seconds:
                     break
         except ScanKvError:
             raise

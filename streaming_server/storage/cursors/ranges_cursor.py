@@ -72,6 +72,10 @@ class RangesCursor:
         """The encoded key up to which the cursor has read, which may have no row. None: before the first key."""
         return self._reader.last_key
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        """Returns True, because each step of `next_batch` is short."""
+        return True
+
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """Returns the next rows, at most `max_rows` and possibly none; None at the end.
 

@@ -44,6 +44,7 @@ _ADVICE = (
 # readers skip only about five tombstones per microsecond, and in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 _PIECE_BYTES = 1 << 20
+_MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
 
@@ -215,6 +216,26 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
         return found
+
+    def has_rows_between(self, first: bytes, last: bytes) -> bool:
+        """Whether a row may exist with a key from `first` to `last`, both included.
+
+        Costs as much as a few lookups. After many deleted rows, or at damage, the answer is True.
+        """
+        options = scan_options(last + b"\0", max_skips=_MOST_PROBED)
+        iterator = None
+        try:
+            iterator = self.rows.iter(options)
+            iterator.seek(first)
+            if not iterator.valid():
+                iterator.status()
+                return False
+        except Exception:
+            # Lookups of the keys report damage, and skip any number of deleted rows.
+            return True
+        finally:
+            del iterator  # before its options, which it only borrows
+        return True
 
     def find_cached_rows(self, keys: Iterable[bytes]) -> list[bytes | None] | None:
         """Returns the stored rows of some keys, None for a key without a row, without reading from disk.

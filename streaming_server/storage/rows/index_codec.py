@@ -35,6 +35,7 @@ class IndexCodec:
     Attributes:
         index: The index.
         columns: The codec of the columns of the index, without the primary key.
+        prefix: What the keys of all entries begin with.
         covered: The columns in the entries: those of the index, then the other columns of the primary key.
         all_entries: The key range of all entries.
         rows: The codec of the values of the entries, which are rows of the covered columns.
@@ -49,8 +50,8 @@ class IndexCodec:
             [column.type for column in columns], index.columns, [column.nullable for column in columns]
         )
         self.covered = tuple(column.name for column in (*columns, *others))
-        self._prefix = index.id.to_bytes(4, "big")
-        self.all_entries = KeyRange.under(self._prefix)
+        self.prefix = index.id.to_bytes(4, "big")
+        self.all_entries = KeyRange.under(self.prefix)
         entry = replace(definition, schemas=(Schema(1, (*columns, *others)),), indexes=(), merging=NO_MERGING)
         self.rows = RowCodec(entry)
         self._primary_key = definition.primary_key
@@ -67,7 +68,7 @@ class IndexCodec:
             RequestTooLarge: The encoded columns of the index take more than 16 KiB in a row. The message names the row.
         """
         encoded = self._encode_columns(rows)
-        entry_keys = pc.binary_join_element_wise(pa.scalar(self._prefix), encoded, keys, b"")
+        entry_keys = pc.binary_join_element_wise(pa.scalar(self.prefix), encoded, keys, b"")
         return entry_keys, self.rows.encode(rows.select(self.covered))
 
     def _encode_columns(self, rows: pa.RecordBatch) -> pa.BinaryArray:
@@ -82,8 +83,8 @@ class IndexCodec:
 
     def within(self, columns: KeyRange) -> KeyRange:
         """Returns the key range of the entries whose columns, encoded by `columns`, are in a range."""
-        start = self._prefix + (columns.start or b"")
-        end = self.all_entries.end if columns.end is None else self._prefix + columns.end
+        start = self.prefix + (columns.start or b"")
+        end = self.all_entries.end if columns.end is None else self.prefix + columns.end
         return KeyRange(start, end)
 
     def decoder(self, columns: Sequence[str] | None = None) -> RowDecoder:

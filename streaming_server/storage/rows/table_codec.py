@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.single_entries import SingleEntries
 from streaming_server.storage.rows.single_rows import SingleRowCodec, has_single_rows
 
 if TYPE_CHECKING:
@@ -34,12 +35,21 @@ class TableCodec:
     keys: KeyEncoder
     indexes: Mapping[int, IndexCodec]
     single: SingleRowCodec | None
+    _single_entries: dict[int, SingleEntries] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, definition: TableDefinition) -> TableCodec:
         indexes = {index.id: IndexCodec(definition, index) for index in definition.indexes}
         single = SingleRowCodec(definition) if has_single_rows(definition) else None
         return cls(RowCodec(definition), KeyEncoder(definition), indexes, single)
+
+    def single_entries(self) -> list[tuple[int, SingleEntries]]:
+        """Returns the encoders of single entries of all indexes, with the ids of these. Not if `single` is None."""
+        # Generated on first use, as the functions for rows.
+        for number, index in self.indexes.items():
+            if number not in self._single_entries:
+                self._single_entries[number] = SingleEntries(index, self.definition.schema)
+        return [(number, self._single_entries[number]) for number in self.indexes]
 
     @property
     def definition(self) -> TableDefinition:

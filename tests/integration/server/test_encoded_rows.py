@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,16 +16,18 @@ from aio_client.sync import connect
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES, MAX_ROW_BYTES
 from scankv.model.rows.key_values import KeyValues
 from scankv.model.rows.row_values import RowValues
+from scankv.model.tables import agg
 from scankv.v1 import scan_pb2, table_pb2, write_pb2
 from tests.support.examples import FACTOR
+from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from aio_client.sync import Table
-    from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema(
     [
@@ -261,10 +264,49 @@ def test_rows_too_long_for_an_index_are_refused(wire: Wire, shared_server: Serve
         assert all(bucket.is_consistent for bucket in client.check_table(name))
 
 
-def test_a_table_of_another_kind_takes_no_encoded_rows(wire: Wire, table: Table, shared_server: ServerProcess) -> None:
+def test_a_table_with_nested_columns_takes_no_encoded_rows(
+    wire: Wire, table: Table, shared_server: ServerProcess
+) -> None:
     with connect(shared_server.url) as client:
         client.alter_table(table.name, add_columns=pa.schema([("more", pa.list_(pa.int8()))]))
     found = refusal(wire.writes.Upsert, upsert(wire, table, [encode("a")]))
     assert (found.reason, found.details["option"]) == ("INVALID_REQUEST", "encoded_rows")
     good = pa.RecordBatch.from_pylist([{"k": "a", "must": 1}], SCHEMA.append(pa.field("more", pa.list_(pa.int8()))))
     wire.writes.Upsert(write_pb2.UpsertRequest(table=table.name, rows=ipc_stream(good.schema, good)))
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["with the server", "with the disk"])
+def test_a_repeated_request_does_not_write_a_row_that_was_refused(
+    shared_server: ServerProcess, tmp_path: Path, shared: bool
+) -> None:
+    schema = pa.schema([pa.field("k", pa.string(), nullable=False), ("total", pa.int8())])
+    sums = RowValues(1, schema.types).encode
+    with ExitStack() as stack:
+        server = shared_server if shared else stack.enter_context(ServerProcess(tmp_path / "data"))
+        name = f"server.e{uuid.uuid4().hex}"
+        with connect(server.url) as client, Wire(server.url) as wire:
+            table = client.create_table(
+                name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"total": agg.sum()}
+            )
+            table.upsert([{"k": "a", "total": 100}, {"k": "b", "total": 1}])
+            rows = [sums(["a", 20]), sums(["a", 30]), sums(["b", 2]), sums(["a", 5]), sums(["a", 127])]
+            request = upsert(wire, table, rows)
+            request.writer.id = "w"
+            first = wire.writes.Upsert(request)
+            assert refused(first) == {1: "INVALID_REQUEST", 4: "INVALID_REQUEST"}
+            (failure, _) = first.failures
+            assert b'column "total", key (a): the sum does not fit int8; the row was not written' in failure.status
+            assert first.rows == 3
+            # Now both would fit.
+            table.upsert([{"k": "a", "total": -125}])
+        if not shared:
+            server.kill()
+            server.restart()
+        with connect(server.url) as client, Wire(server.url) as wire:
+            again = wire.writes.Upsert(request)
+            assert [(each.rows, each.status) for each in again.failures] == [
+                (each.rows, each.status) for each in first.failures
+            ]
+            assert again.log_offsets == first.log_offsets
+            found = {row["k"]: row["total"] for row in client.table(name).scan().to_pylist()}
+            assert found == {"a": 0, "b": 3}

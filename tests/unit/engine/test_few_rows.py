@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import datetime as dt
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -10,23 +13,29 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidKey, InvalidRequest, SchemaMismatch
+from scankv.model.tables import agg
+from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
+from streaming_server.engine.merging.reading_few import group_few
 from streaming_server.storage.rows.single_rows import has_single_rows
 from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.examples import examples
+from tests.support.merged_table import MergedTable, assert_same_change, merging_table
 from tests.support.tables import define
 from tests.unit.storage.strategies import batches
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scankv.model.tables.agg import Aggregator
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.bucket.bucket_change import BucketChange
 
 many = examples(60)
 
 NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 KEYS = (*NUMBERS, pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"))
-TYPES = (*KEYS, pa.float16(), pa.float32(), pa.float64())
+TYPES = (*KEYS, pa.float16(), pa.float32(), pa.float64(), pa.decimal128(9, 2), pa.decimal128(38, 7))
 
 
 @st.composite
@@ -46,30 +55,13 @@ def tables(draw: st.DrawFn, /, changelog: str = "full", row_deduplicate: str = "
 
 def few_rows(codec: TableCodec, batch: pa.RecordBatch, *, deletes: bool = False) -> FewRows:
     """Reads the rows of a batch one by one, as the server reads those of a request."""
-    assert codec.single is not None
-    read = codec.single.read
-    rows = dict(read(row, number) for number, row in enumerate(codec.rows.encode(batch).to_pylist()))
-    keys = sorted(rows)
-    if deletes:
-        values = [codec.single.read_key(key, 0) for key in keys]
-    else:
-        values = [rows[key] for key in keys]
-    return FewRows(0, codec.rows, codec.single, deletes, keys, values)
-
-
-def assert_same(one: BucketChange, other: BucketChange) -> None:
-    assert one.put_keys.to_pylist() == other.put_keys.to_pylist()
-    assert one.put_values.to_pylist() == other.put_values.to_pylist()
-    assert one.delete_keys.to_pylist() == other.delete_keys.to_pylist()
-    assert (one.rows_added, one.schema_id, one.count) == (other.rows_added, other.schema_id, other.count)
-    assert (one.longest_row, one.longest_deleted_key) == (other.longest_row, other.longest_deleted_key)
-    if one.changes is None or other.changes is None:
-        assert one.changes is other.changes
-        return
-    assert one.changes.kinds.tolist() == other.changes.kinds.tolist()
-    assert one.changes.rows.schema == other.changes.rows.schema
-    # By their bytes, so that NaN equals itself.
-    assert str(one.changes.rows.to_pydict()) == str(other.changes.rows.to_pydict())
+    single = codec.single
+    assert single is not None
+    read = [single.read(row, number) for number, row in enumerate(codec.rows.encode(batch).to_pylist())]
+    rows = [(key, single.read_key(key, 0)) for key, _ in read] if deletes else read
+    parts = group_few(rows, codec, deletes=deletes)
+    assume(parts)
+    return parts[0]
 
 
 @given(st.data(), st.sampled_from(["full", "upsert", "none"]), st.booleans(), st.booleans())
@@ -94,7 +86,9 @@ def test_few_rows_change_what_columns_change(
         old = [data.draw(st.sampled_from([None, *stored[:3], *own[:3]])) for _ in new.keys]
     columns = new.prepare()
     expected = merge_delete(old, columns) if deletes else merge_upsert(old, columns, row_deduplicate=deduplicate)
-    assert_same(merge_few(old, new), expected)
+    row_merge = Engines(definition, {}).row_merge
+    assert row_merge is not None
+    assert_same_change(merge_few(old, new, row_merge, codec), expected)
 
 
 @given(st.data())
@@ -146,3 +140,103 @@ def test_nulls_in_required_columns_are_refused_by_name() -> None:
     assert codec.single is not None
     with pytest.raises(SchemaMismatch, match=r'column "v", row 3: it is NOT NULL'):
         codec.single.read(codec.single.encode((1, None)), 3)
+
+
+MERGED = pa.schema(
+    [
+        pa.field("k", pa.int8(), nullable=False),
+        ("i", pa.int8()),
+        ("u", pa.uint64()),
+        ("d", pa.float64()),
+        ("f", pa.float32()),
+        ("h", pa.float16()),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("n", pa.decimal128(5, 2)),
+        ("t", pa.timestamp("us", "Europe/Berlin")),
+        ("y", pa.date32()),
+    ]
+)
+NIGHT = dt.datetime(2025, 10, 26, 0, 30, tzinfo=dt.UTC)  # In Berlin, 2:30 comes twice.
+VALUES: dict[str, list[Any]] = {
+    "i": [None, 1, 2, -3, 100],
+    "u": [None, 0, 1, 2, 2**64 - 1],
+    "d": [None, 0.0, -0.0, 1.5, math.nan, math.inf],
+    "f": [None, 0.0, -0.0, 0.1, 3e38, math.nan],
+    "h": [None, -0.0, 0.1, 1e-7, 60_000.0],
+    "s": [None, "", "a", "b\0", "ü"],
+    "b": [None, True, False],
+    "n": [None, Decimal("0.01"), Decimal("-1.25"), Decimal("999.99")],
+    "t": [None, NIGHT, NIGHT + dt.timedelta(hours=1), NIGHT + dt.timedelta(hours=2)],
+    "y": [None, dt.date(2020, 2, 29), dt.date(1969, 12, 31)],
+}
+OF_NUMBERS = [agg.sum, agg.product, agg.avg]
+OF_ALL = [agg.min, agg.max, agg.last_value, agg.last_non_null_value, agg.first_value, agg.first_non_null_value]
+FUNCTIONS: dict[str, list[Callable[[], Aggregator]]] = {
+    **{name: [*OF_NUMBERS, *OF_ALL] for name in ("d", "f", "h", "n")},
+    **{name: [*OF_NUMBERS, *OF_ALL, agg.count] for name in ("i", "u")},
+    **{name: [*OF_ALL] for name in ("s", "t", "y")},
+    "b": [*OF_ALL, agg.bool_and, agg.bool_or],
+}
+
+
+@st.composite
+def merging_tables(draw: st.DrawFn) -> TableDefinition:
+    """Generates tables whose rows are merged, or that have indexes, with all engines and functions."""
+    engine = draw(st.sampled_from(["last_row", "first_row", "versioned", "partial_update", "aggregate"]))
+    options: dict[str, Any] = {"merge_engine": engine}
+    if engine == "last_row":
+        options["sequence"] = draw(st.sampled_from([(), ("s",), ("t", "i"), ("d",)]))
+    if engine == "versioned":
+        options["version_column"] = draw(st.sampled_from(["i", "t", "u"]))
+    if engine == "partial_update":
+        groups = st.sampled_from([[], [(("i",), ("s", "d"))], [(("t", "s"), ("u",)), (("y",), ("b", "n"))]])
+        options["groups"] = draw(groups)
+    if engine == "aggregate":
+        names = draw(st.sets(st.sampled_from(MERGED.names[1:])))
+        options["aggregates"] = {name: draw(st.sampled_from(FUNCTIONS[name]))() for name in sorted(names)}
+    if engine not in ("first_row", "versioned"):
+        options["delete_behavior"] = "allow" if not options.get("groups") else "ignore"
+    indexes = draw(st.lists(st.sampled_from([("i",), ("d", "s"), ("n", "b"), ("t",), ("u", "y")]), unique=True))
+    return merging_table(MERGED, indexes=indexes, **options)
+
+
+ROWS = st.fixed_dictionaries(
+    {"k": st.integers(0, 2), **{name: st.sampled_from(values) for name, values in VALUES.items()}}
+)
+WRITES = st.lists(st.one_of(st.lists(ROWS, min_size=1, max_size=4), st.sets(st.integers(0, 2), min_size=1)), max_size=6)
+
+
+@given(merging_tables(), WRITES)
+@many
+def test_few_rows_are_merged_as_columns_are(definition: TableDefinition, writes: list[Any]) -> None:
+    # The table compares the change of each write on both paths.
+    table = MergedTable(definition)
+    for written in writes:
+        try:
+            if isinstance(written, list):
+                table.write(written)
+            elif definition.options.deletes == "allow":
+                table.delete(sorted(written))
+        except InvalidRequest:
+            # A sum or product that does not fit, which the columns refuse.
+            assert definition.options.merge_engine == "aggregate"
+
+
+@pytest.mark.parametrize("engine", ["last_row", "first_row", "versioned", "partial_update", "aggregate"])
+def test_common_engines_and_functions_need_no_columns(engine: str) -> None:
+    options: dict[str, Any] = {"version_column": "i"} if engine == "versioned" else {}
+    if engine == "aggregate":
+        options["aggregates"] = {
+            "i": agg.count(),
+            "u": agg.sum(),
+            "d": agg.avg(),
+            "s": agg.max(),
+            "b": agg.bool_and(),
+            "n": agg.sum(),
+            "t": agg.first_value(),
+        }
+    table = MergedTable(merging_table(MERGED, merge_engine=engine, indexes=[("i",), ("d", "s")], **options))
+    for number in (1, 2):
+        table.write([{"k": 1, **{name: values[number] for name, values in VALUES.items()}}])
+    assert table.merged_few == 2

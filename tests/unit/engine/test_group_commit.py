@@ -79,3 +79,61 @@ async def test_a_sync_that_fails_fails_all_who_wait_now_and_later(executor: Stor
             await commit.wait_written()
     with pytest.raises(OSError, match="no space left"):
         await commit.wait(1)
+
+
+async def test_the_steps_of_a_long_request_share_syncs_in_the_background(executor: StorageExecutor) -> None:
+    disk = Disk()
+    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+    for step in range(1, 4):
+        disk.offset = step
+        commit.record_step()
+    assert commit.is_idle
+    disk.offset = 4
+    commit.record_step()
+    await asyncio.to_thread(disk.begun.acquire)
+    # While the sync runs, further steps begin no other.
+    for step in range(5, 10):
+        disk.offset = step
+        commit.record_step()
+    assert commit.durable == 0
+    last = asyncio.create_task(commit.wait(9))
+    disk.let.release(2)
+    await last
+    assert commit.durable == 9
+    assert commit.syncs == 2
+
+
+async def test_a_sync_that_fails_in_the_background_fails_the_end_of_its_request(executor: StorageExecutor) -> None:
+    disk = Disk()
+    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+    disk.failure = OSError("no space left")
+    disk.let.release(2)
+    disk.offset = 4
+    for _ in range(4):
+        commit.record_step()
+    with pytest.raises(OSError, match="no space left"):
+        await commit.wait(4)
+    commit.record_step()
+    assert not commit.can_sync
+
+
+async def test_steps_of_a_request_that_ends_early_are_synced(executor: StorageExecutor) -> None:
+    disk = Disk()
+    commit = GroupCommit(written=lambda: disk.offset, sync=disk.sync, executor=executor, durable=0)
+    became_durable = asyncio.Event()
+    commit.listen(became_durable.set)
+    disk.offset = 1
+    commit.record_step()
+    commit.abandon_steps()
+    await asyncio.to_thread(disk.begun.acquire)
+    # The running sync may not include this step, so another follows it.
+    disk.offset = 2
+    commit.record_step()
+    commit.abandon_steps()
+    disk.let.release(2)
+    while commit.durable < 2:
+        await became_durable.wait()
+        became_durable.clear()
+    assert commit.syncs == 2
+    commit.abandon_steps()
+    assert commit.can_sync

@@ -164,7 +164,9 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
                     (None, None) if rows is None else (representation.decode(rows), representation.keys_of(rows))
                 )
             else:
+                is_ready = rng.random() < 0.5 or cursor.prefetch(max_rows, max_bytes)
                 batch = cursor.next_batch(max_rows, max_bytes)
+                assert batch is None or is_ready is not None
             if batch is None:
                 break
             batch.validate(full=True)

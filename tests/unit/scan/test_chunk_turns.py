@@ -80,3 +80,23 @@ async def test_a_scan_that_is_cancelled_gives_its_turn_to_the_next() -> None:
     turns.end_call(call)
     await asyncio.wait_for(other, 10)
     assert cancelled.cancelled()
+
+
+async def test_after_an_event_a_scan_waits_longer_because_the_event_may_be_another_call() -> None:
+    events, call = 0, object()
+    turns = ChunkTurns(lambda: events)
+    turns.begin_call(call)
+    turns.end_call(call)
+
+    async def count_turns() -> int:
+        waiting, count = asyncio.create_task(turns.wait()), 0
+        while not waiting.done():
+            count += 1
+            await asyncio.sleep(0)
+        return count
+
+    await turns.wait()
+    quiet = await count_turns()
+    events += 1
+    assert await count_turns() >= quiet + 3
+    assert await count_turns() <= quiet

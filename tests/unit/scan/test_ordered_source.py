@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,7 +108,11 @@ def _in_bucket(bucket: int, error: ScanKvError) -> ScanKvError:
 
 def values(opened: OpenedScan, max_rows: int, max_bytes: int = ROOM) -> list[int]:
     found: list[int] = []
-    while (chunk := opened.source.next_chunk(max_rows, max_bytes)) is not None:
+    for number in count():
+        while number % 3 and not opened.source.prefetch(max_rows, max_bytes):
+            pass
+        if (chunk := opened.source.next_chunk(max_rows, max_bytes)) is None:
+            break
         assert chunk.batch.num_rows <= max_rows
         found += chunk.batch["v"].to_pylist()
     opened.source.close()

@@ -41,6 +41,9 @@ class NumberSource:
         self._count = count
         self._every = every
 
+    def prefetch(self, max_rows: int, max_bytes: int) -> bool:
+        return True
+
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         start, stop = self.rows_scanned, min(self.rows_scanned + max_rows, self._count)
         if start == stop:

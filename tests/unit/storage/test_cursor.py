@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.storage.cursors import cursor as cursor_module
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
@@ -24,8 +26,6 @@ from tests.support.tables import define
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
-
-    from streaming_server.storage.cursors.cursor import BucketCursor
 
 DEFINITION = define(pa.schema([("v", pa.int32()), ("k", pa.binary()), ("w", pa.string())]), "k")
 ROOM = 1 << 20
@@ -59,6 +59,17 @@ def encoded(offline: OfflineBucket, names: list[bytes]) -> list[bytes]:
     return keys
 
 
+def next_batch(cursor: BucketCursor, max_rows: int, max_bytes: int, prefetches: int) -> pa.RecordBatch | None:
+    """Returns the next batch, after as many slices, or as many as it takes."""
+    is_ready: bool | None = False
+    while prefetches and is_ready is False:
+        is_ready = cursor.prefetch(max_rows, max_bytes)
+        prefetches -= 1
+    batch = cursor.next_batch(max_rows, max_bytes)
+    assert batch is None or is_ready is not None
+    return batch
+
+
 def chunks(
     offline: OfflineBucket, key_range: KeyRange, reverse: bool, rng: random.Random, *, resume: bool
 ) -> Iterator[tuple[int, list[bytes] | None]]:
@@ -75,7 +86,7 @@ def chunks(
             keys: list[bytes] | None = None
             if rng.random() < 0.3:
                 count = cursor.skim(max_rows, max_bytes) or 0
-            elif (batch := cursor.next_batch(max_rows, max_bytes)) is None:
+            elif (batch := next_batch(cursor, max_rows, max_bytes, rng.choice([0, 1, 1000]))) is None:
                 count = 0
             else:
                 keys = encoded(offline, batch.column("k").to_pylist())
@@ -129,6 +140,36 @@ def offline(tmp_path: Path) -> Iterator[OfflineBucket]:
     with opened(tmp_path / "b" / "0000", DEFINITION) as bucket:
         bucket.upsert(*({"k": b"%05d" % number, "v": number} for number in range(5000)))
         yield bucket
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_batch_in_slices_is_the_same_as_at_once(
+    offline: OfflineBucket, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(cursor_module, "_PIECE_ROWS", 700)
+    at_once, sliced = (cursor_of(offline, KeyRange(), reverse) for _ in range(2))
+    for max_rows in (300, 4000, 4000, 4000):
+        expected, slices = at_once.next_batch(max_rows, ROOM), 0
+        while sliced.prefetch(max_rows, ROOM) is False:
+            slices += 1
+        found = sliced.next_batch(max_rows, ROOM)
+        assert found == expected
+        assert sliced.last_key == at_once.last_key
+        assert sliced.rows_scanned == at_once.rows_scanned
+        assert slices >= (0 if found is None else found.num_rows // 1024)
+    assert found is None
+    assert sliced.prefetch(10, ROOM) is None
+    for cursor in (at_once, sliced):
+        cursor.close()
+
+
+def test_a_cursor_can_be_closed_between_slices(offline: OfflineBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "SLICE_SECONDS", 0.0)
+    cursor = cursor_of(offline, KeyRange(), reverse=False)
+    assert cursor.prefetch(8192, ROOM) is False
+    cursor.close()
+    assert BucketCursor.open_cursors == 0
 
 
 @pytest.mark.parametrize("reverse", [False, True])

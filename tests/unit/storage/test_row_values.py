@@ -28,7 +28,8 @@ def same(one: object, other: object) -> bool:
     """Whether two Python values are equal to the bit."""
     if isinstance(one, float) and isinstance(other, float) and (math.isnan(one) or one == 0):
         return math.isnan(other) if math.isnan(one) else math.copysign(1, one) == math.copysign(1, other)
-    return type(one) is type(other) and one == other
+    # Decimals may be equal and have another number of digits.
+    return type(one) is type(other) and one == other and str(one) == str(other)
 
 
 def python_rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:

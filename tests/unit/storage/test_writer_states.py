@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
+from scankv.model.errors import (
+    DataLoss,
+    InvalidRequest,
+    RequestTooLarge,
+    TooManyWriters,
+    WriterExpired,
+    WriterFenced,
+)
 from scankv.model.limits import WRITER_WINDOW
 from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
@@ -17,6 +24,7 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import (
     ANONYMOUS_TTL_SECONDS,
+    RefusedRow,
     WriteAnswer,
     WriteIdentity,
     WriterLimits,
@@ -243,5 +251,24 @@ def test_a_state_is_read_as_it_was_written(count: int) -> None:
     state = WriterState(epoch=3, next_sequence=2**63, acked_below=9, used_micros=2**50, answers=answers)
     assert WriterState.from_bytes(state.to_bytes()) == state
     for broken in (b"", b"\x02" + state.to_bytes()[1:], state.to_bytes()[:-1], state.to_bytes() + b"x"):
+        with pytest.raises(DataLoss):
+            WriterState.from_bytes(broken)
+
+
+def test_refused_rows_are_read_as_they_were_written() -> None:
+    errors = [
+        InvalidRequest('column "total", key (ä): the sum does not fit int8', column="total", key="ä"),
+        RequestTooLarge("row 0: the columns of index (s) take over 16,384 bytes", row=0),
+    ]
+    refused = tuple(RefusedRow(place, error) for place, error in zip((0, 7), errors, strict=True))
+    answers = (WriteAnswer(1, 8, 5, True, refused), WriteAnswer(2, 1, 6, True))
+    state = WriterState(epoch=3, next_sequence=3, answers=answers)
+    stored = state.to_bytes()
+    first, second = WriterState.from_bytes(stored).answers
+    assert second == answers[1]
+    assert [(each.row, type(each.error), each.error.message, each.error.details) for each in first.refusals] == [
+        (each.row, type(each.error), each.error.message, each.error.details) for each in refused
+    ]
+    for broken in (stored[:-1], stored + b"x", b"\1" + stored[1:], b"\3" + stored[1:]):
         with pytest.raises(DataLoss):
             WriterState.from_bytes(broken)
