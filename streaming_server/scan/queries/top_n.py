@@ -13,7 +13,7 @@ from scankv.model.errors import DataLoss, InvalidKey, InvalidRequest, RequestToo
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.limits import MAX_CHUNK_ROWS, MAX_TOP_N
 from scankv.model.tables.aggregates import check_orderable
-from streaming_server.arrays.sort_codes import sort_codes
+from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
@@ -107,12 +107,15 @@ class TopNCollector:
         self._by_value = [("value", direction)]
         self._by_value_and_key = [("value", direction), ("key", "ascending")]
         self._better = pc.less if spec.ascending else pc.greater
+        self._worse = pc.greater if spec.ascending else pc.less
         self._not_worse = pc.less_equal if spec.ascending else pc.greater_equal
         self._kept: list[pa.RecordBatch] = []
         self._deferred: list[_DeferredRows] = []
         self._deferred_rows = 0
         # The n best values added, once there are n.
         self._best: pa.Array | None = None
+        # The sort code of the last bound by which floats were compared, and its value.
+        self._float_bound: tuple[pa.Scalar, pa.Scalar] | None = None
         self.kept_rows = self._kept_bytes = self._settled_bytes = self._settled_rows = 0
         # Value and key of the last of n rows, once there are n. Rows after it cannot be in the result.
         self._worst: tuple[pa.Scalar, pa.Scalar] | None = None
@@ -138,10 +141,17 @@ class TopNCollector:
 
     def add(self, chunk: Chunk) -> None:
         """Adds the next rows, in key order: their values in `by`, and the stored rows."""
-        values = sort_codes(chunk.batch.column(0))
-        indices, values = self._candidates(values)
+        column = chunk.batch.column(0)
+        near = self._rows_near_bound(column)
+        if near is not None:
+            if not len(near):
+                return
+            column = column.take(near)
+        indices, values = self._candidates(sort_codes(column))
         if not len(values):
             return
+        if near is not None:
+            indices = near.take(indices)
         if chunk.stored is None:
             self._keep(values, chunk.batch.column(1).take(indices))
         else:
@@ -153,6 +163,19 @@ class TopNCollector:
             self._best = best.take(pc.select_k_unstable(best, self._n, self._by_value))
         if self.is_due and self._is_quick:
             self.settle()
+
+    def _rows_near_bound(self, column: pa.Array) -> pa.Array | None:
+        """Returns the indices of all rows that may reach the bound, and maybe of others. None: of all rows.
+
+        Sort codes of floats take several passes over all values. This comparison takes one, and few rows pass it.
+        """
+        bound = self._bound()
+        if bound is None or column.type not in (pa.float32(), pa.float64()):
+            return None
+        if self._float_bound is None or self._float_bound[0] != bound:
+            self._float_bound = bound, decode_sort_codes(pa.array([bound]), column.type)[0]
+        # The comparison is not true of NaN, so rows with NaN remain.
+        return pc.indices_nonzero(pc.invert(self._worse(column, self._float_bound[1])))
 
     def _candidates(self, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Returns the indices and values of the rows that may be among the best n, in their order or sorted."""
