@@ -49,7 +49,7 @@ class LookupMethods(TableMethods):
         """
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
-        python_rows = self._handle.python_rows
+        python_rows = self._handle.read_rows
         encoded = python_rows.encode_key(key)
         if encoded is not None:
             found = await self._gets.get([encoded])
@@ -106,15 +106,15 @@ class LookupMethods(TableMethods):
         few = await self._lookup_few(keys, fill_missing=missing == "null")
         if few is not None:
             return few if with_version else few.rows
-        batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
+        batch = await asyncio.to_thread(keys_of, keys, self._handle.read_shape.key_schema)
         find = self._find if with_version or batch.num_rows > MAX_FEW_ROWS else self._gets.look_up
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await _look_up(find, piece)]
-        rows = join_answers(answers, self._handle.shape.schema, fill_missing=missing == "null")
+        rows = join_answers(answers, self._handle.read_shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 
     async def _lookup_few(self, keys: object, *, fill_missing: bool) -> VersionedRows | None:
         """Reads the rows of few keys in a request that concurrent calls share. None: they need Arrow's conversions."""
-        python_rows = self._handle.python_rows
+        python_rows = self._handle.read_rows
         encoded = python_rows.encode_keys(keys) if python_rows.is_exact else None
         if encoded is None:
             return None
@@ -140,10 +140,10 @@ class LookupMethods(TableMethods):
             found: The rows.
             asked: What encoded their keys.
         """
-        current = self._handle.python_rows
+        current = self._handle.read_rows
         if not _fits(found, current):
             await self._refreshes.call(current.shape)
-            current = self._handle.python_rows
+            current = self._handle.read_rows
         # The same bytes may be another key for other key columns.
         same_keys = current is asked or current.shape.key_schema == asked.shape.key_schema
         return current if same_keys and _fits(found, current) else None
@@ -153,11 +153,11 @@ class LookupMethods(TableMethods):
 
         A table that was created again with another key keeps its shape, so that its keys are refused.
         """
-        known = self._handle.shape
+        known = self._handle.read_shape
         if any(shape is known for shape in outdated):
             shape = TableShape.of((await self._handle.describe()).table)
-            if shape.key_schema == known.key_schema and self._handle.shape is known:
-                self._handle.shape = shape
+            if shape.key_schema == known.key_schema and self._handle.read_shape is known:
+                self._handle.read_shape = shape
         return [None] * len(outdated)
 
     async def _find(self, keys: pa.RecordBatch) -> LookupAnswer:

@@ -28,23 +28,36 @@ class TableHandle:
 
     Attributes:
         transport: The client's connection.
-        shape: What the server's last answer says about the table.
+        shape: What the server says about the table, as of when it was opened or a write needed a column that was added
+            later. Rows to write must have its columns, so reads do not change it.
+        read_shape: What the server says about the table, as of the last read that has found another shape.
     """
 
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
         self.transport = transport
         self.shape: TableShape = TableShape.of(description)
+        self.read_shape: TableShape = self.shape
         self._python_rows: PythonRows | None = None
+        self._read_rows: PythonRows | None = None
         # Predicates by their text, which `where` arguments often repeat, and the shape for which they were parsed.
         self._parsed: dict[str, Predicate] = {}
         self._parsed_for: TableShape = self.shape
 
     @property
     def python_rows(self) -> PythonRows:
-        """Encodes and decodes single rows of the known shape."""
+        """Encodes single rows to write, which have the columns of `shape`."""
         if self._python_rows is None or self._python_rows.shape is not self.shape:
             self._python_rows = PythonRows(self.shape)
         return self._python_rows
+
+    @property
+    def read_rows(self) -> PythonRows:
+        """Encodes single keys to look up, and decodes rows, which have the columns of `read_shape`."""
+        if self.read_shape is self.shape:
+            return self.python_rows
+        if self._read_rows is None or self._read_rows.shape is not self.read_shape:
+            self._read_rows = PythonRows(self.read_shape)
+        return self._read_rows
 
     @property
     def name(self) -> str:
@@ -83,7 +96,7 @@ class TableHandle:
 
     async def refresh(self) -> None:
         """Asks the server for the table's shape."""
-        self.shape = TableShape.of((await self.describe()).table)
+        self.shape = self.read_shape = TableShape.of((await self.describe()).table)
 
 
 class TableMethods:

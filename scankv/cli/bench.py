@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from scankv.cli.bench_run import BenchScale, Measurement, measure
 from scankv.cli.options import Buckets, Json, Url
+from scankv.cli.outcome import run_async
 from scankv.cli.show import show_json, show_table, stderr_console
 
 
@@ -41,9 +41,9 @@ def bench(
     console = stderr_console()
     if console.is_terminal:
         with console.status("measuring") as status:
-            found = asyncio.run(measure(url, scale, report=status.update))
+            found = run_async(measure(url, scale, report=status.update))
     else:
-        found = asyncio.run(measure(url, scale))
+        found = run_async(measure(url, scale))
     if json:
         show_json({**asdict(scale), "measurements": [_to_dict(each) for each in found]})
     else:

@@ -7,10 +7,12 @@ shows its traceback.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +21,9 @@ from scankv.formats.printable import printable
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
+
+T = TypeVar("T")
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
@@ -45,6 +49,33 @@ class Commands(TyperGroup):
             raise typer.Exit from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end as `asyncio.run`, and cancels it on SIGTERM.
+
+    As for Ctrl-C, which `asyncio.run` handles so, the signal arrives in the event loop. An exception that a signal
+    handler raises is lost if the signal arrives in a callback that C code makes, as gRPC does.
+    """
+
+    async def run_until_terminated() -> T:
+        task, is_terminated = asyncio.current_task(), False
+
+        def terminate() -> None:
+            nonlocal is_terminated
+            is_terminated = True
+            assert task is not None
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if is_terminated:
+                sys.exit(TERMINATED)
+            raise
+
+    return asyncio.run(run_until_terminated())
 
 
 def complain(message: str) -> None:

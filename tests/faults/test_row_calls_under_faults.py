@@ -31,7 +31,7 @@ UNSURE: Final = (ConnectionFailed, DeadlineExceeded, Unavailable)
 """The errors after which a write may have been applied."""
 
 
-class Caller:
+class FaultyCaller:
     """Makes one call after another on keys of its own, and knows which values each key may have.
 
     Attributes:
@@ -159,7 +159,7 @@ async def test_calls_of_single_rows_fit_a_model_under_kills_cuts_and_added_colum
             async with FaultProxy(server.url, seed=seed) as proxy, connect(proxy.address) as client:
                 # Several objects, so that a change of the table is found out by some calls later than by others.
                 tables = [await client.table("test.rows") for _ in range(2)]
-                callers = [Caller(number, seed, tables, client) for number in range(CALLERS)]
+                callers = [FaultyCaller(number, seed, tables, client) for number in range(CALLERS)]
                 async with asyncio.TaskGroup() as group:
                     for caller in callers:
                         group.create_task(caller.run())
