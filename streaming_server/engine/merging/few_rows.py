@@ -16,7 +16,7 @@ from scankv.model.limits import MAX_ROW_BYTES
 from scankv.model.rows.row_values import NotExactError
 from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.merging.rows import WrittenRows
-from streaming_server.storage.bucket.bucket_change import BucketChange, EntryChange
+from streaming_server.storage.bucket.bucket_change import BucketChange, EntryChange, FewBytes
 from streaming_server.storage.changelog.records import Changes, RowKind
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.single_entries import SingleEntries
     from streaming_server.storage.rows.single_rows import SingleRowCodec, Values
     from streaming_server.storage.rows.table_codec import TableCodec
-
-_NOTHING = pa.nulls(0, pa.binary())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,7 @@ class FewRows:
     single: SingleRowCodec
     deletes: bool
     merges: bool
-    keys: Sequence[bytes]
+    keys: list[bytes]
     rows: Sequence[Sequence[Values]]
     ends: tuple[int, ...] = ()
 
@@ -68,6 +66,11 @@ class FewRows:
     def key_array(self) -> pa.BinaryArray:
         """The encoded keys as an array."""
         return pa.array(self.keys, pa.binary())
+
+    @property
+    def key_list(self) -> list[bytes]:
+        """The encoded keys as a list."""
+        return self.keys
 
     def step_end(self, start: int, end: int) -> int:
         """Returns where a step from `start` ends, at `end` at the latest."""
@@ -237,9 +240,9 @@ class FewChanges:
         """Returns the change."""
         puts = [*self._puts, *self._unlogged]
         return BucketChange(
-            put_keys=_binary([key for key, _ in puts]),
-            put_values=_binary([value for _, value in puts]),
-            delete_keys=_binary(self._deletes),
+            put_keys=FewBytes([key for key, _ in puts]),
+            put_values=FewBytes([value for _, value in puts]),
+            delete_keys=FewBytes(self._deletes),
             changes=self._changes(),
             rows_added=rows_added,
             schema_id=self._definition.schema.id,
@@ -289,11 +292,7 @@ class FewEntries:
         """Returns the changes."""
         return EntryChange(
             index=self._index,
-            put_keys=_binary([key for key, _ in self._puts]),
-            put_values=_binary([value for _, value in self._puts]),
-            delete_keys=_binary(self._deletes),
+            put_keys=FewBytes([key for key, _ in self._puts]),
+            put_values=FewBytes([value for _, value in self._puts]),
+            delete_keys=FewBytes(self._deletes),
         )
-
-
-def _binary(values: list[bytes]) -> pa.BinaryArray:
-    return pa.array(values, pa.binary()) if values else _NOTHING

@@ -71,7 +71,7 @@ class Merger:
             if row_merge is not None:
                 reads = (rows.merges and not rows.deletes) or reads_old_rows(self.definition, indexes)
                 with suppress(NotExactError):
-                    return merge_few(stored.get(list(rows.keys)) if reads else None, rows, row_merge, self.codec)
+                    return merge_few(stored.get(rows.keys) if reads else None, rows, row_merge, self.codec)
             rows = rows.prepare()
         if rows.written is not None:
             return merge_rows(stored.get(rows.keys.to_pylist()), rows, self.engines.of(rows.written), indexes)

@@ -49,6 +49,12 @@ class PreparedRows:
         return self.keys
 
     @property
+    def key_list(self) -> list[bytes]:
+        """The encoded keys as a list."""
+        keys: list[bytes] = self.keys.to_pylist()
+        return keys
+
+    @property
     def merges(self) -> bool:
         """Whether the rows have to be merged."""
         return self.written is not None

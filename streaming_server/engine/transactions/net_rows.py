@@ -67,7 +67,7 @@ class MergedTransactionRows:
     def add_keys(self, rows: BucketRows) -> None:
         """Adds the keys of a request, and the columns that it writes. Call it once for each request, in order."""
         columns = rows.columns
-        for key in rows.key_array.to_pylist():
+        for key in rows.key_list:
             self._columns[key] = _union(self._columns.get(key, columns), columns)
 
     def skip_applied(self, applied: int) -> None:
@@ -86,7 +86,7 @@ class MergedTransactionRows:
             InvalidRequest, RequestTooLarge: The rows cannot be merged.
         """
         if self._applied:
-            rows = rows.where(np.array([key not in self._applied for key in rows.key_array.to_pylist()], np.bool_))
+            rows = rows.where(np.array([key not in self._applied for key in rows.key_list], np.bool_))
         rows = rows.for_codec(merger.codec.rows)
         step = step_rows(self.state, len(merger.codec.indexes))
         for start in range(0, len(rows.keys), step):

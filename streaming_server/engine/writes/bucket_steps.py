@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.storage.bucket.bucket_change import as_array
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, ChangeOrigin
 
 if TYPE_CHECKING:
@@ -96,12 +97,14 @@ def apply_change(
 
 def _delta_rows(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
     """Returns the keys of a change and their new values; None instead of the values if all keys are deleted."""
-    if not len(change.delete_keys):
-        return change.put_keys, change.put_values
-    if not len(change.put_keys):
-        return change.delete_keys, None
-    nothing = pa.nulls(len(change.delete_keys), pa.binary())
-    return pa.concat_arrays([change.put_keys, change.delete_keys]), pa.concat_arrays([change.put_values, nothing])
+    put_keys, put_values = as_array(change.put_keys), as_array(change.put_values)
+    delete_keys = as_array(change.delete_keys)
+    if not len(delete_keys):
+        return put_keys, put_values
+    if not len(put_keys):
+        return delete_keys, None
+    nothing = pa.nulls(len(delete_keys), pa.binary())
+    return pa.concat_arrays([put_keys, delete_keys]), pa.concat_arrays([put_values, nothing])
 
 
 def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> ChangeOrigin:

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from streaming_server.storage.changelog.records import Changes
 
 _FEW = 32  # values, for which NumPy takes longer
+
+
+class FewBytes(list[bytes]):
+    """Few binary values, with what a change needs of an Arrow array.
+
+    Arrow releases the interpreter lock to make an array. Where several threads make small changes, each then waits for
+    the others before it goes on.
+    """
+
+    def to_pylist(self) -> list[bytes]:
+        """Returns the values."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the values."""
+        return sum(map(len, self))
+
+    def to_array(self) -> pa.BinaryArray:
+        """Returns the values as an array."""
+        return pa.array(self, pa.binary())
+
+
+Binary: TypeAlias = pa.BinaryArray | FewBytes
+"""Binary values of a change."""
+
+
+def as_array(values: Binary) -> pa.BinaryArray:
+    """Returns the values of a change as an array."""
+    return values.to_array() if isinstance(values, FewBytes) else values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +49,9 @@ class EntryChange:
     """Writes to the entries of one index: entries to put, and keys of entries to delete. No key is in both."""
 
     index: int
-    put_keys: pa.Array
-    put_values: pa.Array
-    delete_keys: pa.Array
+    put_keys: Binary
+    put_values: Binary
+    delete_keys: Binary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +68,9 @@ class BucketChange:
         entries: The writes to the entries of every index of the table.
     """
 
-    put_keys: pa.Array
-    put_values: pa.Array
-    delete_keys: pa.Array
+    put_keys: Binary
+    put_values: Binary
+    delete_keys: Binary
     changes: Changes | None
     rows_added: int | None
     schema_id: int
@@ -63,8 +92,8 @@ class BucketChange:
         return _longest(self.delete_keys)
 
 
-def _longest(values: pa.Array) -> int:
+def _longest(values: Binary) -> int:
     """Returns the bytes of the longest of some binary values, 0 when there are none."""
-    if len(values) <= _FEW:
+    if isinstance(values, FewBytes) or len(values) <= _FEW:
         return max(map(len, values.to_pylist()), default=0)
     return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max())
