@@ -6,7 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest fixture dist protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -18,11 +18,12 @@ help:
 	@echo 'make guard   compare ratios of processor time with the committed values'
 	@echo 'make soak    run the tests that take minutes'
 	@echo 'make lowest  run most tests with the lowest version of each dependency'
+	@echo 'make versions  test other versions of Python, pyarrow and PySpark than those of .venv'
 	@echo 'make dist    build wheel and sdist, and check them'
 	@echo 'make fixture save a data directory of this version for the tests of later versions'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
-	@echo 'make clean   remove .venv, .venv-lowest and all other generated files'
+	@echo 'make clean   remove .venv, .venv-lowest, .venv-versions and all other generated files'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
 demo: $(INSTALLED)
@@ -66,11 +67,15 @@ guard: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.guard
 
 soak: $(INSTALLED)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
 	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "hypothesis and not soak" -n 2
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest
+
+versions: $(INSTALLED)
+	@.ci/test-versions
 
 dist: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group release
@@ -86,7 +91,7 @@ sync: $(INSTALLED)
 	$(BIN)/python .ci/generate_sync.py
 
 clean:
-	rm -rf .venv .venv-lowest build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-versions build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml .ci/make-venv

@@ -1,8 +1,9 @@
 """Checks that the wheel contains every package and nothing else, and that it works outside the checkout.
 
 Builds the wheel and installs it into a new environment outside the checkout. After a bare install, the client and the
-command line must start. With the extra `server`, all modules must import, except those of the Spark bridge: PySpark has
-half a gigabyte, and the tests of the bridge import its modules.
+command line must start. With the extra `server`, all modules must import, except those that need the extra `oidc`: they
+must import with it. Those of the Spark bridge are left out: PySpark has half a gigabyte, and the tests of the bridge
+import them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ with tempfile.TemporaryDirectory() as data, scankv.testing.ServerProcess(pathlib
         table.upsert([{"id": 1, "name": "one"}])
         assert table.scan().to_pylist() == [{"id": 1, "name": "one"}]
 """
+OIDC_MODULES = ("streaming_server.access.jwt_verifier", "streaming_server.access.signing_keys")
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
@@ -53,12 +55,16 @@ def main() -> None:
         bare = [name for name in modules if is_in(name, BARE_PACKAGES)]
         run(python, "-I", "-c", IMPORT_ALL, *bare, "scankv", "scankv.cli", cwd=outside)
         run(python.with_name("scankv"), "--help", cwd=outside)
-        print(f"bare install: {len(bare)} modules import, the command line starts")
+        run(python.with_name("scankv"), "monitoring", "export", "monitoring", cwd=outside)
+        check_monitoring(outside / "monitoring")
+        print(f"bare install: {len(bare)} modules import, the command line starts, the dashboard can be exported")
 
         install(python, f"{wheel}[server]")
-        rest = [name for name in modules if not is_in(name, SPARK_PACKAGES)]
+        rest = [name for name in modules if not is_in(name, SPARK_PACKAGES) and name not in OIDC_MODULES]
         run(python, "-I", "-c", IMPORT_ALL, *rest, cwd=outside)
-        print(f"with the server: {len(rest)} modules import")
+        install(python, f"{wheel}[oidc]")
+        run(python, "-I", "-c", IMPORT_ALL, *OIDC_MODULES, cwd=outside)
+        print(f"with the server: {len(rest)} modules import, and {len(OIDC_MODULES)} with web tokens")
 
         project = make_project(outside / "project")
         run(python, "-c", USE, cwd=project)
@@ -93,6 +99,13 @@ def check_files(files: set[str]) -> None:
     untyped = [package for package in PACKAGES if f"{package}/py.typed" not in files]
     if untyped:
         sys.exit(f"py.typed is missing in {untyped}")
+
+
+def check_monitoring(directory: Path) -> None:
+    """Compares exported files with those of the checkout."""
+    for source in (ROOT / "scankv" / "monitoring").iterdir():
+        if source.suffix in (".json", ".yml") and (directory / source.name).read_bytes() != source.read_bytes():
+            sys.exit(f"`scankv monitoring export` has written another {source.name}")
 
 
 def modules_of(files: set[str]) -> list[str]:

@@ -73,7 +73,7 @@ DOCSTRINGS = {
 Iterating starts it, each time with a new view: `for rows in scan`. DuckDB, Polars, pyarrow and others read all rows
 directly (`duckdb.sql("select * from scan")`, `polars.DataFrame(scan)`), through `__arrow_c_stream__`.
 
-Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.""",
+Made by `table.scan()`, `table.changes()` or `client.scan(spec)`. Not picklable: send `spec`.""",
     "Scan.stream_sync": "The same as `stream`.",
 }
 """Docstrings of the blocking client that differ completely from the asynchronous ones."""

@@ -5,7 +5,7 @@
         async for rows in table.scan().stream():  # rows: pyarrow.RecordBatch
             ...
 
-Every error is a `ScanKvError`. `scankv.sync` is the same for code that blocks.
+Every error is a `ScanKvError`. `scankv.sync` is the same client for blocking code.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import Snapshot
 from aio_client._scan.stream import ScanStatistics, ScanStream
 from aio_client._transport.config import ClientConfig
+from aio_client._transport.tls import Tls
+from aio_client._transport.tokens import TokenEnv, TokenFile
 from aio_client._write.column_locks import ColumnLock
 from aio_client._write.write_requests import UndoReport, WriteResult
 from aio_client._write.writer import Writer
@@ -46,6 +48,7 @@ from scankv.model.errors import (
     ConsumerNotFound,
     DataLoss,
     DeadlineExceeded,
+    DiskFailed,
     DiskFull,
     InternalError,
     InvalidKey,
@@ -53,6 +56,8 @@ from scankv.model.errors import (
     InvalidRequest,
     InvalidResumeToken,
     LockLost,
+    NewerFormat,
+    PermissionDenied,
     PositionExpired,
     PositionOutOfRange,
     ProtocolViolation,
@@ -72,6 +77,7 @@ from scankv.model.errors import (
     TableExists,
     TableNotFound,
     TableRecreated,
+    TlsHandshakeFailed,
     TooManyConsumers,
     TooManyLocks,
     TooManyScans,
@@ -81,9 +87,11 @@ from scankv.model.errors import (
     TransactionCommitted,
     TransactionConflict,
     TransactionLost,
+    Unauthenticated,
     Unavailable,
     UndoConflict,
     UnknownField,
+    UpgradeNotConfirmed,
     UsageError,
     WriteConflict,
     WriterExpired,
@@ -114,6 +122,7 @@ __all__ = [
     "DamagedTable",
     "DataLoss",
     "DeadlineExceeded",
+    "DiskFailed",
     "DiskFull",
     "DiskUse",
     "IndexCheck",
@@ -127,6 +136,8 @@ __all__ = [
     "LockLost",
     "LogOffsets",
     "LostWrites",
+    "NewerFormat",
+    "PermissionDenied",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -161,6 +172,10 @@ __all__ = [
     "TableExists",
     "TableNotFound",
     "TableRecreated",
+    "Tls",
+    "TlsHandshakeFailed",
+    "TokenEnv",
+    "TokenFile",
     "TooManyConsumers",
     "TooManyLocks",
     "TooManyScans",
@@ -175,10 +190,12 @@ __all__ = [
     "TransactionInfo",
     "TransactionLost",
     "TransactionPart",
+    "Unauthenticated",
     "Unavailable",
     "UndoConflict",
     "UndoReport",
     "UnknownField",
+    "UpgradeNotConfirmed",
     "UsageError",
     "Versioned",
     "VersionedRows",
@@ -206,7 +223,7 @@ register_opener(_open_blocking_stream)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module
-    """`scankv.sync`, imported on use: it is a quarter of what importing all would take."""
+    """Imports `scankv.sync` on first use, because it takes a quarter of the time that importing everything takes."""
     if name == "sync":
         from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""A copy of a table in memory that follows the table: all rows once, then every change.
+"""A copy of a table in memory that follows the table: it reads all rows once, then every change.
 
     async with mirror(table) as local:
         local.get("ann")                  # as of now, without a call
@@ -77,6 +77,7 @@ def mirror(
 
     Raises:
         UsageError: `where` cannot be parsed.
+        SchemaMismatch: `where` is text and does not fit the table.
     """
     chosen = None if columns is None else [*(n for n in table.primary_key if n not in columns), *columns]
     scan = table.scan(chosen, where=where).with_source(ScanSource.LOG).start_from(StartFrom.FULL).with_row_kind()
@@ -93,8 +94,8 @@ class Mirror:
     A read sees one moment: changes are applied between two turns of the event loop, one chunk of one bucket at a time.
     The rows of different buckets are not as of one instant. `wait_for` waits until the copy has a given write.
 
-    If the connection breaks or the server restarts, the mirror reconnects, and keeps its rows in the meantime. An error
-    that ends the stream for good is raised by every later read.
+    If the connection breaks or the server restarts, the mirror reconnects, and keeps its rows in the meantime. After an
+    error that ends the stream for good, every later read raises the error.
 
     Memory: the Arrow data of the rows, up to twice that between two compactions, and about 150 bytes per row.
     """
@@ -119,10 +120,11 @@ class Mirror:
         self._applied = 0
 
     async def __aenter__(self) -> Self:
-        """Reads all rows. Returns when the copy has them.
+        """Reads all rows, and returns when the copy has them. With a `state`, copies the rows of the state instead.
 
         Raises:
             SchemaMismatch, TableNotFound, PositionExpired: As when a scan starts.
+            InvalidResumeToken: The state is of another table, or of other columns or rows.
         """
         self._stream = self._scan.stream()
         try:
@@ -211,7 +213,10 @@ class Mirror:
         self._seen = self._applied
 
     async def wait_for(self, log_offsets: Mapping[int, int]) -> None:
-        """Waits until the copy has every change before these offsets, such as the `log_offsets` of a write's result.
+        """Waits until the copy has every change before some log offsets.
+
+        Args:
+            log_offsets: By bucket, as in the `log_offsets` of a write's result.
 
         Raises:
             TableRecreated: The offsets belong to another incarnation of the table.

@@ -19,7 +19,7 @@ NOT_MEASURED = (
     "A table that changes: no writes run concurrently with the scans, and the store has no overwritten rows, no "
     "tombstones and no unfinished compaction.",
     "Many concurrent clients, and the fairness between them.",
-    "Encryption and authentication, which ScanKV does not have.",
+    "Encryption and authentication, which are off except in the benchmark `tls`.",
     "A quiet machine: others may have used it at the same time. Trust ratios rather than rows/s, and only ratios with "
     "a narrow range.",
 )

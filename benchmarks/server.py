@@ -20,7 +20,7 @@ class BenchmarkServer(ServerProcess):
         **settings: Settings of `ServerConfig` that differ from their defaults.
     """
 
-    def __init__(self, data: Path, **settings: float) -> None:
+    def __init__(self, data: Path, **settings: float | str) -> None:
         arguments = [f"--set={name}={value}" for name, value in settings.items()]
         super().__init__(data, *arguments)
 

@@ -3,7 +3,7 @@
     spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
 
 PySpark discovers the data source through the package `pyspark_scankv`, which is installed together with this one. Where
-discovery fails, call `spark.dataSource.register(spark_bridge.ScanKvDataSource)`.
+discovery fails, call `spark.dataSource.register(scankv.spark.ScanKvDataSource)`.
 """
 
 from scankv.model.public_names import set_public_module

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -12,10 +13,15 @@ from scankv.model.errors import SchemaMismatch
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+# PySpark 4.0 and 4.1 have no such parameter, and always return UTC.
+_HAS_TIMEZONE: Final = "timezone" in signature(to_arrow_schema).parameters
+
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Returns the Arrow types that Spark requires for a schema, computed by Spark's own function."""
-    return to_arrow_schema(schema, timezone="UTC")
+    if _HAS_TIMEZONE:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
 
 
 def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

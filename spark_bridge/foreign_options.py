@@ -17,6 +17,10 @@ _URL: Final = 'use option url for the server, "host:port"'
 _TABLE: Final = 'name the table with option table or load("database.table")'
 _WHERE: Final = "use option where for a predicate that the server evaluates, and columns for the columns to read"
 _ONCE: Final = "use option transaction_id: what is written under one id is written once"
+_SECRET: Final = (
+    "Spark shows and stores options, so none contains a secret; use option token_file, token_env or profile, which "
+    "each executor reads itself"
+)
 _NEVER_LOST: Final = "a query whose changes are lost always fails; it never continues with a gap"
 _REPLACE: Final = 'mode("overwrite") replaces all rows; to delete some rows, use option("operation", "delete")'
 
@@ -79,6 +83,13 @@ _HINTS: Final = {
     "predicate": _WHERE,
     "select": _WHERE,
     "keyspattern": _WHERE,
+    "token": _SECRET,
+    "password": _SECRET,
+    "secret": _SECRET,
+    "apikey": _SECRET,
+    "accesstoken": _SECRET,
+    "bearertoken": _SECRET,
+    "authorization": _SECRET,
     "groupid": "use option consumer_id for the consumer that keeps the changes",
     "failondataloss": _NEVER_LOST,
     "ignoredeletes": _FEED,

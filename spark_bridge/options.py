@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,13 +12,14 @@ import pyarrow as pa
 from scankv.model.errors import InvalidKey, UsageError, did_you_mean
 from scankv.model.expressions import all_of
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+from spark_bridge.connect_options import CONNECT_NAMES, ConnectOptions
 from spark_bridge.foreign_options import hint_for
 from spark_bridge.predicates import spark_predicate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aio_client import Predicate
+    from aio_client import Predicate, sync
     from aio_client.sync import Scan, Table
 
 DEFAULT_ROWS_PER_SPLIT: Final = 500_000
@@ -27,6 +29,7 @@ DEFAULT_MAX_PARTITIONS: Final = 200
 
 READ_NAMES: Final = (
     "url",
+    *CONNECT_NAMES,
     "table",
     "columns",
     "where",
@@ -40,9 +43,11 @@ READ_NAMES: Final = (
     "snapshot",
     "snapshot_ttl",
     "pushdown",
+    "traceparent",
 )
 STREAM_NAMES: Final = ("row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
 """Options of `readStream` only, see `StreamOptions`."""
+_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _NO_OPTIONS: Final = (
     "In SQL, use CREATE TABLE name USING scankv OPTIONS (url '...', table '...') without columns: if the statement "
     "lists columns, Spark drops its options"
@@ -55,7 +60,8 @@ class ReadOptions:
 
     Attributes:
         table: `database.table`.
-        url: The server, `host:port`. None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`, where Spark plans.
+        connect: How to connect to it.
         columns: The columns to read, in this order. None: all.
         where: A predicate as text. None: all rows.
         where_of_table: A second predicate, from the SQL table that a statement reads. A row must match both.
@@ -63,16 +69,19 @@ class ReadOptions:
         key_prefix: A value of the first key column, or a JSON list with the values of the leading key columns.
         key_start: The first key, in the same form; keys that begin with it are in the range.
         key_end: The last key, in the same form; keys that begin with it are in the range.
-        splits: How many tasks read the table, 1 to 1024. None: what `rows_per_split` leads to.
+        splits: How many tasks read the table, 1 to 1024. None: one for about every `rows_per_split` rows, at most
+            `max_partitions`.
         rows_per_split: About how many rows one task reads, at least 1.
-        max_partitions: The most tasks that `rows_per_split` may lead to, 1 to 1024.
+        max_partitions: The most tasks if `splits` is not set, 1 to 1024.
         snapshot: The id of a pinned snapshot to read. Its holder still renews and releases it. None: each query pins a
             snapshot of its own.
         snapshot_ttl: Seconds that a query's own snapshot lives while no task reads it, 1 to 604,800.
+        traceparent: The trace that planning and tasks continue, in the form of W3C Trace Context. None: none.
     """
 
     table: str
     url: str | None = None
+    connect: ConnectOptions = field(default_factory=ConnectOptions)
     columns: tuple[str, ...] | None = None
     where: str | None = field(default=None, repr=False)
     where_of_table: str | None = field(default=None, repr=False)
@@ -85,6 +94,7 @@ class ReadOptions:
     max_partitions: int = DEFAULT_MAX_PARTITIONS
     snapshot: str | None = None
     snapshot_ttl: float = 600.0
+    traceparent: str | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError, naming the option, if a value is out of range or two options exclude each other."""
@@ -97,6 +107,7 @@ class ReadOptions:
                 "snapshot_ttl",
                 f"must be between 1 and {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.snapshot_ttl}",
             )
+        check_traceparent(self.traceparent)
         if self.columns == ():
             raise option_error("columns", "must name at least one column; leave it out to read all columns")
         if self.limit is not None and self.splits is not None:
@@ -138,6 +149,7 @@ class ReadOptions:
                 "table",
                 f'is missing: name the table with load("database.table") or option("table", ...). {_NO_OPTIONS}',
             )
+        connect = ConnectOptions.take_from(texts)
         values: dict[str, Any] = dict(texts)
         for name in ("limit", "splits", "rows_per_split", "max_partitions"):
             if name in texts:
@@ -146,7 +158,11 @@ class ReadOptions:
             values["snapshot_ttl"] = parse_seconds("snapshot_ttl", texts["snapshot_ttl"])
         if "columns" in texts:
             values["columns"] = tuple(parse_names("columns", texts["columns"]))
-        return cls(table=table, **values)
+        return cls(table=table, connect=connect, **values)
+
+    def open_client(self) -> sync.Client:
+        """Opens a client of the server. Raises UsageError as `scankv.sync.connect` does."""
+        return self.connect.open_client(self.url)
 
     def predicate(self, table: Table) -> Predicate | None:
         """Returns the predicate that selects the rows to read, or None for all rows.
@@ -209,7 +225,7 @@ def _check_pushdown(text: str) -> None:
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """Parses the text of an option that is true or false, in any case. Raises UsageError."""
+    """Parses the text of an option that is true or false, in upper or lower case. Raises UsageError."""
     if text.lower() not in ("true", "false"):
         raise option_error(name, f"must be true or false, not {text!r}")
     return text.lower() == "true"
@@ -235,6 +251,14 @@ def check_number(name: str, value: int | None, low: int, high: int) -> None:
     """Raises UsageError if an option is given and is not a whole number from `low` to `high`."""
     if value is not None and (type(value) is not int or not low <= value <= high):
         raise option_error(name, f"must be a whole number between {low:,} and {high:,}, not {value!r}")
+
+
+def check_traceparent(text: str | None) -> None:
+    """Raises UsageError if the option `traceparent` is given and has another form."""
+    if text is not None and not _TRACEPARENT.fullmatch(text):
+        raise option_error(
+            "traceparent", f"must be a traceparent of W3C Trace Context, as OpenTelemetry injects it, not {text!r:.80}"
+        )
 
 
 def parse_names(name: str, text: str) -> list[str]:

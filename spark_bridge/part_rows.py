@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from dataclasses import asdict
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 from aio_client import sync
@@ -11,6 +10,7 @@ from aio_client._sync.read_ahead import gather
 from spark_bridge.casting import cast_rows
 from spark_bridge.executions import Execution
 from spark_bridge.frozen_worker import freeze_worker
+from spark_bridge.spans import start_span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client import Client, ScanStream
+    from scankv.model.tracing import TracedSpan
     from spark_bridge.parts import Part
 
 
@@ -33,16 +34,21 @@ def read_part(part: Part, schema: pa.Schema) -> Generator[pa.RecordBatch, None, 
     """
     freeze_worker()
     execution = Execution.current()
+    span = start_span("read", part.spec.table, part.traceparent)
     with (
-        sync.connect(**asdict(part.config)) as client,
-        client.read_ahead(lambda asynchronous: _batches(asynchronous, part, schema, execution)) as batches,
+        nullcontext() if span is None else span.ended(),
+        sync.Client(part.config) as client,
+        client.read_ahead(lambda asynchronous: _batches(asynchronous, part, schema, execution, span)) as batches,
     ):
         yield from batches
 
 
 async def _batches(
-    client: Client, part: Part, schema: pa.Schema, execution: Execution
+    client: Client, part: Part, schema: pa.Schema, execution: Execution, span: TracedSpan | None
 ) -> AsyncGenerator[pa.RecordBatch, None]:
+    if span is not None:
+        # Here and not around the generator of `read_part`, which leaves its context with each batch.
+        span.activate()
     async with part.open_stream(client, execution) as stream:
         shape = part.make_shaper(stream, schema.names)
         async with aclosing(gather(_shape_batches(stream, shape))) as gathered:

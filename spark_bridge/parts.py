@@ -30,11 +30,13 @@ class Part(ABC):
     Attributes:
         config: How to reach the server.
         spec: The scan.
+        traceparent: The trace that the task continues. None: none.
     """
 
     config: ClientConfig
     # Not in the repr: the key range contains values, which do not belong in plans and logs.
     spec: ScanSpec = field(repr=False)
+    traceparent: str | None = None
 
     @abstractmethod
     def open_stream(self, client: Client, execution: Execution) -> AbstractAsyncContextManager[ScanStream]:
@@ -69,7 +71,6 @@ class TablePart(Part):
 
     @asynccontextmanager
     async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.open_stream`."""
         snapshot_id = execution.snapshot_id(self.incarnation, self.plan)
         table = await client.table(self.spec.table)
         if table.incarnation != self.incarnation:
@@ -89,7 +90,6 @@ class TablePart(Part):
             ) from error
 
     def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.make_shaper`."""
         # The table may have been recreated after `open_stream` compared its incarnation.
         if stream.table_incarnation != self.incarnation:
             raise self._recreated_error()
@@ -109,7 +109,6 @@ class SnapshotPart(Part):
 
     @asynccontextmanager
     async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.open_stream`."""
         try:
             async with client.scan(self.spec).stream() as stream:
                 yield stream
@@ -121,7 +120,6 @@ class SnapshotPart(Part):
             ) from error
 
     def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.make_shaper`."""
         return _make_identity_shaper(stream, names)
 
 
@@ -136,7 +134,7 @@ class FollowedPart(Part):
     incarnation: str
 
     def make_shaper(self, stream: ScanStream, names: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """See `Part.make_shaper`. Converts rows to changes, or changes to rows, where the query asks for that."""
+        """Returns a function that also converts rows to changes, or changes to rows, where the query asks for that."""
         if stream.table_incarnation != self.incarnation:
             raise recreated_error(self.spec.table)
         return make_shaper(names, is_log=self.spec.log is not None, bucket=lambda: stream.bucket)
@@ -148,7 +146,6 @@ class ChangesPart(FollowedPart):
 
     @asynccontextmanager
     async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.open_stream`."""
         async with client.scan(self.spec).stream() as stream:
             yield stream
 
@@ -167,7 +164,6 @@ class InitialPart(FollowedPart):
 
     @asynccontextmanager
     async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        """See `Part.open_stream`."""
         assert self.spec.snapshot_id is not None
         try:
             snapshot = await client.adopt_snapshot(self.spec.snapshot_id, self.snapshot_ttl)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, SnapshotLost, sync
 from spark_bridge.parts import SnapshotPart, TablePart
+from spark_bridge.spans import work_span
 from spark_bridge.splitting import split
 from spark_bridge.types import spark_schema
 
@@ -40,7 +41,7 @@ def describe_read(options: ReadOptions) -> StructType:
     Raises:
         ScanKvError: An option is wrong, or the server cannot be reached.
     """
-    with sync.connect(options.url) as client:
+    with work_span("describe", options.table, options.traceparent), options.open_client() as client:
         table = client.table(options.table)
         scan = options.build_scan(table)
         if options.snapshot is not None:
@@ -66,7 +67,7 @@ def plan_read(options: ReadOptions, schema: StructType | None = None) -> Partiti
         SchemaMismatch: The table does not have the columns of `schema`, or no longer has them.
         ScanKvError: An option is wrong, or the server cannot be reached.
     """
-    with sync.connect(options.url) as client:
+    with work_span("plan", options.table, options.traceparent) as traceparent, options.open_client() as client:
         table = client.table(options.table)
         options.build_scan(table).explain()
         own = options.snapshot is None
@@ -86,11 +87,14 @@ def plan_read(options: ReadOptions, schema: StructType | None = None) -> Partiti
             raise
         config, incarnation, plan = client.config, table.incarnation, uuid.uuid4().hex
     if not own:
-        return PartitionPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
+        return PartitionPlan(
+            [SnapshotPart(config=config, spec=spec, traceparent=traceparent) for spec in specs], wanted
+        )
     parts = [
         TablePart(
             config=config,
             spec=replace(spec, snapshot_id=None),
+            traceparent=traceparent,
             incarnation=incarnation,
             plan=plan,
             snapshot_ttl=options.snapshot_ttl,

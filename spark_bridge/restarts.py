@@ -5,29 +5,33 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aio_client import sync
 from scankv.model.errors import ConnectionFailed, DeadlineExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from aio_client import sync
 
 _Answer = TypeVar("_Answer")
 
 _PAUSE_SECONDS: Final = 0.1
 
 
-def retry_through_restart(address: str | None, ask: Callable[[], _Answer], *, timeout: float = 60.0) -> _Answer:
-    """Calls `ask`, and while the server cannot be reached, waits for it and calls `ask` again.
+def retry_through_restart(
+    open_client: Callable[[], sync.Client], ask: Callable[[], _Answer], *, timeout: float = 60.0
+) -> _Answer:
+    """Calls `ask`, and returns its result. While the server cannot be reached, waits for it and calls `ask` again.
 
-    Use it in queries that run for days. Do not use it in `load()`, which should fail at once if no server is there.
+    Use this function in queries that run for days. Do not use it in `load()`, which should fail at once without a
+    server.
 
     Args:
-        address: The server. None: as for `scankv.sync.connect`.
+        open_client: Opens a client of the server.
         ask: The call. It must be safe to repeat.
         timeout: Seconds to wait for the server, in total, after the first failure.
 
     Raises:
-        ConnectionFailed: The server was away for longer. This is the last error that `ask` raised.
+        ConnectionFailed: The server could not be reached for longer. This is the last error that `ask` raised.
     """
     deadline = None
     while True:
@@ -39,7 +43,7 @@ def retry_through_restart(address: str | None, ask: Callable[[], _Answer], *, ti
             if left <= 0:
                 raise
             try:
-                with sync.connect(address) as client:
+                with open_client() as client:
                     client.wait_ready(left)
             except DeadlineExceeded as error:
                 raise failure from error

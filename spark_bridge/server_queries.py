@@ -12,27 +12,44 @@ from spark_bridge.predicates import spark_predicate
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from aio_client import Tls, TokenEnv, TokenFile
 
-def count(url: str | None, table: str, where: str | None = None) -> int:
+
+def count(
+    url: str | None,
+    table: str,
+    where: str | None = None,
+    *,
+    profile: str | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    tls: bool | Tls | None = None,
+) -> int:
     """Returns the exact number of rows of the table as of now. See `scankv.Table.count`.
 
     Args:
-        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`.
         table: `database.table`.
         where: A predicate as text that selects the rows to count. Default: all rows; then the server reads none of
-            them, since it keeps their number.
+            them, unless the table does not keep its number of rows.
+        profile: As for `scankv.connect`.
+        token: As for `scankv.connect`.
+        tls: As for `scankv.connect`.
+
+    Returns:
+        The number of rows.
 
     Raises:
         ScanKvError: An argument is wrong, or the server cannot be reached.
     """
     from aio_client import sync
 
-    with sync.connect(url) as client:
+    with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
         return found.count(spark_predicate(found, where))
 
@@ -47,18 +64,24 @@ def top_n(
     *,
     columns: Sequence[str] | None = None,
     descending: bool = True,
+    profile: str | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    tls: bool | Tls | None = None,
 ) -> DataFrame:
     """Returns the first `n` rows in the order of a column, as of now. See `scankv.Table.top_n`.
 
     Args:
         spark: The session.
-        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`.
         table: `database.table`.
         n: The most rows to return.
         by: The column to order by.
         where: A predicate as text. Default: all rows.
         columns: The columns to return, in this order. Default: all.
         descending: Whether the greatest values come first.
+        profile: As for `scankv.connect`.
+        token: As for `scankv.connect`.
+        tls: As for `scankv.connect`.
 
     Returns:
         A DataFrame of at most `n` rows in this order, held in memory.
@@ -68,7 +91,7 @@ def top_n(
     """
     from aio_client import sync
 
-    with sync.connect(url) as client:
+    with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
         best = found.top_n(n, by, spark_predicate(found, where), columns=columns, descending=descending)
         return _dataframe(spark, best)
@@ -82,16 +105,22 @@ def aggregate(
     where: str | None = None,
     *,
     group_by: Sequence[str] = (),
+    profile: str | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    tls: bool | Tls | None = None,
 ) -> DataFrame:
     """Returns aggregates over all rows, or over groups of rows, as of now. See `scankv.Table.aggregate`.
 
     Args:
         spark: The session.
-        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`.
         table: `database.table`.
         functions: The functions to compute for each column, such as `{"delay": ["sum", "max"]}`.
         where: A predicate as text. Default: all rows.
         group_by: The columns that define the groups. Default: one group of all rows.
+        profile: As for `scankv.connect`.
+        token: As for `scankv.connect`.
+        tls: As for `scankv.connect`.
 
     Returns:
         A DataFrame with one row for each group, held in memory.
@@ -101,17 +130,27 @@ def aggregate(
     """
     from aio_client import sync
 
-    with sync.connect(url) as client:
+    with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.table(table)
         return _dataframe(spark, found.aggregate(functions, spark_predicate(found, where), group_by=group_by))
 
 
-def tables(spark: SparkSession, url: str | None) -> DataFrame:
+def tables(
+    spark: SparkSession,
+    url: str | None,
+    *,
+    profile: str | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    tls: bool | Tls | None = None,
+) -> DataFrame:
     """Returns the tables of a server, sorted by name.
 
     Args:
         spark: The session.
-        url: The server, `host:port`. None: `$SCANKV_URL`, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`.
+        profile: As for `scankv.connect`.
+        token: As for `scankv.connect`.
+        tls: As for `scankv.connect`.
 
     Returns:
         A DataFrame with the columns `name`, `columns` (the schema as text), `primary_key` (an array of column names),
@@ -125,7 +164,7 @@ def tables(spark: SparkSession, url: str | None) -> DataFrame:
     from aio_client import sync
     from scankv.model.types.types import format_schema
 
-    with sync.connect(url) as client:
+    with sync.connect(url, profile=profile, token=token, tls=tls) as client:
         found = client.tables()
     names = pa.schema(
         [

@@ -12,17 +12,20 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.options import ReadOptions
+from spark_bridge.pyspark_version import require_pyspark
 from spark_bridge.sql_tables import attach_options, is_create_table, merge_read_options, strip_options, user_options
 from spark_bridge.stream_options import StreamOptions
-from spark_bridge.stream_source import ScanKvStreamReader
 from spark_bridge.write_options import WriteOptions
-from spark_bridge.write_source import ScanKvStreamWriter, ScanKvWriter
+from spark_bridge.write_source import ScanKvWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from spark_bridge.stream_source import ScanKvStreamReader
+    from spark_bridge.stream_write_source import ScanKvStreamWriter
 
 
 class ScanKvDataSource(DataSource):
@@ -55,25 +58,63 @@ class ScanKvDataSource(DataSource):
             return attach_options(found, given) if creates else found
 
     def reader(self, schema: StructType) -> ScanKvReader:
-        """Returns the reader of a query. `schema` has the columns to read: those of `schema()`, or the user's own."""
+        """Returns the reader of a query. Does not contact the server.
+
+        Args:
+            schema: The columns to read: those of `schema()`, or the user's own.
+
+        Raises:
+            UsageError: An option is unknown, missing or invalid.
+        """
         with short_errors():
             options = ReadOptions.parse_read(merge_read_options(self.options, schema))
             return ScanKvReader(options, strip_options(schema))
 
     def streamReader(self, schema: StructType) -> ScanKvStreamReader:
-        """Returns the reader of a streaming query, which follows the table's changes. `schema` is as for `reader`."""
+        """Returns the reader of a streaming query, which follows the table's changes. Does not contact the server.
+
+        Args:
+            schema: As for `reader`.
+
+        Raises:
+            UsageError: An option is unknown, missing or invalid, or makes sense only for `spark.read`; or PySpark is
+                older than 4.2.
+        """
         with short_errors():
+            require_pyspark((4, 2), "to follow a table with `readStream`", "read it with `spark.read`")
+            from spark_bridge.stream_source import ScanKvStreamReader
+
             options = StreamOptions.parse_stream(merge_read_options(self.options, schema))
             return ScanKvStreamReader(options, strip_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> ScanKvWriter:
-        """Returns the writer of a DataFrame with the columns `schema`. `overwrite` replaces all rows of the table."""
+        """Returns the writer of a DataFrame, which has begun the transaction of the write.
+
+        Args:
+            schema: The columns of the DataFrame.
+            overwrite: Whether the write replaces all rows of the table.
+
+        Raises:
+            ScanKvError: An option is unknown or wrong, the columns do not fit the table, or the server refuses the
+                write or cannot be reached.
+        """
         with short_errors():
             return ScanKvWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ScanKvStreamWriter:
-        """Returns the writer of a streaming query's micro-batches. `schema` and `overwrite` are as for `writer`."""
+        """Returns the writer of a streaming query's micro-batches.
+
+        Args:
+            schema: As for `writer`.
+            overwrite: Whether each micro-batch replaces all rows of the table.
+
+        Raises:
+            ScanKvError: As for `writer`, or PySpark is older than 4.1.
+        """
         with short_errors():
+            require_pyspark((4, 1), "to write a stream", "write each micro-batch with `foreachBatch`")
+            from spark_bridge.stream_write_source import ScanKvStreamWriter
+
             return ScanKvStreamWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
 
 

@@ -48,7 +48,7 @@ def split(table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> l
 
 
 def _max_splits(counted: Mapping[int, int | None], rows: int | None, options: ReadOptions) -> int:
-    """Returns how many tasks `rows_per_split` leads to at most, from the number of rows in the buckets to read."""
+    """Returns the most tasks that `rows_per_split` allows, from the number of rows in the buckets to read."""
     known = [count for count in counted.values() if count is not None]
     if len(known) == len(counted):
         rows = sum(known) if rows is None else min(rows, max(sum(known), 1))

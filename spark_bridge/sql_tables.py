@@ -68,12 +68,12 @@ def merge_read_options(given: Mapping[str, str], schema: StructType) -> dict[str
     The `where` of the statement is combined with the table's `where` and does not replace it.
 
     Raises:
-        UsageError: An option is unknown, or the statement names another table or server.
+        UsageError: An option is unknown, or the statement names another table, server or profile.
     """
     stored, own = stored_options(schema), normalize_names(given)
     if not stored:
         return own
-    for name in ("table", "url"):
+    for name in ("table", "url", "profile"):
         if own.get(name, stored.get(name)) != stored.get(name):
             raise UsageError(
                 f"option {name} must be {stored.get(name)!r}, as in CREATE TABLE, not {own[name]!r:.80}: create "

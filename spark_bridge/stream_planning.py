@@ -49,7 +49,7 @@ def describe_changes(options: StreamOptions) -> StructType:
     Raises:
         ScanKvError: An option is wrong, or the server cannot be reached.
     """
-    with sync.connect(options.read.url) as client:
+    with options.read.open_client() as client:
         return _columns_of_changes(client.table(options.read.table), options.read)
 
 
@@ -83,7 +83,7 @@ class StreamPlanner:
         """
         self._options = options
         self._columns = [name for name in schema.names if name not in CHANGE_COLUMNS]
-        self._client = sync.connect(options.read.url)
+        self._client = options.read.open_client()
         try:
             self._table = self._retry_through_restart(lambda: self._client.table(options.read.table))
             self._retry_through_restart(lambda: self._check(schema))
@@ -139,14 +139,21 @@ class StreamPlanner:
 
     def _plan_parts(self, before: StreamOffset | None, after: StreamOffset) -> Sequence[FollowedPart]:
         self._renew_holds(after if before is None else before, begin=after.since if before is None else None)
-        config = self._client.config
+        config, traceparent = self._client.config, self._options.read.traceparent
         if after.rows is not None:
             read = before.rows.next if before is not None and before.rows is not None else 0
             specs, ttl = self._row_specs(after.rows)[read : after.rows.next], self._options.snapshot_ttl
-            return [InitialPart(config=config, spec=spec, incarnation=after.table, snapshot_ttl=ttl) for spec in specs]
+            return [
+                InitialPart(
+                    config=config, spec=spec, traceparent=traceparent, incarnation=after.table, snapshot_ttl=ttl
+                )
+                for spec in specs
+            ]
         since = after.since if before is None else before.log_offsets
         changes = self._log.plan_tasks(since or {}, after.log_offsets)
-        return [ChangesPart(config=config, spec=spec, incarnation=after.table) for spec in changes]
+        return [
+            ChangesPart(config=config, spec=spec, traceparent=traceparent, incarnation=after.table) for spec in changes
+        ]
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Lets the server drop what lies before an offset. Ignores errors, since the next commit does the same."""
@@ -160,7 +167,7 @@ class StreamPlanner:
         self._log.shrink_hold(offset.consumer_id, offset.log_offsets)
 
     def _retry_through_restart(self, ask: Callable[[], _Answer]) -> _Answer:
-        return retry_through_restart(self._client.config.address, ask)
+        return retry_through_restart(lambda: sync.Client(self._client.config), ask)
 
     def _check(self, schema: StructType) -> None:
         there = select_columns(self._table.schema, self._options.read.columns)

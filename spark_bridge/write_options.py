@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.tables.agg import Aggregator
 from scankv.model.types.types import find_duplicate
+from spark_bridge.connect_options import CONNECT_NAMES, ConnectOptions
 from spark_bridge.options import (
     check_number,
+    check_traceparent,
     normalize_names,
     option_error,
     parse_bool,
@@ -23,6 +25,8 @@ from spark_bridge.sql_tables import NO_INSERT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aio_client import sync
+
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 TRANSACTION_TTL: Final = 86_400.0
@@ -30,6 +34,7 @@ TRANSACTION_TTL: Final = 86_400.0
 
 _NAMES: Final = (
     "url",
+    *CONNECT_NAMES,
     "table",
     "operation",
     "columns",
@@ -42,6 +47,7 @@ _NAMES: Final = (
     "sequence_column",
     "transaction_id",
     "transaction_ttl",
+    "traceparent",
 )
 _CREATE_ONLY: Final = ("primary_key", "buckets", "merge_engine", "aggregates", "version_column", "sequence_column")
 # Spark adds these to the options of a streaming query.
@@ -54,7 +60,8 @@ class WriteOptions:
 
     Attributes:
         table: `database.table`.
-        url: The server, `host:port`. None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
+        url: The server, `host:port`. None: as for `scankv.connect`, where Spark plans.
+        connect: How to connect to it.
         operation: "upsert", or "delete" to delete the rows with these keys.
         columns: Only these columns are written, or set to null by a delete; the others stay as they are. None: complete
             rows.
@@ -68,10 +75,12 @@ class WriteOptions:
         transaction_id: Identifies the write, so that it is applied once however often the job runs. None: each run is
             a write of its own. See `scankv.Client.transaction`.
         transaction_ttl: Seconds that the job may be silent until its staged rows are dropped, 1 to 604,800.
+        traceparent: As for `ReadOptions`.
     """
 
     table: str
     url: str | None = None
+    connect: ConnectOptions = field(default_factory=ConnectOptions)
     operation: str = UPSERT
     columns: tuple[str, ...] | None = None
     create: bool = False
@@ -83,10 +92,12 @@ class WriteOptions:
     sequence_column: tuple[str, ...] = ()
     transaction_id: str | None = None
     transaction_ttl: float = TRANSACTION_TTL
+    traceparent: str | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError, naming the option, if a value is out of range or two options exclude each other."""
         check_number("buckets", self.buckets, 1, MAX_BUCKETS)
+        check_traceparent(self.traceparent)
         if self.operation not in (UPSERT, DELETE):
             raise option_error("operation", f"must be {UPSERT} or {DELETE}, not {self.operation!r}")
         if self.columns == ():
@@ -122,6 +133,7 @@ class WriteOptions:
                 "table",
                 f'is missing: name the table with save("database.table") or option("table", ...). In SQL, {NO_INSERT}',
             )
+        connect = ConnectOptions.take_from(texts)
         values: dict[str, Any] = dict(texts)
         for name in ("columns", "primary_key", "sequence_column"):
             if name in texts:
@@ -134,7 +146,11 @@ class WriteOptions:
             values["aggregates"] = _aggregates(texts["aggregates"])
         if "create" in texts:
             values["create"] = parse_bool("create", texts["create"])
-        return cls(table=table, **values)
+        return cls(table=table, connect=connect, **values)
+
+    def open_client(self) -> sync.Client:
+        """Opens a client of the server. Raises UsageError as `scankv.sync.connect` does."""
+        return self.connect.open_client(self.url)
 
     def check_overwrite(self) -> None:
         """Raises UsageError if an option cannot be combined with replacing all rows."""

@@ -1,14 +1,13 @@
-"""Spark's interface to writing a DataFrame or the micro-batches of a streaming query."""
+"""Spark's interface to writing a DataFrame."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
@@ -57,7 +56,7 @@ class ScanKvWriter(DataSourceArrowWriter):
 
         freeze_worker()
         with short_errors():
-            return TaskMessage(stage(self._job, self._begun, _partition(), iterator))
+            return TaskMessage(stage(self._job, self._begun, partition_id(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commits the parts of the successful attempts, and nothing that other attempts have staged."""
@@ -65,7 +64,7 @@ class ScanKvWriter(DataSourceArrowWriter):
 
         freeze_worker()
         with short_errors():
-            commit(self._job, self._begun, _staged_parts(messages))
+            commit(self._job, self._begun, staged_parts(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Aborts the transaction, which drops all staged rows."""
@@ -74,81 +73,15 @@ class ScanKvWriter(DataSourceArrowWriter):
         abort(self._job, self._begun)
 
 
-class ScanKvStreamWriter(DataSourceStreamArrowWriter):
-    """`query.writeStream.format("scankv")`: writes each micro-batch exactly once, in one transaction.
-
-    Spark creates one instance where it plans a micro-batch, copies of which write in the tasks, and another instance to
-    commit. Only the tasks know the id of the query. So each task begins the transaction, under an id that is the same
-    in all of them. The server remembers the id while the table exists, so a committed micro-batch that Spark repeats is
-    not written again.
-    """
-
-    def __init__(self, options: WriteOptions, schema: StructType, *, replaces: bool) -> None:
-        """Called by `ScanKvDataSource.streamWriter`. Checks the options and columns.
-
-        Raises:
-            ScanKvError: As `spark_bridge.writing.prepare_write`.
-        """
-        from spark_bridge.restarts import retry_through_restart
-        from spark_bridge.writing import prepare_write
-
-        freeze_worker()
-        options.check_stream()
-        self._job = retry_through_restart(options.url, lambda: prepare_write(options, schema, replaces=replaces))
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        """Stages the rows of a task, unless the micro-batch is already committed."""
-        from spark_bridge.writing import begin, stage
-
-        freeze_worker()
-        id_ = transaction_id(_property("sql.streaming.queryId"), self._job.options.table, _property(_BATCH))
-        with short_errors():
-            # A repeated micro-batch joins the transaction of its first run. The commit names the parts that count, so
-            # parts of the first run are ignored.
-            begun = begin(self._job, id_, sha256(id_.encode()).hexdigest())
-            return TaskMessage(stage(self._job, begun, _partition(), iterator))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commits a micro-batch. Does nothing if it is already committed."""
-        from spark_bridge.writing import commit
-
-        freeze_worker()
-        staged = _staged_parts(messages)
-        if staged:
-            with short_errors():
-                commit(self._job, staged[0].begun, staged)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Aborts the transaction if a finished task has reported it. Otherwise a repeated micro-batch will join it."""
-        from spark_bridge.writing import abort
-
-        for staged in _staged_parts(messages)[:1]:
-            abort(self._job, staged.begun)
-
-
-_BATCH = "streaming.sql.batchId"
-
-
-def transaction_id(query: str, table: str, batch: str) -> str:
-    """Returns the id of a micro-batch's transaction. Ids of one query and table are equal up to the last `:`."""
-    return f"spark:{query}:{sha256(table.encode()).hexdigest()[:16]}:{batch}"
-
-
-def _staged_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
+def staged_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
     return [cast("TaskMessage", message).staged for message in messages if message is not None]
 
 
-def _context() -> TaskContext:
+def task_context() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "only tasks write"
     return context
 
 
-def _partition() -> int:
-    return _context().partitionId()
-
-
-def _property(name: str) -> str:
-    value = _context().getLocalProperty(name)
-    assert value is not None, f"Spark has not set the property {name}"
-    return value
+def partition_id() -> int:
+    return task_context().partitionId()

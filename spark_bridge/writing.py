@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from scankv.model.errors import UsageError
 from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
 from spark_bridge.casting import arrow_schema
 from spark_bridge.restarts import retry_through_restart
+from spark_bridge.spans import work_span
 from spark_bridge.write_options import DELETE, UPSERT
 
 if TYPE_CHECKING:
@@ -41,11 +43,13 @@ class WriteJob:
         config: How to reach the server.
         options: The options of the write.
         replaces: Whether the write replaces all rows of the table.
+        traceparent: The trace that the job continues. None: none.
     """
 
     config: ClientConfig
     options: WriteOptions
     replaces: bool
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,16 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
         names = ", ".join(f'"{name}"' for name in extra)
         raise SchemaMismatch(f"change columns cannot be written to a table: call drop({names}) first", column=extra[0])
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
-    with sync.connect(options.url) as client:
+    with work_span("plan", options.table, options.traceparent) as traceparent, options.open_client() as client:
         table = _open_table(client, options, rows.schema)
         # Without rows nothing is staged; this only checks the names and types of the columns.
         _stage(client.transaction_part("none", "none"), table, options, rows)
-        return WriteJob(config=client.config, options=options, replaces=replaces)
+        return WriteJob(config=client.config, options=options, replaces=replaces, traceparent=traceparent)
 
 
 def begin(job: WriteJob, id_: str, attempt: str) -> JobTransaction:
     """Begins the transaction of a job, or joins it. See `scankv.Client.transaction`."""
-    with sync.connect(**asdict(job.config)) as client:
+    with _span("begin", job), sync.Client(job.config) as client:
         transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
         return JobTransaction(id_, attempt, transaction.token)
 
@@ -138,14 +142,19 @@ def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[p
     if not begun.token:
         return StagedPart(begun, "", 0)
     # If the rows end with an error, the client is closed before the thread is joined. That ends a running request.
-    with ThreadPoolExecutor(1, "scankv-staging") as thread, sync.connect(**asdict(job.config)) as client:
+    with (
+        _span("write", job),
+        ThreadPoolExecutor(1, "scankv-staging") as thread,
+        sync.Client(job.config) as client,
+    ):
         part = client.transaction_part(begun.token, f"{number}-{uuid.uuid4().hex}")
-        table = retry_through_restart(job.config.address, lambda: client.table(job.options.table))
+        table = retry_through_restart(lambda: sync.Client(job.config), lambda: client.table(job.options.table))
         under_way: Future[None] | None = None
         for rows in _gather(batches):
             if under_way is not None:
                 under_way.result()
-            under_way = thread.submit(_stage, part, table, job.options, rows)
+            # In the context of this thread, which has the span.
+            under_way = thread.submit(copy_context().run, _stage, part, table, job.options, rows)
         if under_way is not None:
             under_way.result()
         return StagedPart(begun, part.part, part.requests)
@@ -158,7 +167,7 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         TransactionLost: The transaction has expired or was aborted. Nothing was written.
         ScanKvError: See `scankv.Transaction.commit`.
     """
-    with sync.connect(**asdict(job.config)) as client:
+    with _span("commit", job), sync.Client(job.config) as client:
         transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)
         if transaction.result is not None:
             return
@@ -171,7 +180,7 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         counted = [(part.part, part.requests) for part in parts]
         if job.replaces:
             deletes = retry_through_restart(
-                job.config.address, lambda: _stage_deletes(client, job.options.table, transaction)
+                lambda: sync.Client(job.config), lambda: _stage_deletes(client, job.options.table, transaction)
             )
             counted.insert(0, deletes)
         transaction.commit(counted)
@@ -180,8 +189,12 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
 def abort(job: WriteJob, begun: JobTransaction) -> None:
     """Makes the server drop the staged rows. If the server does not answer soon, the rows expire by themselves."""
     config = replace(job.config, operation_timeout=_ABORT_SECONDS)
-    with suppress(ScanKvError), sync.connect(**asdict(config)) as client:
+    with suppress(ScanKvError), sync.Client(config) as client:
         client.abort_transaction(begun.token)
+
+
+def _span(work: str, job: WriteJob) -> AbstractContextManager[str | None]:
+    return work_span(work, job.options.table, job.traceparent)
 
 
 def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction) -> tuple[str, int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import re
 import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from scankv.model.errors import UsageError, did_you_mean
 from scankv.model.limits import (
@@ -21,6 +20,9 @@ from scankv.model.limits import (
     MIN_LEASE_SECONDS,
 )
 from scankv.model.toml import toml_value
+from streaming_server.access.jwt_settings import ALGORITHMS, JwtSettings, url_problem
+from streaming_server.access.limits import MIN_BYTES_PER_SECOND, CallerLimits
+from streaming_server.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,17 +36,30 @@ LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """Severities of log messages, the least severe first."""
 
+LOG_FORMATS = ("text", "json")
+"""The formats of the log."""
+
 
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "port": (0, 65535),
+    "metrics_port": (0, 65535),
+    "metrics_max_tables": (0, 100_000),
+    "slow_request_seconds": (0, 86_400),
+    "jwt_leeway_seconds": (0, 300),
+    "jwt_max_key_age_seconds": (600, 30 * 86_400),
+    "max_caller_scans": (0, 100_000),
+    "max_caller_requests_per_second": (0, 10**9),
+    "max_caller_bytes_per_second": (0, 2**50),
     "chunk_bytes": (MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
     "max_live_scans": (1, 100_000),
     "max_live_scans_per_bucket": (1, 100_000),
     "max_followers": (1, 100_000),
     "max_waiting_calls": (0, 1_000_000),
     "max_request_bytes_in_flight": (2 * MAX_REQUEST_BYTES, 2**40),
+    "max_unread_answer_bytes": (4 * MAX_REQUEST_BYTES, 2**40),
     "request_receive_seconds": (0.1, 3600),
     "min_ping_interval_seconds": (0.01, 3600),
+    "max_connections": (1, 1_000_000),
     "max_calls_per_connection": (MIN_CALLS_PER_CONNECTION, 1_000_000),
     "max_waiting_scans": (0, 100_000),
     "admission_wait_seconds": (0, 60),
@@ -79,6 +94,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "block_cache_bytes": (_MEBIBYTE, 1 << 40),
     "write_buffer_bytes": (_MEBIBYTE, 1 << 40),
     "result_cache_bytes": (0, 1 << 40),
+    "min_free_bytes": (0, 1 << 60),
     "max_open_buckets": (1, 100_000),
     "bucket_idle_seconds": (0.01, 365 * 86_400),
     "storage_threads": (1, 64),
@@ -88,17 +104,81 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
 """The least and the greatest value of each setting that is a number."""
 
 
+SHARES_OF_MEMORY: Final[dict[str, int]] = {
+    "block_cache_bytes": 8,
+    "write_buffer_bytes": 8,
+    "result_cache_bytes": 32,
+    "base_total_delta_bytes": 8,
+    "max_request_bytes_in_flight": 16,
+    "max_unread_answer_bytes": 8,
+}
+"""Which part of the memory limit the default of a setting takes at most, as its divisor. What is given is not changed.
+"""
+
+_PROCESS_BYTES: Final = 200 * _MEBIBYTE  # of a server without load
+_REQUEST_COPIES: Final = 3  # while a write is carried out
+_CHUNKS_OF_SCAN: Final = 2
+
+
+NOT_FROM_ENVIRONMENT: Final = frozenset({"tls_certificate", "tls_key"})
+"""Settings that no environment variable sets: `SCANKV_TLS_CERTIFICATE` and `SCANKV_TLS_KEY` are those of a client."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of one server. Immutable and picklable.
 
     Attributes:
         data: The data directory. It is created if it does not exist.
-        host: The address to listen on. Addresses other than loopback need `insecure`.
+        host: The address to listen on. Addresses other than loopback need TLS and tokens, or `insecure`.
         port: The port to listen on. 0 picks a free one.
+        metrics_port: The port that serves metrics and health over HTTP. 0: none does.
+        metrics_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
+            of the server, or need `insecure`. With `tls_client_ca`, reading metrics there needs a certificate, too.
+            Otherwise, whoever reaches the port can read the metrics, which name tables.
+        metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
-        insecure: Whether the server may listen beyond loopback, although there is neither encryption nor
-            authentication.
+        log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
+        slow_request_seconds: A call that keeps the server busy for longer is logged, a scan with its plan. Waiting for
+            the client, and for changes, does not count. 0: no call is logged. Most calls take milliseconds, and scans
+            of large tables take seconds.
+        insecure: Whether the server may listen beyond loopback without TLS or without tokens.
+        tokens: The file with the tokens that clients need, which `scankv tokens create` writes. The server notices
+            changes within two seconds. Empty: no tokens are needed, and every client may do everything.
+        jwt_issuer: The issuer of JSON web tokens (JWT) that the server accepts, next to those of the token file. It is
+            exactly the claim `iss`. Unless `jwt_keys` is set, it is a url, and the server fetches the keys of the
+            issuer from there, as OpenID Connect Discovery says. Needs `jwt_audience` and `jwt_grants`. Empty: none are
+            accepted.
+        jwt_audience: What the claim `aud` of a token must be or contain.
+        jwt_keys: A file with the public keys of the issuer: a JSON web key set, or PEM. The server notices changes
+            within two seconds. Empty: the keys are fetched from the issuer.
+        jwt_ca: The file with the certificates of authorities to trust when keys are fetched, in PEM. Empty: those that
+            the machine trusts.
+        jwt_grants: The TOML file with grants: in the table `grants`, a list for each group. The server notices changes
+            within two seconds.
+        jwt_grants_claim: The claim with the groups of the caller: a list, or a text with spaces between them. A dot
+            leads into an object, as in `realm_access.roles`.
+        jwt_principal_claim: The claim with the name of the caller.
+        jwt_algorithms: The algorithms with which tokens may be signed, of RS256, RS384, RS512, PS256, PS384, PS512,
+            ES256, ES384, ES512 and EdDSA. A list in TOML; comma-separated elsewhere.
+        jwt_leeway_seconds: How far the clocks of the issuer and of the server may differ. Tokens are accepted for this
+            much longer.
+        jwt_max_key_age_seconds: How long the server uses the keys that it fetched last while it cannot fetch them
+            again.
+        tls_certificate: The file with the certificate of the server and its chain, in PEM. Encrypts all connections.
+            The server notices a new certificate with the next connection. Empty: no encryption.
+        tls_key: The file with the private key of the certificate, in PEM.
+        tls_client_ca: The file with the certificates of authorities, in PEM, one of which must have signed the
+            certificate of every client (mutual TLS). Tokens are needed nevertheless. Empty: clients need no
+            certificate.
+        audit_log: The file to which the server appends a line of JSON for each call that changes something, and for
+            each call that it refuses for lack of rights. Empty: it keeps no audit log.
+        max_caller_scans: The most live scans and streams of one principal, unless its token sets another limit. Without
+            tokens, all clients together are one principal. 0: no limit.
+        max_caller_requests_per_second: The most calls of one principal in a second, unless its token sets another
+            limit. 0: no limit.
+        max_caller_bytes_per_second: The most bytes in a second that one principal sends and receives, unless its token
+            sets another limit. 0: no limit. Otherwise at least 1 MiB.
         chunk_bytes: The most stored bytes of a chunk, for requests that do not set a limit.
         max_live_scans: The most scans that hold iterators at once.
         max_live_scans_per_bucket: The most scans that hold an iterator on one bucket at once.
@@ -113,7 +193,14 @@ class ServerConfig:
         max_request_bytes_in_flight: The most bytes that requests over 64 KiB take in memory at once. Further requests
             are refused with `ServerBusy`, and their clients retry them. The server needs several times the bytes of a
             write while it carries it out.
-        request_receive_seconds: How long a request may take to arrive after its call has begun.
+        max_unread_answer_bytes: The most bytes of answers that are in memory until their clients read them. One
+            connection gets half of them. Further calls are refused with `ServerBusy`, and their clients retry them. If
+            there is no room, the server closes connections whose clients have not read an answer for
+            `stall_timeout_seconds`. Scans have limits of their own until they end.
+        request_receive_seconds: How long a request may take to arrive after its call has begun, and how long a new
+            connection may take until it can carry calls.
+        max_connections: The most connections at once. The server closes further ones as soon as they are made.
+            Connections take at most a quarter of the limit of open files, whatever this setting says.
         max_calls_per_connection: The most calls of one connection at once. The client queues further calls.
         min_ping_interval_seconds: The shortest interval of keepalive pings. A client that sends them more often is
             disconnected after the third one.
@@ -162,6 +249,9 @@ class ServerConfig:
         write_buffer_bytes: The memory for writes that are not in table files yet, shared by all buckets.
         result_cache_bytes: The memory of the result cache, which answers repeated queries while their table does not
             change. One result takes at most a sixteenth of it. 0 disables the cache.
+        min_free_bytes: The disk space that writes leave free, the reserve: while less is free, upserts and new tables
+            are refused with `DiskFull`. Reads, deletes, drops, retention and compaction continue and may use it. On a
+            disk that is smaller than twenty times this, the reserve is a twentieth of the disk. 0 disables it.
         max_open_buckets: The most buckets that stay open while they are not in use. Beyond this limit, the least
             recently used are closed, except those used within the last minute while file descriptors are plentiful. An
             open bucket takes about ten file descriptors, and up to 256 more for its files. Opening a bucket again takes
@@ -179,8 +269,31 @@ class ServerConfig:
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    metrics_max_tables: int = 200
     log_level: str = "info"
+    log_format: str = "text"
+    slow_request_seconds: float = 10.0
     insecure: bool = False
+    tokens: str = ""
+    jwt_issuer: str = ""
+    jwt_audience: str = ""
+    jwt_keys: str = ""
+    jwt_ca: str = ""
+    jwt_grants: str = ""
+    jwt_grants_claim: str = "groups"
+    jwt_principal_claim: str = "sub"
+    jwt_algorithms: tuple[str, ...] = ("RS256", "PS256", "ES256", "EdDSA")
+    jwt_leeway_seconds: float = 30.0
+    jwt_max_key_age_seconds: float = 86_400.0
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    audit_log: str = ""
+    max_caller_scans: int = 0
+    max_caller_requests_per_second: float = 0.0
+    max_caller_bytes_per_second: int = 0
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_live_scans: int = 256
     max_live_scans_per_bucket: int = 64
@@ -200,8 +313,10 @@ class ServerConfig:
     base_cpu_share: float = 0.25
     max_waiting_calls: int = 10_000
     max_request_bytes_in_flight: int = 128 * _MEBIBYTE
+    max_unread_answer_bytes: int = 512 * _MEBIBYTE
     request_receive_seconds: float = 30.0
     min_ping_interval_seconds: float = 5.0
+    max_connections: int = 10_000
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_maintenance_seconds: float = 5.0
     catch_up_changes: int = 100_000
@@ -223,6 +338,7 @@ class ServerConfig:
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
+    min_free_bytes: int = 1024 * _MEBIBYTE
     max_open_buckets: int = 256
     bucket_idle_seconds: float = 300.0
     storage_threads: int = 4
@@ -240,12 +356,113 @@ class ServerConfig:
                 )
         if self.log_level not in LOG_LEVELS:
             raise UsageError(f"log_level must be {' or '.join(LOG_LEVELS)}, not {self.log_level}", option="log_level")
-        if not self.insecure and not is_loopback(self.host):
+        if self.log_format not in LOG_FORMATS:
             raise UsageError(
-                f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
-                "only; to let others in nevertheless, give --insecure",
-                option="host",
+                f"log_format must be {' or '.join(LOG_FORMATS)}, not {self.log_format}", option="log_format"
             )
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise UsageError("tls_certificate and tls_key need each other: give both or neither", option="tls_key")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise UsageError("tls_client_ca needs tls_certificate and tls_key: give them too", option="tls_client_ca")
+        self._check_jwt()
+        if 0 < self.max_caller_bytes_per_second < MIN_BYTES_PER_SECOND:
+            raise UsageError(
+                f"max_caller_bytes_per_second must be 0 (no limit) or at least {MIN_BYTES_PER_SECOND:,}, not "
+                f"{self.max_caller_bytes_per_second:,}",
+                option="max_caller_bytes_per_second",
+            )
+        if missing := self.missing_protection:
+            if not self.insecure:
+                raise UsageError(
+                    f"host = {self.host}: other machines can reach this address, and the server has {missing}: give "
+                    "--tls-certificate, --tls-key and --tokens (or jwt_issuer), or listen on loopback; to let "
+                    "everybody in nevertheless, give --insecure",
+                    option="host",
+                )
+
+        if self.metrics_port and not is_loopback(self.metrics_host) and not (self.tls_certificate or self.insecure):
+            raise UsageError(
+                f"metrics_host = {self.metrics_host}: other machines can reach this address, and the server has no "
+                "TLS: give --tls-certificate and --tls-key, or listen on loopback; to let everybody read the metrics "
+                "unencrypted, give --insecure",
+                option="metrics_host",
+            )
+
+    def _check_jwt(self) -> None:
+        if not self.jwt_issuer:
+            for name in ("jwt_audience", "jwt_keys", "jwt_ca", "jwt_grants"):
+                if getattr(self, name):
+                    raise UsageError(f"{name} needs jwt_issuer: set it, too", option="jwt_issuer")
+            return
+        for name in ("jwt_audience", "jwt_grants", "jwt_grants_claim", "jwt_principal_claim", "jwt_algorithms"):
+            if not getattr(self, name):
+                raise UsageError(f"jwt_issuer needs {name}: set it, too", option=name)
+        if unknown := sorted(set(self.jwt_algorithms) - set(ALGORITHMS)):
+            raise UsageError(
+                f"jwt_algorithms must be of {', '.join(ALGORITHMS)}, not {', '.join(unknown)}", option="jwt_algorithms"
+            )
+        if self.jwt_keys and self.jwt_ca:
+            raise UsageError("jwt_keys and jwt_ca exclude each other: nothing is fetched", option="jwt_ca")
+        if not self.jwt_keys and (problem := url_problem(self.jwt_issuer)):
+            raise UsageError(
+                f"keys cannot be fetched from jwt_issuer = {self.jwt_issuer}: {problem}; give another url, or the file "
+                "jwt_keys",
+                option="jwt_issuer",
+            )
+
+    @property
+    def jwt(self) -> JwtSettings | None:
+        """Whose JSON web tokens are accepted. None: none are."""
+        if not self.jwt_issuer:
+            return None
+        return JwtSettings(
+            issuer=self.jwt_issuer,
+            audience=self.jwt_audience,
+            keys=Path(self.jwt_keys) if self.jwt_keys else None,
+            ca=Path(self.jwt_ca) if self.jwt_ca else None,
+            grants=Path(self.jwt_grants),
+            grants_claim=self.jwt_grants_claim,
+            principal_claim=self.jwt_principal_claim,
+            algorithms=self.jwt_algorithms,
+            leeway_seconds=self.jwt_leeway_seconds,
+            max_key_age_seconds=self.jwt_max_key_age_seconds,
+        )
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether clients need tokens."""
+        return bool(self.tokens or self.jwt_issuer)
+
+    @property
+    def memory_budget(self) -> int:
+        """The bytes of memory that the settings let the server take, approximately. Most loads need much less."""
+        return (
+            _PROCESS_BYTES
+            + self.block_cache_bytes
+            + self.write_buffer_bytes
+            + self.result_cache_bytes
+            + self.base_total_delta_bytes
+            + _REQUEST_COPIES * self.max_request_bytes_in_flight
+            + self.max_unread_answer_bytes
+            + _CHUNKS_OF_SCAN * self.max_live_scans * self.chunk_bytes
+        )
+
+    @property
+    def caller_limits(self) -> CallerLimits:
+        """The limits of callers whose tokens do not set their own."""
+        return CallerLimits(
+            scans=self.max_caller_scans,
+            requests_per_second=self.max_caller_requests_per_second,
+            bytes_per_second=self.max_caller_bytes_per_second,
+        )
+
+    @property
+    def missing_protection(self) -> str:
+        """What the server lacks if other machines can reach it, as in `no TLS and no tokens`; empty for nothing."""
+        if is_loopback(self.host):
+            return ""
+        lacking = [] if self.tls_certificate else ["no TLS"]
+        return " and ".join([*lacking, *([] if self.asks_for_tokens else ["no tokens"])])
 
 
 def _text(number: float) -> str:
@@ -253,7 +470,11 @@ def _text(number: float) -> str:
 
 
 def load_config(
-    flags: Mapping[str, object], config_file: Path | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    memory_bytes: int | None = None,
 ) -> ServerConfig:
     """Loads the settings. Of flag, environment, file and default, the first that has a setting wins.
 
@@ -261,6 +482,8 @@ def load_config(
         flags: Values by setting name. None means not given. Strings are converted.
         config_file: A TOML file with settings at its top level.
         environ: Environment variables; `SCANKV_DRAIN_SECONDS` sets `drain_seconds`.
+            The settings in `NOT_FROM_ENVIRONMENT` have none.
+        memory_bytes: The memory limit of the server, to which the defaults are fitted. None: they are not.
 
     Raises:
         UsageError: A setting does not exist or its value is not allowed; the file cannot be read.
@@ -276,9 +499,22 @@ def load_config(
             if name not in known:
                 raise UsageError(f'{source} has the unknown setting "{name}"{did_you_mean(name, known)}', option=name)
             values[name] = _convert(name, value, known[name])
+    if memory_bytes is not None:
+        values = _fitting_defaults(memory_bytes) | values
     if "data" not in values:
         raise UsageError("the data directory is not given: --data DIR, or SCANKV_DATA", option="data")
     return ServerConfig(**values)  # type: ignore[arg-type]
+
+
+def _fitting_defaults(memory_bytes: int) -> dict[str, object]:
+    """Returns the defaults that depend on the memory limit: shares of it where the usual default is more."""
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(ServerConfig)}
+    shares = {name: max(int(RANGES[name][0]), memory_bytes // part) for name, part in SHARES_OF_MEMORY.items()}
+    fitted: dict[str, object] = {name: share for name, share in shares.items() if share < defaults[name]}
+    scans = max(8, memory_bytes // 8 // (_CHUNKS_OF_SCAN * DEFAULT_CHUNK_BYTES))
+    if scans < defaults["max_live_scans"]:
+        fitted["max_live_scans"] = scans
+    return fitted
 
 
 def as_toml(config: ServerConfig) -> str:
@@ -312,7 +548,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 def _from_environment(environ: Mapping[str, str], known: Mapping[str, type]) -> dict[str, object]:
     # Only known settings: SCANKV_URL and the like belong to the client.
-    names = {f"SCANKV_{name.upper()}": name for name in known}
+    names = {f"SCANKV_{name.upper()}": name for name in known if name not in NOT_FROM_ENVIRONMENT}
     return {names[key]: value for key, value in environ.items() if key in names}
 
 
@@ -332,18 +568,3 @@ def _convert(name: str, value: object, to: type) -> object:
         kinds = {bool: "true or false", int: "a whole number", float: "a number", tuple[str, ...]: "a list of names"}
         kind = kinds.get(to, to.__name__)
         raise UsageError(f"{name} must be {kind}, not {value!r}", option=name) from None
-
-
-def address_of(host: str, port: int) -> str:
-    """Returns the address as gRPC and clients write it, with an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

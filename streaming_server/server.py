@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import uuid
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
@@ -18,7 +20,8 @@ import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from scankv.model.errors import ScanKvError, ServerDraining
+from scankv.model.errors import ScanKvError, ServerDraining, UsageError
+from scankv.model.tracing import find_tracer
 from scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -37,28 +40,49 @@ from scankv.v1 import (
     write_pb2,
     write_pb2_grpc,
 )
-from streaming_server.config import address_of, is_loopback
+from streaming_server.access.audit_log import AuditLog
+from streaming_server.access.authentication import Authenticator
+from streaming_server.access.callers import TokenStore
+from streaming_server.access.limits import CallerLimiter
+from streaming_server.addresses import address_of, is_loopback
+from streaming_server.clock import MachineClocks, SystemClocks
+from streaming_server.config import SHARES_OF_MEMORY
 from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.loop_turns import LoopTurns
+from streaming_server.monitoring.endpoint import Endpoint
+from streaming_server.monitoring.json_log import JsonFormatter
+from streaming_server.monitoring.metrics_reader import MetricsReader, StatsSources
 from streaming_server.scan.admission.admission import Admission, AdmissionLimits
 from streaming_server.scan.admission.live_scans import ScanRegistry
+from streaming_server.scan.admission.memory_pressure import CHECK_SECONDS, MemoryPressure
+from streaming_server.scan.admission.unread_answers import UnreadAnswers
 from streaming_server.scan.admission.waiting_calls import WaitingCalls
 from streaming_server.scan.queries.result_cache import ResultCache
 from streaming_server.services.admin import AdminService
+from streaming_server.services.audit import AuditTrail
+from streaming_server.services.authorization import CallGuard
+from streaming_server.services.calls import Calls
+from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
+from streaming_server.services.health import HealthService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
+from streaming_server.services.permissions import Resources
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
+from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
-from streaming_server.storage.files.file_limit import raise_file_limit
+from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
+from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
 
 if TYPE_CHECKING:
-    from streaming_server.clock import MachineClocks
+    from collections.abc import Callable, Coroutine
+
     from streaming_server.config import ServerConfig
 
 EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN, EXIT_FOREIGN_DIRECTORY = 1, 3, 4, 5
@@ -79,9 +103,12 @@ _SERVICES = tuple(
 )
 
 _LAST_WORDS_SECONDS = 1.0
+# How often the token file is checked for changes, and running streams for lost rights.
+_WATCH_SECONDS = 1.0
 # A thread that runs Python code keeps the event loop waiting for so long, 5 ms by default, whenever an event arrives.
 _SWITCH_SECONDS = 0.0005
 _PENDING_CALLS = 8192
+_METADATA_BYTES = 16 * 1024
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT_BYTES = 16 * 1024 * 1024  # in each arena of the allocator
 
@@ -115,6 +142,7 @@ class Server:
     ) -> None:
         self.config = config
         self._clocks = clocks
+        self._machine_clocks = clocks or SystemClocks()
         self._loop_turns = loop_turns
         self.incarnation = uuid.uuid4().hex
         self.address = ""
@@ -126,11 +154,16 @@ class Server:
             DirectoryLocked: Another server uses the directory.
             ForeignDirectory: The directory is neither empty nor a ScanKV data directory.
             PortTaken: The server cannot listen on the address.
-            UsageError, DataLoss: The directory cannot be used; the message says why.
+            UsageError: The directory, the token file or a file of TLS cannot be used; the message says why.
+            DataLoss: The directory cannot be used; the message says why.
             ScanKvError: A committed transaction cannot be applied.
         """
         raise_file_limit()
+        _check_memory(self.config)
         self._tables = Tables(self.config, clocks=self._clocks)
+        self._unread = UnreadAnswers(
+            self.config.max_unread_answer_bytes, self.config.stall_timeout_seconds, close_connection
+        )
         self._registry = ScanRegistry(
             Admission(
                 AdmissionLimits(
@@ -151,30 +184,110 @@ class Server:
             stall_timeout=self.config.stall_timeout_seconds,
             max_scan=self.config.max_scan_seconds,
             turns_with_events=None if self._loop_turns is None else self._loop_turns.count_turns_with_events,
+            unread=self._unread,
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
+        self._health = HealthService()
         self._server = grpc.aio.server(options=_channel_options(self.config))
-        self._intake = Intake(self.config.max_request_bytes_in_flight, self.config.request_receive_seconds)
+        calls = Calls(self.config.slow_request_seconds, find_tracer())
+        pressure = MemoryPressure(memory_limit())
+        self._intake = Intake(
+            self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
+        )
+        self._not_ready: str | None = "the server is starting"
+        self._audit_log: AuditLog | None = None
+        self._monitoring = Endpoint(self._read_metrics, lambda: self._not_ready)
         try:
+            if self.config.audit_log:
+                self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
+            authenticator = self._make_authenticator()
+            self._access = self._make_access(authenticator)
+            watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
+            if self._access is not None:
+                watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
+            if authenticator is not None:
+                watch.append(authenticator.run)
+            self._watching = Background(*watch)
             self._add_services()
             port = self._listen()
+            await self._listen_for_monitoring()
             await self._tables.recover()
             self._tables.start()
             await self._server.start()
         except BaseException:
+            await self._monitoring.close()
             await self._tables.close()
+            await self._close_audit_log()
             raise
         self.address = address_of(self.config.host, port)
-        if not is_loopback(self.config.host):
-            _log.warning(
-                "listening on %s without encryption or authentication: every client that reaches this address can read "
-                "and change every table",
-                self.address,
-            )
+        self._watching.start()
+        if missing := self.config.missing_protection:
+            _log.warning("listening on %s with %s, because of --insecure", self.address, missing)
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._not_ready = None
         return self
+
+    async def _listen_for_monitoring(self) -> None:
+        """Listens for monitoring systems before tables are recovered, because that may take long."""
+        if not self.config.metrics_port:
+            return
+        address = address_of(self.config.metrics_host, self.config.metrics_port)
+        # On loopback, nobody else can read or change what is sent, and probes need no certificate.
+        is_encrypted = bool(self.config.tls_certificate) and not is_loopback(self.config.metrics_host)
+        tls = https_context(self.config) if is_encrypted else None
+        try:
+            await self._monitoring.start(self.config.metrics_host, self.config.metrics_port, tls)
+        except OSError as error:
+            raise PortTaken(
+                f"cannot listen on {address} for monitoring: {error.strerror}; give another --metrics-port or "
+                "--metrics-host",
+                address=address,
+            ) from error
+        _log.info("serving metrics on %s://%s/metrics", "http" if tls is None else "https", address)
+
+    async def _read_metrics(self) -> tuple[str, bytes]:
+        # Imported on use, because a server without the port needs none of it.
+        from streaming_server.monitoring.exposition import CONTENT_TYPE, render
+
+        values = await self._metrics.read(is_ready=self._not_ready is None)
+        return CONTENT_TYPE, await asyncio.to_thread(render, values)
+
+    def _make_authenticator(self) -> Authenticator | None:
+        if not self.config.asks_for_tokens:
+            return None
+        tokens = TokenStore(Path(self.config.tokens), self._wall_seconds) if self.config.tokens else None
+        if self.config.jwt is None:
+            return Authenticator(tokens)
+        try:
+            from streaming_server.access.jwt_verifier import JwtVerifier
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"jwt_issuer needs the package {error.name}, which is not installed: pip install 'scankv[oidc]'",
+                option="jwt_issuer",
+            ) from error
+        return Authenticator(tokens, JwtVerifier(self.config.jwt, self._wall_seconds))
+
+    def _make_access(self, authenticator: Authenticator | None) -> CallGuard | None:
+        config, clocks = self.config, self._machine_clocks
+        if authenticator is None and not config.audit_log and not config.caller_limits.is_any:
+            return None
+        return CallGuard(
+            Resources(self._tables, self._registry),
+            authenticator,
+            CallerLimiter(config.caller_limits, clocks.monotonic),
+            None if self._audit_log is None else AuditTrail(self._audit_log, clocks.monotonic),
+        )
+
+    async def _close_audit_log(self) -> None:
+        if self._audit_log is not None:
+            await asyncio.to_thread(self._audit_log.close)
+
+    def _wall_nanos(self) -> int:
+        return self._machine_clocks.wall_nanos()
+
+    def _wall_seconds(self) -> float:
+        return self._machine_clocks.wall_nanos() / 1e9
 
     def _add_services(self) -> None:
         writes = WriteService(self._tables)
@@ -200,9 +313,24 @@ class Server:
             self.incarnation,
             version,
         )
-        server: Any = self._intake.guard(
-            self._server, self._registry.turns
-        )  # It has the methods of a server that generated code calls.
+        self._metrics = MetricsReader(
+            StatsSources(
+                tables=self._tables,
+                registry=self._registry,
+                results=results,
+                waiting=self._waiting,
+                writes=writes,
+                intake=self._intake,
+                limiter=None if self._access is None else self._access.limiter,
+                audit_log=self._audit_log,
+                loop_turns=self._loop_turns,
+                incarnation=self.incarnation,
+                version=version,
+            ),
+            self.config.metrics_max_tables,
+        )
+        # It has the methods of a server that generated code calls.
+        server: Any = self._intake.guard(self._server, self._registry.turns, self._access)
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
@@ -221,7 +349,10 @@ class Server:
     def _listen(self) -> int:
         address = address_of(self.config.host, self.config.port)
         try:
-            port = self._server.add_insecure_port(address)
+            if self.config.tls_certificate:
+                port = self._server.add_secure_port(address, server_credentials(self.config))
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise PortTaken(
                 f"cannot listen on {address}: it is in use; give another --port", address=address
@@ -237,8 +368,10 @@ class Server:
         `ServerDraining`, which their readers have a second to receive. Scans that follow a changelog, and calls that
         wait for a change, end that way at once.
         """
+        self._not_ready = "the server is draining"
         self._registry.close()
         self._waiting.close()
+        await self._watching.close()
         await self._health.enter_graceful_shutdown()
         draining = ServerDraining(
             "the server is shutting down and has ended the scan: resume it once the server is back"
@@ -249,7 +382,10 @@ class Server:
             await self._server.stop(self.config.drain_seconds + _LAST_WORDS_SECONDS)
         finally:
             timer.cancel()
+            # Last, so that monitoring systems see the drain. Metrics are read from the tables.
+            await self._monitoring.close()
             await self._tables.close()
+            await self._close_audit_log()
 
 
 _EXIT_CODES = {
@@ -276,9 +412,7 @@ def run(config: ServerConfig) -> int:
     pa.set_memory_pool(pa.system_memory_pool())
     _keep_free_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    logging.basicConfig(
-        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    _start_log(config)
     turns = LoopTurns()
     try:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
@@ -287,6 +421,35 @@ def run(config: ServerConfig) -> int:
         sys.stderr.write(f"scankv: error: {error.message}\n")
         return _EXIT_CODES.get(type(error), EXIT_FAILED)
     return 0
+
+
+def _check_memory(config: ServerConfig) -> None:
+    """Warns of settings that let the server take more memory than it may have: the kernel would kill it."""
+    limit = memory_limit()
+    if limit is not None and config.memory_budget > limit:
+        _log.warning(
+            "the settings let the server take %d MiB of memory, and it may have %d MiB: raise the memory limit, or "
+            "lower %s or max_live_scans",
+            config.memory_budget >> 20,
+            limit >> 20,
+            ", ".join(SHARES_OF_MEMORY),
+        )
+
+
+def _start_log(config: ServerConfig) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if config.log_format == "json" else text)
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_a_lost_client)
+
+
+def _is_not_a_lost_client(record: logging.LogRecord) -> bool:
+    """Keeps gRPC from logging a traceback for each client that goes while its answer is being sent.
+
+    A client could fill the disk with them.
+    """
+    return not (isinstance(record.msg, str) and record.msg.startswith("ExecuteBatchError raised in core"))
 
 
 def _keep_free_memory() -> None:
@@ -330,13 +493,22 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
+        # Only uncompressed messages, as all clients of ScanKV send them: 20 KB of gzip may mean 20 MiB, and gRPC would
+        # decompress them before they are counted. 90 of them kept other clients waiting for ten seconds.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # Without this, a second server on the same port would start and get some of the connections.
         ("grpc.so_reuseport", 0),
+        # The listener counts the connections. Without these limits, connections could take the files that buckets need
+        # for writing, and a connection that sends nothing would stay for two minutes.
+        ("grpc.max_allowed_incoming_connections", max_connections(config.max_connections)),
+        ("grpc.server_handshake_timeout_ms", int(config.request_receive_seconds * 1000)),
         # The most that gRPC receives of each call before the server reads it. Both options are needed: with probing,
         # gRPC widens the window of every stream to the capacity of the network.
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        # By default, gRPC refuses some calls with more than 8 KiB of metadata, which a token may have.
+        ("grpc.max_metadata_size", _METADATA_BYTES),
         # By default, a client that sends keepalive pings more often than every five minutes is disconnected.
         ("grpc.http2.min_ping_interval_without_data_ms", int(config.min_ping_interval_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),

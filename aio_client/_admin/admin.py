@@ -25,9 +25,11 @@ class ServerStats:
         live_scans: Scans that hold an iterator now.
         waiting_scans: Scans that wait to be admitted now.
         open_cursors: Cursors of the live scans now: one for each bucket that a scan has not finished.
-        undelivered_errors: Scans that the server ended while their reader took nothing. Their readers have not fetched
-            the error yet.
+        undelivered_errors: Scans that the server ended while their reader took nothing, and whose reader has not
+            fetched the error yet.
+        calls: Calls that have ended, successfully or not; 0 from a server of version 0.1.
         scans_started: Scans started.
+        stalled_scans: Scans that the server ended because their reader took nothing; 0 from a server of version 0.1.
         rows_scanned: Rows that scans read from storage.
         bytes_returned: Bytes of Arrow data that scans returned.
         open_transactions: Transactions that are neither committed nor aborted now.
@@ -54,6 +56,8 @@ class ServerStats:
         clock_jumps: How often that clock has jumped.
         request_bytes_in_flight: Memory of requests larger than 64 KiB now.
         refused_requests: Requests refused with `ServerBusy`, because too many of these were in memory.
+        unread_answer_bytes: Memory of answers that their clients have not read yet.
+        refused_answers: Calls refused with `ServerBusy`, because too many of these were in memory.
         free_disk_bytes: Free bytes on the disk of the data directory.
         disk: What the data directory takes on disk.
         loop_turns: How many turns of the server's event loop took less than 0.25 ms, then 0.25 to 0.5 ms, and so on by
@@ -61,7 +65,8 @@ class ServerStats:
             for its end. Empty if the server runs in an event loop that does not count its turns.
         longest_loop_turn_micros: The longest of these turns, in microseconds.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
-        bases: The columnar bases of each table in use that has any, by table name.
+        bases: The columnar bases of each table whose option `columnar_base` is not "off" and that was used since the
+            start, in order of table names.
     """
 
     version: str
@@ -73,7 +78,9 @@ class ServerStats:
     waiting_scans: int
     open_cursors: int
     undelivered_errors: int
+    calls: int
     scans_started: int
+    stalled_scans: int
     rows_scanned: int
     bytes_returned: int
     open_transactions: int
@@ -99,6 +106,8 @@ class ServerStats:
     clock_jumps: int
     request_bytes_in_flight: int
     refused_requests: int
+    unread_answer_bytes: int
+    refused_answers: int
     free_disk_bytes: int
     disk: DiskUse
     loop_turns: tuple[int, ...]
@@ -119,7 +128,9 @@ class ServerStats:
             waiting_scans=message.waiting_scans,
             open_cursors=message.open_cursors,
             undelivered_errors=message.undelivered_errors,
+            calls=message.calls,
             scans_started=message.scans_started,
+            stalled_scans=message.stalled_scans,
             rows_scanned=message.rows_scanned,
             bytes_returned=message.bytes_returned,
             open_transactions=message.open_transactions,
@@ -145,6 +156,8 @@ class ServerStats:
             clock_jumps=message.clock_jumps,
             request_bytes_in_flight=message.request_bytes_in_flight,
             refused_requests=message.refused_requests,
+            unread_answer_bytes=message.unread_answer_bytes,
+            refused_answers=message.refused_answers,
             free_disk_bytes=message.free_disk_bytes,
             disk=DiskUse.of(message.disk),
             loop_turns=tuple(message.loop_turns),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from aio_client._transport.call_traces import trace_call
 from scankv.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -74,11 +76,14 @@ async def check_table(
     transport: Transport, name: str, on_bucket: Callable[[BucketCheck], None] | None
 ) -> list[BucketCheck]:
     """Checks every bucket, and reports each one as soon as it is done. See `Client.check_table`."""
-    call = transport.open_check(admin_pb2.CheckTableRequest(table=name))
-    checks = []
-    while (message := await call.read(None)) is not None:
-        check = BucketCheck.of(message)
-        checks.append(check)
-        if on_bucket is not None:
-            on_bucket(check)
+    request = admin_pb2.CheckTableRequest(table=name)
+    tracer = transport.tracer
+    with nullcontext() if tracer is None else trace_call(tracer, transport.address, request, streams=True):
+        call = transport.open_check(request)
+        checks = []
+        while (message := await call.read(None)) is not None:
+            check = BucketCheck.of(message)
+            checks.append(check)
+            if on_bucket is not None:
+                on_bucket(check)
     return checks

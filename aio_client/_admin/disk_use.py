@@ -17,14 +17,15 @@ class DiskUse:
     parts that has it.
 
     Attributes:
-        rows: Table files of rows.
-        changelog: Table files of the changelog.
-        indexes: Table files of index entries.
-        write_ahead_logs: Writes that are not in table files yet. Shrinks with the next flush.
+        rows: SST files of rows.
+        changelog: SST files of the changelog.
+        indexes: SST files of index entries.
+        write_ahead_logs: Writes that are not in SST files yet. Shrinks with the next flush.
         bases: Columnar bases.
         snapshots: Files that only pinned snapshots keep.
         staging: Rows that open transactions have staged. 0 for a single table.
-        unopened: Table files of buckets that were not opened since the server started, so that their parts are unknown.
+        unopened: SST files of buckets that were not opened since the server started. What these files contain is
+            unknown.
         other: Everything else.
         total: The sum of all of these.
     """

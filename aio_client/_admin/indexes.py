@@ -92,7 +92,7 @@ async def wait_until_built(
         transport: The client's connection.
         table: The description of the table that has the indexes.
         added: The columns of each index.
-        on_progress: Called with the states of these indexes whenever the server has been asked.
+        on_progress: Called with the states of these indexes each time the server reports them.
 
     Raises:
         InvalidRequest: An index cannot be built, or was dropped during the wait.

@@ -45,10 +45,13 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """A connection to one server. It connects with the first call, and reconnects after the server was away.
+    """A connection to one server. The first call connects, and later calls reconnect if the connection is lost.
 
     Belongs to the event loop it was opened in, where many tasks may use it at once; not to be used in a forked process.
     Made by `connect`.
+
+    Besides the errors that a method lists, every call can raise ConnectionFailed, if the server cannot be reached or
+    does not answer in time, and UsageError, if the client is closed.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -104,11 +107,11 @@ class Client:
                 makes every write read the old row.
             version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
                 two equal versions the later row wins.
-            sequence_column: For `merge_engine="last_row"`: the same with one column or several, so that rows that
-                arrive late lose.
+            sequence_column: For `merge_engine="last_row"`: as `version_column`, but one column or several, so that a
+                row that arrives late does not replace a newer one.
             sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
-                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. Only rows that are not older change
-                them, also to null.
+                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. A row changes them, also to null,
+                unless it is older.
             aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
@@ -116,11 +119,11 @@ class Client:
                 "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
                 `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
                 the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
-                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. Without "full",
-                without an index and with complete rows, writes of a `last_row` table are faster, because they do not
-                read the rows that they replace. Then a row that is written again unchanged, and the deletion of a key
-                without a row, are changes like others; and the table does not keep its number of rows, so `count` reads
-                them.
+                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. If `changelog` is
+                not "full", a `last_row` table without an index takes complete rows faster, because the server does not
+                read the rows that they replace. In such a table, writing an unchanged row and deleting a key without a
+                row are changes like any other, and the table does not keep its number of rows, so `count` reads the
+                rows.
 
         Returns:
             The new table.
@@ -132,7 +135,7 @@ class Client:
             UsageError: An argument has the wrong type.
         """
         if not isinstance(schema, pa.Schema):
-            raise UsageError(f"schema is a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
+            raise UsageError(f"schema must be a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
         if buckets is not None and (type(buckets) is not int or buckets < 1):
             raise UsageError(f"buckets must be a whole number of at least 1, not {buckets!r}", option="buckets")
         merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
@@ -187,8 +190,8 @@ class Client:
             add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
             wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
                 does not stop the server from building them. Default: yes.
-            on_progress: Called with the states of the added indexes whenever the server was asked during the wait; at
-                least once.
+            on_progress: Called with the states of the added indexes each time the server reports them during the wait;
+                at least once.
 
         Returns:
             The table with its new description.
@@ -203,7 +206,7 @@ class Client:
         """
         if add_columns is not None and not isinstance(add_columns, pa.Schema):
             raise UsageError(
-                f"add_columns is a pyarrow.Schema, not a {type(add_columns).__name__}", option="add_columns"
+                f"add_columns must be a pyarrow.Schema, not a {type(add_columns).__name__}", option="add_columns"
             )
         added = index_messages(add_indexes, "add_indexes")
         dropped = index_messages(drop_indexes, "drop_indexes")
@@ -227,7 +230,7 @@ class Client:
     async def check_table(
         self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None
     ) -> list[BucketCheck]:
-        """Has the server read a complete table and verify that everything stored of it agrees.
+        """Has the server read a complete table and verify that all stored parts of it agree.
 
         The server verifies that each row can be decoded and has its key, that the number of rows is right, and that
         every index has exactly the entries of the rows. Each bucket is checked as of one instant, and writes continue.
@@ -267,7 +270,7 @@ class Client:
         return [Table(self._transport, description) for description in response.tables]
 
     async def damaged_tables(self) -> list[DamagedTable]:
-        """Lists the tables that are damaged, completely or in some buckets, with the reasons, by name.
+        """Lists the tables that are damaged, completely or in some buckets, in ascending order of names.
 
         The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
@@ -285,6 +288,12 @@ class Client:
     def scan(self, spec: ScanSpec) -> Scan:
         """Makes a scan of a `Scan.spec`, which may come from another process.
 
+        Args:
+            spec: What to read.
+
+        Returns:
+            The scan, which its methods refine and start.
+
         Raises:
             UsageError: `spec` is not a ScanSpec.
         """
@@ -298,7 +307,7 @@ class Client:
         return ServerStats.of(response)
 
     async def live_scans(self) -> list[LiveScan]:
-        """Lists the scans of all clients that hold iterators now, oldest first."""
+        """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         response = await self._transport.call(
             lambda: self._transport.services.admin.ListScans, admin_pb2.ListScansRequest()
         )
@@ -330,7 +339,7 @@ class Client:
         return await list_snapshots(self._transport, None if table is None else text_of(table, "table"))
 
     async def column_locks(self, table: str | None = None) -> list[ColumnLock]:
-        """Lists the column locks of all clients, by table and id. Renews none of them.
+        """Lists the column locks of all clients, in order of table and id. Renews none of them.
 
         Args:
             table: List only locks of this table, given as `database.table`. Default: of all tables.
@@ -375,8 +384,8 @@ class Client:
             id: The id by which the transaction is committed once, however often it is repeated, also by another process
                 after a crash: 1 to 128 characters, such as "job:sequence". Beginning an id again aborts its open
                 transaction; if the id was committed, nothing is staged and `Transaction.result` has the result. The
-                server remembers ids for 7 days, and of all ids with the same text before the last `:` the last one for
-                good. Default: none.
+                server remembers ids for 7 days. Of all ids with the same text before the last `:`, it remembers the
+                last one while a table of its transaction exists. Default: none.
             conflict: What the commit does if other writers have changed keys that the transaction writes since it first
                 wrote to their table: "last_wins" replaces their changes, "abort" raises TransactionConflict.
             ttl: Seconds without a call after which the transaction is aborted, 1 to 604,800. Default: the server's, one
@@ -397,11 +406,17 @@ class Client:
         return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
-        """Takes part in a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
+        """Joins a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
 
         Args:
             token: `Transaction.token`.
-            part: Names what is staged here, with another name for each attempt: 1 to 128 characters.
+            part: The name of what is staged here, 1 to 128 characters. Each attempt of the same work needs its own.
+
+        Returns:
+            A `TransactionPart`. Making it does not call the server.
+
+        Raises:
+            UsageError: An argument is not text.
         """
         return TransactionPart(self._transport, text_of(token, "token"), text_of(part, "part"))
 
@@ -447,7 +462,8 @@ class Client:
     async def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
         """Returns the snapshot of that id, which another process may have taken, and starts its time to live again.
 
-        While the server is away, the client tries for the operation timeout: leases survive a restart.
+        The call is repeated for the operation timeout if the server cannot be reached, because leases survive a
+        restart.
 
         Args:
             snapshot_id: `Snapshot.id`.
@@ -466,7 +482,7 @@ class Client:
             timeout: The longest time to wait, in seconds.
 
         Raises:
-            UsageError: `timeout` is not such a number.
+            UsageError: `timeout` is negative or not a number.
             DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         await self._transport.wait_ready(timeout_of(timeout))

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 class Table(
     TableDescription, LookupMethods, ScanMethods, QueryMethods, WriteMethods, ConsumerMethods, StatisticsMethods
 ):
-    """A table on the server. Its properties are as of the call that returned it; its methods read the rows of now.
+    """A table on the server. Its methods read and write the current rows; its properties make no call.
+
+    The properties are as of the call that returned the object, or of a later write that found the table altered or
+    created again.
+
+    Besides the errors that a method lists, every call can raise TableNotFound, if the table was dropped,
+    ConnectionFailed, if the server cannot be reached or does not answer in time, and UsageError, if the client is
+    closed.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Belongs to the event loop of its client;
     many tasks may use it at once.

@@ -90,19 +90,19 @@ class Transaction(TransactionPart):
     async def delete_all(
         self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """As `TransactionPart.delete_all`. If the id was committed earlier, it does nothing."""
+        """As `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
         return await super().delete_all(table, mode=mode, locks=locks) if self._is_open() else 0
 
     async def get_for_update(
         self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
     ) -> pa.Table:
-        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the rows of now."""
+        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().get_for_update(table, keys, missing=missing)
 
     async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.lookup`. If the id was committed earlier, returns the rows of now."""
+        """As `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().lookup(table, keys, missing=missing)
@@ -134,6 +134,7 @@ class Transaction(TransactionPart):
             TableNotFound, ColumnLocked, LockLost, PositionExpired: A table was dropped, or a lock or a missing
                 changelog forbids the commit. Nothing was written.
             ConnectionFailed: No answer came within the operation timeout.
+            UsageError: An earlier write of this transaction was not answered.
         """
         if self._result is None:
             async with self._turn:

@@ -37,10 +37,10 @@ class TransactionInfo:
         conflict: "last_wins" or "abort".
         tables: The names of the tables that it has written to so far.
         rows: The number of rows and keys that it has staged.
-        bytes: What these take on the server's disk.
+        bytes: Bytes of these rows and keys on the server's disk.
         age_seconds: Seconds since it was begun, or since the server started if that is later.
         ttl: Seconds without a call after which it is aborted.
-        remaining: Seconds until then.
+        remaining: Seconds until it is aborted, unless a call comes.
         committing: Whether it is being committed.
         stuck: Why it is committed and could not be applied everywhere, and what to do; empty otherwise. See
             `Client.give_up_transaction`.
@@ -85,7 +85,7 @@ class LostWrites:
         table: The bucket's table.
         bucket: The bucket's number.
         rows: How many rows and keys of the transaction belong to the bucket. None if they can no longer be read.
-        applied: How many of these keys, each counted once, were applied all the same.
+        applied: How many of these keys, each counted once, were applied nevertheless.
         reason: Why the others cannot be applied.
     """
 

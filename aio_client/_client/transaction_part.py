@@ -55,12 +55,12 @@ class TransactionPart:
 
     @property
     def part(self) -> str:
-        """The name of the part, another one for each attempt of work that may fail and be repeated."""
+        """The name of the part. Work that is repeated after a failure needs another name for each attempt."""
         return self._part
 
     @property
     def requests(self) -> int:
-        """How many requests the part has staged so far, which the commit names for a part."""
+        """The number of requests that the part has staged so far, which `Transaction.commit` needs."""
         return self._requests
 
     async def upsert(
@@ -75,14 +75,14 @@ class TransactionPart:
         """Stages an upsert, which is checked now and becomes visible with the commit.
 
         The arguments and errors are those of `Table.upsert`. Each request is repeated until it is answered, and is
-        staged once. Locks must last until the commit.
+        staged once.
 
         Args:
             table: The table to write to.
             data: As for `Table.upsert`.
             columns: As for `Table.upsert`.
             mode: As for `Table.upsert`.
-            locks: As for `Table.upsert`.
+            locks: As for `Table.upsert`; they must last until the commit.
 
         Returns:
             The number of rows given.
@@ -90,6 +90,7 @@ class TransactionPart:
         Raises:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             RequestTooLarge: The transaction would stage more than the server allows.
+            UsageError: An earlier write of this transaction was not answered.
         """
         if columns is None and mode == "merge":
             python_rows = table._handle.python_rows
@@ -103,7 +104,20 @@ class TransactionPart:
     async def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """Stages a retraction. Returns the number of rows. Arguments and errors as for `Table.retract` and `upsert`."""
+        """Stages a retraction, which is checked now and becomes visible with the commit.
+
+        Args:
+            table: The table to write to.
+            data: As for `Table.retract`.
+            columns: As for `Table.retract`.
+            locks: As for `Table.retract`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.retract` and `upsert`.
+        """
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await table._handle.build_for_shape(
             lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True)
@@ -119,7 +133,21 @@ class TransactionPart:
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages a delete. Returns the number of keys. Arguments and errors as for `Table.delete` and `upsert`."""
+        """Stages a delete, which is checked now and takes effect with the commit.
+
+        Args:
+            table: The table to delete from.
+            keys: As for `Table.delete`.
+            columns: As for `Table.delete`.
+            mode: As for `Table.delete`.
+            locks: As for `Table.delete`; they must last until the commit.
+
+        Returns:
+            The number of keys given.
+
+        Raises:
+            ScanKvError: As for `Table.delete` and `upsert`.
+        """
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._stage(pieces, locks)
 
@@ -185,6 +213,7 @@ class TransactionPart:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            RequestTooLarge: The rows do not fit into an answer.
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
@@ -193,7 +222,15 @@ class TransactionPart:
         return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """Reads the row with this key as a commit now would leave it; None if no row has the key. See `lookup`."""
+        """Reads the row with this key as a commit now would leave it. Returns a dictionary, or None without such a row.
+
+        Args:
+            table: The table to read.
+            key: As for `Table.get`.
+
+        Raises:
+            ScanKvError: As for `lookup`.
+        """
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
         rows = to_pylist(await self.lookup(table, key))
@@ -218,6 +255,7 @@ class TransactionPart:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            RequestTooLarge: The rows do not fit into an answer.
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")

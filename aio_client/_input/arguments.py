@@ -40,7 +40,7 @@ def timeout_of(value: object, option: str = "timeout") -> float:
 
 
 def items_of(values: object, option: str, what: str) -> tuple[Any, ...]:
-    """Returns the items of an argument. Raises UsageError if it has none, with `what` as their description."""
+    """Returns the items of an argument. Raises UsageError, which names `what` is expected, if it is no collection."""
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
         raise UsageError(f"{option} must be {what}, not {values!r:.80}", option=option)
     return tuple(values)

@@ -1,4 +1,4 @@
-"""Objects that `await` or `async with` opens, and that say so if they are used without."""
+"""Objects that `await` or `async with` opens. Their use without either raises an error that says what to write."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 import pyarrow as pa
 
 from aio_client._input.arguments import names_of, text_of
-from aio_client._transport.retry import backoff, with_retries
+from aio_client._transport.retry import backoff
 from scankv.model.errors import (
     DeadlineExceeded,
     ProtocolViolation,
@@ -28,6 +28,8 @@ from scankv.v1 import lookup_pb2, scan_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from google.protobuf.message import Message
+
     from aio_client._transport.transport import Method, Transport
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
         TopNResponse,
     )
 
-_Request = TypeVar("_Request")
+_Request = TypeVar("_Request", bound="Message")
 _Response = TypeVar("_Response")
 _Query = TypeVar("_Query", "CountRequest", "AggregateRequest", "TopNRequest")
 _Result = TypeVar("_Result", "CountResponse", "AggregateResponse", "TopNResponse")
@@ -192,7 +194,7 @@ async def _run(
     async def attempt(deadline: float) -> _Response:
         return await transport.attempt(method, request, deadline=deadline, is_long=True)
 
-    return await with_retries(attempt, timeout=transport.config.operation_timeout, retries=retries or _may_pass)
+    return await transport.retry(attempt, request, retries=retries or _may_pass)
 
 
 def _may_pass(error: ScanKvError) -> bool:

@@ -73,7 +73,7 @@ class LookupAnswer:
         return cls(keys, rows, found, offsets)
 
     def split(self, lengths: Sequence[int]) -> list[LookupAnswer]:
-        """Splits the answer to several calls, which had so many keys each. The parts have no log offsets."""
+        """Splits the answer for several calls, by the number of keys of each call. The parts have no log offsets."""
         parts, start, first = [], 0, 0
         for length in lengths:
             found = self.found[start : start + length]
@@ -100,7 +100,7 @@ def join_answers(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_mis
 
 
 def oldest_offsets(answers: Sequence[LookupAnswer]) -> LogOffsets:
-    """By bucket, the least offset of all answers, with the table incarnation of the first one."""
+    """Returns the least offset of each bucket in all answers, with the table incarnation of the first answer."""
     offsets = LogOffsets()
     offsets.table_incarnation = answers[0].log_offsets.table_incarnation if answers else ""
     for answer in answers:

@@ -25,14 +25,14 @@ _Keys = TypeVar("_Keys")
 _Found = TypeVar("_Found")
 
 _MOST_KEYS: Final = 128
-"""The most keys that share a call: the server answers so many in a millisecond."""
+"""The most keys that share a call. The server answers this many in a millisecond."""
 
 
 class FoundEncodedRows(NamedTuple):
     """The rows of some keys.
 
     Attributes:
-        rows: For each key, the row in the row format, with all columns of its schema. None: there is no row.
+        rows: For each key, the row in the row format, with all columns of its schema. None: no row has the key.
         buckets: For each key, its bucket.
         offsets: For these and maybe other buckets, the offset of the first change that the rows do not show.
         table_incarnation: The table incarnation that the rows, the id of their schema, and the offsets belong to.
@@ -61,11 +61,12 @@ class RowGets:
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
+        tracer = handle.transport.tracer
         self._encoded: SharedCalls[Sequence[bytes], FoundEncodedRows] = SharedCalls(
-            _each_for_itself(self._find_encoded), len, _MOST_KEYS
+            _each_for_itself(self._find_encoded), len, _MOST_KEYS, tracer
         )
         self._arrow: SharedCalls[pa.RecordBatch, LookupAnswer] = SharedCalls(
-            _each_for_itself(self._find_arrow), attrgetter("num_rows"), _MOST_KEYS
+            _each_for_itself(self._find_arrow), attrgetter("num_rows"), _MOST_KEYS, tracer
         )
 
     async def get(self, keys: Sequence[bytes]) -> FoundEncodedRows:

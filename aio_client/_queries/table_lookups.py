@@ -14,7 +14,7 @@ from aio_client._table.handle import TableMethods
 from aio_client._table.python_rows import MAX_FEW_ROWS
 from aio_client._table.shape import TableShape
 from aio_client._transport.shared_calls import SharedCalls
-from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
+from scankv.model.errors import InvalidKey, RequestTooLarge, UnknownField, UsageError
 from scankv.v1 import lookup_pb2
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class LookupMethods(TableMethods):
     async def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
-        Concurrent calls on one `Table` share requests: what is asked for while one is in flight goes out with the next.
+        Concurrent calls on one `Table` share requests: keys that are asked for while a request is in flight go out with
+        the next one. A row that is returned is durable.
 
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
@@ -51,8 +52,8 @@ class LookupMethods(TableMethods):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
         python_rows = self._handle.read_rows
         encoded = python_rows.encode_key(key)
-        if encoded is not None:
-            found = await self._gets.get([encoded])
+        found = None if encoded is None else await self._get_encoded([encoded])
+        if found is not None:
             current = await self._shape_of(found, python_rows)
             if current is not None:
                 (row,) = found.rows
@@ -83,14 +84,14 @@ class LookupMethods(TableMethods):
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
         at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
-        requests as those of `get` do.
+        requests as calls of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
                 Arrow data or a DataFrame with the key columns, whose other columns are ignored.
             missing: What to return for a key without a row: "omit" returns nothing, "null" returns a row that is null
                 except for its key, so that the result has as many rows as there are keys.
-            with_version: Whether to return also the log offsets that the rows are as of, for
+            with_version: Whether to return the rows with the log offsets that they are as of, for
                 `upsert(if_version=...)` of these keys.
 
         Returns:
@@ -119,8 +120,10 @@ class LookupMethods(TableMethods):
         if encoded is None:
             return None
         try:
-            found = await self._gets.get(encoded)
+            found = await self._get_encoded(encoded)
         except RequestTooLarge:
+            return None
+        if found is None:
             return None
         current = await self._shape_of(found, python_rows)
         if current is None or not current.is_exact:
@@ -131,14 +134,25 @@ class LookupMethods(TableMethods):
             rows = current.to_table([row for row in found.rows if row is not None])
         return None if rows is None else VersionedRows(rows, found.log_offsets)
 
+    async def _get_encoded(self, keys: Sequence[bytes]) -> FoundEncodedRows | None:
+        """Reads the rows of encoded keys. None: the server does not know encoded keys, as in version 0.1.0."""
+        transport = self._handle.transport
+        if not transport.takes_encoded_reads:
+            return None
+        try:
+            return await self._gets.get(keys)
+        except UnknownField:
+            transport.takes_encoded_reads = False
+            return None
+
     async def _shape_of(self, found: FoundEncodedRows, asked: PythonRows) -> PythonRows | None:
-        """Returns what decodes the rows found. None: the keys must be encoded again.
+        """Returns the decoder of the rows found. None: the keys must be encoded again.
 
         If the table was altered, or dropped and created again, the shape is read again.
 
         Args:
             found: The rows.
-            asked: What encoded their keys.
+            asked: The encoder of their keys.
         """
         current = self._handle.read_rows
         if not _fits(found, current):

@@ -40,7 +40,10 @@ class QueryMethods(TableMethods):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the rows of now.
+            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+
+        Returns:
+            The number of rows.
 
         Raises:
             UsageError, SchemaMismatch: `where` cannot be parsed, or does not fit the table.
@@ -94,17 +97,18 @@ class QueryMethods(TableMethods):
             functions: For each column, one or several of "count", "sum", "min", "max" and "mean".
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
-                group, which exists even if there are no rows.
-            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+                group, which exists even if the table has no rows.
+            at: A pinned snapshot, or its id, to read. Default: the current rows.
 
         Returns:
             One row per group, in ascending order of the `group_by` columns with nulls last. Its columns are those of
             `group_by`, then one per function, such as `distance_sum`, in the order of `functions`.
 
         Raises:
-            UsageError: A function does not exist.
+            UsageError: A function does not exist, or `where` cannot be parsed.
             SchemaMismatch: A column does not exist, or its type does not have the function.
-            InvalidRequest: `functions` is empty, a sum overflows, or there are more than 1,000,000 groups.
+            InvalidRequest: `functions` is empty, a sum overflows, or the groups are more than 1,000,000 or take more
+                than 128 MiB.
             RequestTooLarge: The result takes more than 32 MiB.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
@@ -166,15 +170,15 @@ class QueryMethods(TableMethods):
             where: Which rows to rank, as for `Scan.where`. Default: all rows.
             columns: The columns to return, in this order. Default: all.
             descending: Whether the greatest value comes first.
-            ties: Which of the rows to return whose `by` equals that of the last row: "key" returns the first of them
-                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows.
-            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+            ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
+                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
+            at: A pinned snapshot, or its id, to read. Default: the current rows.
 
         Returns:
             The rows, the first in order first.
 
         Raises:
-            UsageError: `n` is out of range.
+            UsageError: `n` is out of range, `ties` has another value, or `where` cannot be parsed.
             SchemaMismatch: A column does not exist, or `by` has no order.
             InvalidRequest: With all ties, there are more than 100,000 rows.
             RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
@@ -252,8 +256,11 @@ class QueryMethods(TableMethods):
             every: The least time between two answers in seconds, at least 0.1. Changes within that time arrive together
                 at its end.
 
+        Returns:
+            An iterator of `TopN`.
+
         Raises:
-            UsageError: `n` or `every` is out of range, or `where` cannot be parsed.
+            UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
         primary_key = self._handle.shape.key_schema.names
         names = None if columns is None else names_of(columns, "columns")

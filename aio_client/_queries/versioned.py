@@ -34,7 +34,7 @@ _Request = TypeVar("_Request", bound=Conditional)
 
 
 def require_change(request: _Request, since: bytes | None) -> _Request:
-    """Returns the same request, to be computed only if something has changed since a version. None: in any case.
+    """Makes a request conditional on a change since a version, and returns it. None: it stays unconditional.
 
     Raises:
         UsageError: `since` is not a version.

@@ -89,7 +89,7 @@ class Ranking:
 
 
 def compare_rankings(before: Ranking | None, now: Ranking) -> TopN:
-    """Returns the rows of now, and their differences from the answer before; `before` is None for the first answer.
+    """Returns the current rows, and their differences from the answer before; `before` is None for the first answer.
 
     Raises:
         SchemaMismatch: The key columns have other types, so the table is another one now.
@@ -149,7 +149,7 @@ class TopNPolls:
             transport: The client's connection.
             request: The query.
             primary_key: The key columns in key order.
-            hidden: Those of them that are only requested to identify rows.
+            hidden: The key columns that are only requested to identify rows.
             every: The least time from an answer with rows to the next query, in seconds.
             wait: How long a query waits at the server for a change, in seconds.
             clock: Monotonic seconds.
@@ -244,7 +244,7 @@ class TopNPolls:
         request.CopyFrom(self._request)
         request.if_changed_since = version
         config = self._transport.config
-        # With the complete operation timeout, a server that fell silent would be noticed that late.
+        # With the complete operation timeout, the client would notice only after that time that a server is silent.
         timeout = min(config.operation_timeout, config.call_timeout + 2 * self._took)
         return await wait_for_changed_top_n(
             self._transport, request, self._record_error, wait=self._wait, timeout=timeout
@@ -261,15 +261,15 @@ class TopNWatch:
     The first answer comes at once. Then the query waits at the server, which answers when a write has changed the
     table. The reader thus gets a change at once, or `every` seconds after the answer before if that is later, so a busy
     table costs at most one answer in that time. Nothing is asked between reads: a slow reader gets, with its next read,
-    the rows of that time and the differences from the answer that it got last. Changes of the table that leave the rows
-    equal are not returned.
+    the rows as of that time and the differences from the last answer that it got. Changes of the table that leave the
+    rows equal are not returned.
 
-    While nothing changes, the server says so about every half minute, from memory. A server with too many waiting calls
-    says so at once, and is asked every `every` seconds instead.
+    While nothing changes, the server answers about every half minute, from memory. A server with too many waiting calls
+    answers at once, and the watch asks every `every` seconds instead.
 
-    If the server is away, for example to restart, the watch waits for the operation timeout. Longer absences and other
-    errors are raised and end the watch. Versions survive a restart of the server, so a restart without changes causes
-    no answer.
+    If the server is away, for example to restart, the watch waits for the operation timeout. If the server stays away
+    longer, and after any other error, the watch ends and raises the error. Versions survive a restart of the server, so
+    a restart without changes causes no answer.
 
     One reader at a time. Cancelling a read loses nothing: read again. Belongs to the event loop of its client. Nothing
     runs between reads, so `aclose` and `async with` are only needed to end a read that waits.

@@ -23,7 +23,10 @@ class ChangesBuilder(ABC):
     def with_source(self, source: ScanSource) -> Self:
         """Reads the table's rows (`ScanSource.KV`, the default) or its changes (`ScanSource.LOG`).
 
-        Changes are read from now on, unless `start_from` says otherwise.
+        A stream of changes begins with the first change after the stream opens, unless `start_from` says otherwise.
+
+        Args:
+            source: `ScanSource.KV` for rows, `ScanSource.LOG` for changes.
 
         Raises:
             UsageError: `source` is not a `ScanSource`.
@@ -41,7 +44,7 @@ class ChangesBuilder(ABC):
                 after the end. By default, such a start raises PositionExpired or PositionOutOfRange.
 
         Raises:
-            UsageError: `start` is not a start, or the scan does not read the changelog.
+            UsageError: `start` is not a `StartFrom`, or the scan does not read the changelog.
         """
         return self._with(log=replace(self._log("start_from"), start=start, clamp=clamp))
 
@@ -52,7 +55,7 @@ class ChangesBuilder(ABC):
             stop: `StopAt.LATEST`, `timestamp(...)` or `offsets(...)`. None: never.
 
         Raises:
-            UsageError: `stop` is not a stop, or the scan does not read the changelog.
+            UsageError: `stop` is not a `StopAt`, or the scan does not read the changelog.
         """
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
@@ -71,7 +74,7 @@ class ChangesBuilder(ABC):
                 `catch_up_changes`, which is 100,000 unless configured.
 
         Raises:
-            UsageError: An argument is not valid, or the scan does not read the changelog.
+            UsageError: An argument is invalid, or the scan does not read the changelog.
         """
         if catch_up not in tuple(CatchUp):
             raise UsageError(f'catch_up must be "all" or "net", not {catch_up!r}')
@@ -134,11 +137,11 @@ class ChangesBuilder(ABC):
         Args:
             consumer_id: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
             must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
-                it. For a reader that must not start from scratch after its consumer has expired, or because of a
-                misspelled id.
+                the consumer. For a reader that must not start from scratch after its consumer has expired, or because
+                of a misspelled id.
 
         Raises:
-            UsageError: `consumer_id` is not an id, or the scan does not read the changelog.
+            UsageError: `consumer_id` is not a valid id, or the scan does not read the changelog.
         """
         log = self._log("with_consumer_id")
         # None is probably a missing setting of the caller. Without an id, the server would store no position.
@@ -152,7 +155,7 @@ class ChangesBuilder(ABC):
         For code that is written for APIs with polling.
 
         Args:
-            millis: At least 0.
+            millis: Any number of milliseconds, at least 0.
 
         Raises:
             UsageError: `millis` is negative or not a number.

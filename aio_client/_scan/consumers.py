@@ -1,4 +1,4 @@
-"""The consumers of a table: listed, moved, and deleted."""
+"""Lists, moves and deletes the consumers of a table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Consumer:
 
 
 class ConsumerMethods(TableMethods):
-    """Administers the consumers of a table. `ScanMethods.changes` reads as one."""
+    """Administers the consumers of a table. `Table.changes` reads as a consumer."""
 
     async def consumers(self, pattern: str | None = None) -> list[Consumer]:
         """Lists the consumers of the table in ascending order of ids. Opens the buckets that they have read.
@@ -78,7 +78,7 @@ class ConsumerMethods(TableMethods):
                 `[a-c]` for one of several. Default: all consumers.
 
         Raises:
-            UsageError: `pattern` is not a pattern.
+            UsageError: `pattern` is empty or not text.
         """
         if pattern is not None:
             _check_pattern(pattern)
@@ -107,7 +107,7 @@ class ConsumerMethods(TableMethods):
             PositionExpired, PositionOutOfRange: The changelog does not have the position.
             InvalidRequest: Offsets are missing for a bucket that the consumer has read. Offsets of other buckets are
                 ignored.
-            UsageError: `consumer_id` is not an id, or `start` is not a start.
+            UsageError: `consumer_id` is not a valid id, or `start` is not a `StartFrom`.
         """
         _check_id(consumer_id)
         transport = self._handle.transport
@@ -128,7 +128,7 @@ class ConsumerMethods(TableMethods):
 
         Raises:
             ConsumerNotFound: The consumer does not exist.
-            UsageError: `consumer_id` is not an id.
+            UsageError: `consumer_id` is not a valid id.
         """
         _check_id(consumer_id)
         transport = self._handle.transport
@@ -145,7 +145,7 @@ class ConsumerMethods(TableMethods):
             The ids of the consumers that this call deleted, ascending.
 
         Raises:
-            UsageError: `pattern` is not a pattern.
+            UsageError: `pattern` is empty or not text.
         """
         _check_pattern(pattern)
         deleted = []

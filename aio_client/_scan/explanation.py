@@ -33,13 +33,14 @@ class ScanExplanation:
         index_keys: The most keys that are looked up through the index. If the index has more, `ranges` are read
             instead.
         residual: The residual predicate, which is evaluated for each row read. None: the rows need no filter.
-        columns_read: The columns that are decoded for each row read. Without a residual predicate, those returned.
+        columns_read: The columns that are decoded for each row read. Without a residual predicate, these are the
+            columns returned.
         columns_returned: The columns that are decoded for each row returned, in order.
         ordered: Whether the rows of all buckets are returned in one order, not only those of each bucket.
         reverse: Whether the order is descending.
         limit: The most rows returned. None: no limit.
         read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, or `rocksdb`.
-        read_path_reason: Why, in words.
+        read_path_reason: Why the server reads from there, in words.
     """
 
     source: Literal["live", "pinned"]

@@ -123,7 +123,7 @@ class ScanLedger:
     """Books every message of one attempt of a scan, and refuses the first one that breaks the contract.
 
     The contract is header, chunks and heartbeats, trailer, end. Pure: it takes messages and raises ProtocolViolation.
-    What it has accepted by the end is the complete answer; what it has accepted so far has the server's checksum.
+    What it has accepted by the end is the complete answer. Until then, what it has accepted has the server's checksum.
 
     Attributes:
         header: The header, once it has arrived.
@@ -215,7 +215,7 @@ class ScanLedger:
         if wanted is not None and tuple(schema.names) != (*before, *wanted):
             raise violation(f"the columns {[*before, *wanted]}", str(schema.names))
         if self.schema is not None and list(schema)[: len(self.schema)] != list(self.schema):
-            raise violation("the columns there were, and more", str(schema.names))
+            raise violation("the columns as before, and more", str(schema.names))
         asked: Collection[int] | None = (0,) if self._for_schema else self.spec.buckets
         if asked is None:
             asked = range(len(header.log_offsets))
@@ -229,7 +229,7 @@ class ScanLedger:
                 "a scan from its beginning" if resumed else "a scan that resumes from the token", "the opposite"
             )
         if header.unchanged and (resumed or header.version != self.spec.if_changed_since):
-            raise violation("an answer to what was asked", "that nothing has changed since another version")
+            raise violation("an answer about the requested version", "that nothing has changed since another version")
         of_consumer = self.spec.log is not None and self.spec.log.consumer_id is not None
         if of_consumer is not bool(header.consumer_fence):
             raise violation(
@@ -247,7 +247,7 @@ class ScanLedger:
     def _book_chunk(self, chunk: ScanChunk, data: pa.Buffer) -> pa.RecordBatch:
         assert self.header is not None
         if self.header.unchanged:
-            raise violation("no chunk of a scan of which nothing has changed", "one")
+            raise violation("no chunk after a header that says that nothing has changed", "a chunk")
         if not self.spec.ordered and chunk.bucket not in self.header.log_offsets:
             raise violation("chunks of the buckets in the header", f"one of bucket {chunk.bucket}")
         changes = chunk.changes
@@ -283,7 +283,7 @@ class ScanLedger:
         try:
             columns = ChangeColumns.from_bytes(changes, rows.num_rows).arrays(bucket)
         except (DecodeError, ValueError) as error:
-            raise violation(f"what happened to {rows.num_rows:,} rows", f"{len(changes)} other bytes") from error
+            raise violation(f"the change columns of {rows.num_rows:,} rows", f"{len(changes)} other bytes") from error
         return pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=self.schema)
 
     def _book_position(self, message: ScanChunk | ScanHeartbeat) -> None:

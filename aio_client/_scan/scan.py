@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Scan(ScanBuilder):
     """A scan of one table that has not started. Immutable; each start has a new view.
 
-    Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.
+    Made by `table.scan()`, `table.changes()` or `client.scan(spec)`. Not picklable: send `spec`.
     """
 
     __slots__ = ("_transport",)
@@ -52,15 +52,21 @@ class Scan(ScanBuilder):
     def stream(self) -> ScanStream:
         """Returns a stream of the rows in bounded memory, as batches: `async for rows in scan.stream()`.
 
-        Each item is a `pa.RecordBatch`.
+        Each item is a `pa.RecordBatch` with at least one row. The scan starts with the first read.
+
+        Raises:
+            UsageError: The scan reads the changelog without `with_row_kind`.
         """
         return ScanStream(self._transport, self._readable())
 
     def stream_sync(self) -> BlockingStream:
         """Returns a stream of the rows for code that blocks: `for rows in scan.stream_sync()`.
 
-        The stream opens a connection of its own in a thread of its own, and both end with the stream. In a coroutine it
-        would block the event loop; use `stream` there.
+        The stream opens a connection of its own in a thread of its own, and both end with the stream. In a coroutine,
+        the stream would block the event loop; use `stream` there.
+
+        Raises:
+            UsageError: As for `stream`.
         """
         return open_blocking_stream(self._transport.config, self._readable())
 
@@ -104,10 +110,10 @@ class Scan(ScanBuilder):
         return explanation
 
     async def to_arrow(self) -> pa.Table:
-        """Returns all rows as one table in memory. An empty result has the schema, too.
+        """Returns all rows as one table in memory, in the order of the stream. An empty result has the schema, too.
 
         Raises:
-            UsageError: The scan reads changes without an end, as for the methods below.
+            UsageError: The scan reads changes without an end, or without `with_row_kind`.
             ScanKvError: As for the stream of the scan.
         """
         self._check_ends("to_arrow")
@@ -116,7 +122,12 @@ class Scan(ScanBuilder):
         return pa.Table.from_batches(batches, schema=stream.schema)
 
     async def to_pandas(self) -> pd.DataFrame:
-        """Returns all rows as a pandas DataFrame. Needs pandas. Raises as `to_arrow`."""
+        """Returns all rows as a pandas DataFrame in memory. Needs pandas.
+
+        Raises:
+            UsageError: pandas is not installed, or as for `to_arrow`.
+            ScanKvError: As for the stream of the scan.
+        """
         import_optional("pandas")
         self._check_ends("to_pandas")
         return (await self.to_arrow()).to_pandas()
@@ -132,10 +143,11 @@ class Scan(ScanBuilder):
 
         Every `collect` of a LazyFrame runs the scan again, with a view of its own. The server evaluates what it
         evaluates exactly as Polars does: columns that are not used are not sent, `head` ends the scan, and in a filter,
-        comparisons with values, `is_in`, `is_null` and `starts_with`, joined by `&`, `|` and `~`, select the rows. If
-        the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or reads the changelog,
-        Polars evaluates everything itself. A query that has enough rows before the end, as with `head` after a filter,
-        closes its scan when Polars is used next, or at the latest when the server's stall timeout ends the scan.
+        comparisons with values, `is_in`, `is_null`, `starts_with` and literal `contains`, joined by `&`, `|` and `~`,
+        select the rows. If the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or
+        reads the changelog, Polars evaluates everything itself. A query that has enough rows before the end, as with
+        `head` after a filter, closes its scan when Polars is used next, or at the latest when the server's stall
+        timeout ends the scan.
 
         Args:
             lazy: Whether to return a LazyFrame, for which only the schema is read now. `collect` blocks, over a
@@ -159,8 +171,8 @@ class Scan(ScanBuilder):
     async def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
         """Creates a table in DuckDB from all rows, which DuckDB reads as they come. Needs duckdb.
 
-        Memory is bounded, apart from the table. The table exists as soon as all rows are in it, and not at all after an
-        error. It is a copy as of one instant; the blocking `Scan` can be queried by DuckDB directly, without a copy.
+        Memory is bounded, apart from the table. The table exists once all rows are in it. After an error, it does not
+        exist. It is a copy as of one instant; the blocking `Scan` can be queried by DuckDB directly, without a copy.
         DuckDB works in a thread. When the call is cancelled, it ends once DuckDB has released the connection.
 
         Args:
@@ -172,8 +184,9 @@ class Scan(ScanBuilder):
             The table, to be queried.
 
         Raises:
-            UsageError: `con` is not a connection.
+            UsageError: duckdb is not installed, `con` is not a connection, `name` is not text, or as for `to_arrow`.
             duckdb.Error: The table exists already, or DuckDB has no type for a column.
+            ScanKvError: As for the stream of the scan.
         """
         self._check_ends("to_duckdb")
         check_connection(con, name)
@@ -182,7 +195,13 @@ class Scan(ScanBuilder):
             return await create_table_of_stream(con, name, stream)
 
     async def to_pylist(self) -> list[dict[str, Any]]:
-        """Returns all rows as dictionaries. Needs pandas for times with nanoseconds, which no Python type holds."""
+        """Returns all rows as dictionaries by column name. Needs pandas for times with nanoseconds.
+
+        Raises:
+            UsageError: A time has nanoseconds, which no Python type holds, and pandas is not installed; or as for
+                `to_arrow`.
+            ScanKvError: As for the stream of the scan.
+        """
         self._check_ends("to_pylist")
         return to_pylist(await self.to_arrow())
 

@@ -111,7 +111,7 @@ class ScanBuilder(ChangesBuilder):
     def limit(self, rows: int | None) -> Self:
         """Returns at most this many rows over all buckets together.
 
-        These are the first rows in key order of some buckets; with `ordered`, the first rows of the whole table.
+        These are the first rows in key order of some buckets; with `ordered`, the first rows of the complete table.
 
         Args:
             rows: 0 or more. None removes the limit.
@@ -170,7 +170,7 @@ class ScanBuilder(ChangesBuilder):
     def ordered(self) -> Self:
         """Returns all rows in key order over all buckets, descending with `reverse`; the server merges the buckets.
 
-        Without it, buckets are read one after another, each in key order, which is faster.
+        Without this method, the server reads the buckets one after another, each in key order, which is faster.
         """
         return self._with(ordered=True)
 
@@ -183,7 +183,8 @@ class ScanBuilder(ChangesBuilder):
             *buckets: Numbers of buckets, or iterables of numbers, from 0.
 
         Raises:
-            UsageError: No argument was given, or the table does not have a bucket, as far as the scan knows its table.
+            UsageError: No argument was given, or one is not a bucket number. Whether the table has the buckets may be
+                checked only when the scan starts.
         """
         lists = [[given] if isinstance(given, int) else items_of(given, "with_buckets", _NUMBERS) for given in buckets]
         numbers = [number for given in lists for number in given]
@@ -209,7 +210,7 @@ class ScanBuilder(ChangesBuilder):
         return self._of_buckets(self._all_buckets("with_shard").shard(index, count))
 
     def with_bucket_filter(self, keeps: Callable[[int], object]) -> Self:
-        """Reads only the buckets for whose number a function returns something true.
+        """Reads only the buckets for whose numbers a function returns a true value.
 
         Args:
             keeps: Called at once, with each bucket number.
@@ -240,7 +241,7 @@ class ScanBuilder(ChangesBuilder):
             snapshot: The snapshot, or its id, which may come from another process.
 
         Raises:
-            UsageError: `snapshot` is not a snapshot or an id.
+            UsageError: `snapshot` is neither a snapshot nor an id.
         """
         return self._with(snapshot_id=snapshot_id_of(snapshot))
 
@@ -286,9 +287,13 @@ class ScanBuilder(ChangesBuilder):
         """Chooses what happens when the scan is interrupted, for example by a restart of the server.
 
         Args:
-            resume: By default, a scan of a pinned snapshot resumes by itself, which is exact, and a scan of the live
-                table raises. With `Resume.LATEST`, a scan of the live table resumes too, over a new view:
-                `stream.resumptions` says where, and from which log offsets to which. With `Resume.NEVER`, both raise.
+            resume: By default, a scan of a pinned snapshot or of the changelog resumes by itself, which is exact, and a
+                scan of the live table raises. With `Resume.LATEST`, a scan of the live table resumes too, over a new
+                view: `stream.resumptions` says where, and from which log offsets to which. With `Resume.NEVER`, every
+                scan raises.
+
+        Raises:
+            UsageError: `resume` is not a `Resume`.
         """
         return self._with(resume=resume)
 
@@ -296,7 +301,7 @@ class ScanBuilder(ChangesBuilder):
         """Continues after the rows that an earlier run of the same scan returned, in any process.
 
         Over a pinned snapshot, the result is exactly the remaining rows. Over the live table, the remaining rows come
-        from a new view, as with `Resume.LATEST`, and the first of `stream.resumptions` says so.
+        from a new view, as with `Resume.LATEST`, and `stream.resumptions` begins with this resumption.
 
         Args:
             token: `stream.resume_token` or `error.resume_token`. The scan must have the same table, snapshot, columns,

@@ -16,7 +16,7 @@ from aio_client._input.arguments import is_text, text_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import RenewableLease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
-from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from aio_client._transport.retry import PASSING_ERRORS
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import (
     ProtocolViolation,
@@ -52,8 +52,8 @@ class Snapshot(RenewableLease):
 
     `async with` renews the lease, and releases it at the end.
 
-    Made by `table.snapshot()` and `client.snapshots()`. Belongs to the event loop of its client. Not picklable: send
-    `id`.
+    Made by `table.snapshot()`, `client.snapshots()` and `client.adopt_snapshot()`. Belongs to the event loop of its
+    client. Not picklable: send `id`.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Snapshot(RenewableLease):
         Args:
             transport: The client's connection.
             message: The server's description of the lease.
-            asked_at: The instant of `time.monotonic` before the call: the lease lasts at least as long as described
-                from then.
+            asked_at: The instant of `time.monotonic` before the call. The described lease lasts for at least its
+                remaining time from this instant on.
             write_pause_micros: How long the pin paused the table's writers.
             shared: Whether other readers use the same id, so that this reader must not release the lease.
         """
@@ -240,11 +240,7 @@ class SnapshotOpener(AwaitableOpener):
                 self._transport, response.snapshot, asked_at, response.write_pause_micros, shared=request.shared
             )
 
-        return await with_retries(
-            attempt,
-            timeout=self._transport.config.operation_timeout,
-            retries=lambda error: isinstance(error, _PIN_RETRIES),
-        )
+        return await self._transport.retry(attempt, request, retries=lambda error: isinstance(error, _PIN_RETRIES))
 
 
 async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | None) -> Snapshot:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from aio_client._scan.progress import ScanProgress
 from aio_client._scan.protocol import scan_request
 from aio_client._scan.resume import Verdict, verdict
+from aio_client._scan.scan_trace import ScanTrace
+from aio_client._transport.call_traces import start_call
 from aio_client._transport.repeatable_calls import commit_position
 from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
+from scankv.v1.scan_pb2 import ScanKvRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -60,9 +63,9 @@ class ScanStream:
     checksum. An error ends the stream, and further reads raise it again; its `resume_token` continues the scan.
 
     A scan is interrupted if the connection breaks, the server stops or ends it, or nothing arrives in time. It resumes
-    by itself if that is exact, which is the case over a pinned snapshot, or if `Resume.LATEST` allows it; `resumptions`
-    says where. The client tries for the operation timeout after the last chunk or heartbeat. Otherwise the interruption
-    is raised.
+    by itself if that is exact, which is the case for a pinned snapshot and for the changelog, or if `Resume.LATEST`
+    allows it; `resumptions` says where. The client tries for the operation timeout after the last chunk or heartbeat.
+    Otherwise the interruption is raised.
 
     The scan starts with the first read, or on entering `async with`. The server stops reading when the reader stops. It
     reads ahead by the client's `read_ahead_bytes` or `read_ahead_chunks`, whichever is less, and by one chunk on its
@@ -80,6 +83,7 @@ class ScanStream:
         self._transport = transport
         self._progress = ScanProgress(spec)
         self._call: ScanCall | None = None
+        self._trace: ScanTrace | None = None
         self._listener: Callable[[], None] | None = None
         self._pausing: asyncio.Timeout | None = None
         self._reading = False
@@ -164,7 +168,7 @@ class ScanStream:
             ConsumerFenced: Another stream has taken the consumer over, or the consumer was reset or deleted, or has
                 expired.
             InvalidResumeToken: The token is damaged, or belongs to another table.
-            UsageError: The stream has no consumer, or was not started; or `token` is not a token.
+            UsageError: The stream has no consumer, or was not started; or `token` is not bytes.
             Unavailable, DeadlineExceeded: No answer came; the position may have been committed.
         """
         spec = self._progress.spec
@@ -184,7 +188,7 @@ class ScanStream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows. Known once the scan has started, like the properties below that say so.
+        """The schema of the rows. Known once the scan has started.
 
         Raises:
             UsageError: The scan has not started.
@@ -288,7 +292,8 @@ class ScanStream:
     def watermark(self) -> datetime | None:
         """For a scan of the changelog: all changes committed before this time were returned.
 
-        In UTC, by the service's clock. None while changes wait to be read.
+        In UTC, by the server's clock; it never decreases. None until the stream has caught up with the changes for the
+        first time, and during a start with `StartFrom.FULL` while it returns rows of the table.
         """
         self._header("watermark")
         micros = self._progress.watermark_micros
@@ -308,7 +313,7 @@ class ScanStream:
         )
 
     async def _next_rows(self) -> pa.RecordBatch | None:
-        """Reads until the next rows. None at the end, also if the end was reached before."""
+        """Reads until the next rows. Returns None at the end, and after it."""
         rows = None
         while rows is None and self._ended is None:
             rows = await self._with_retries(self._advance)
@@ -318,6 +323,7 @@ class ScanStream:
         """Makes one step in as many attempts as it takes. None if the scan was complete without the step."""
         if self._started is None:
             self._started = time.monotonic()
+            self._trace = self._start_trace()
         timeout = self._transport.config.operation_timeout
         try:
             return await with_retries(attempt, timeout=timeout, retries=self._prepare_retry, pause=self._pause)
@@ -338,7 +344,7 @@ class ScanStream:
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
         request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis)
-        call = self._transport.open_scan(request, window)
+        call = self._transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
         self._call = call
         before = progress.header
         while progress.header is before:
@@ -347,6 +353,15 @@ class ScanStream:
                 progress.close()
             else:
                 progress.book(message)
+        if self._trace is not None:
+            self._trace.begin_rows()
+
+    def _start_trace(self) -> ScanTrace | None:
+        transport, spec = self._transport, self._progress.spec
+        if transport.tracer is None:
+            return None
+        span = start_call(transport.tracer, transport.address, ScanKvRequest, spec.table, streams=True)
+        return ScanTrace(span, self._progress)
 
     async def _advance(self, deadline: float) -> pa.RecordBatch | None:
         """Reads until the scan makes progress: the rows of a chunk, or None for a heartbeat, the trailer or the end."""
@@ -376,6 +391,8 @@ class ScanStream:
             self._call.cancel()
             self._call = None
         self._progress.cut(error)
+        if self._trace is not None:
+            self._trace.fail_attempt(error)
         return True
 
     async def _pause(self, seconds: float) -> None:
@@ -432,6 +449,8 @@ class ScanStream:
         self._failure = failure
         if isinstance(failure, ScanKvError):
             failure.resume_token = self._progress.token
+        if self._trace is not None:
+            self._trace.end(failure)
         if self._call is not None:
             self._call.cancel()
         if self._pausing is not None and not self._pausing.expired():

@@ -1,4 +1,4 @@
-"""Starting to read a table: scans, snapshots, changes, and the log offsets of now."""
+"""Starting to read a table: scans, snapshots, changes, and the current log offsets."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class ScanMethods(TableMethods):
         `async with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap
         = await table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its
         last pin costs next to nothing. The call is repeated within the operation timeout if its answer is lost, if the
-        server restarts, or if it would have delayed writers for too long. A snapshot that was taken by a call that
-        fails in the end expires by itself.
+        server restarts, or if it would have delayed writers for too long. If the call fails in the end, a snapshot that
+        it has taken expires by itself.
 
         Args:
             ttl: Seconds after which the snapshot expires unless it is renewed, 1 to 604,800.
-            same_view_as: A snapshot of this table, or its id, whose view to pin instead of the view of now.
+            same_view_as: A snapshot of this table, or its id, whose view to pin instead of the current view.
             id: The id of a snapshot that several independent readers share. The first call with an id takes the
                 snapshot, and later calls with the same id get the same view. An id is never reused after its snapshot
                 has ended. The end of `async with` does not release a shared snapshot: it expires when no reader has
-                renewed it for its time to live, which later calls never shorten. A server without room for another
+                renewed it for its time to live, which later calls never shorten. A server that cannot keep another
                 snapshot ends shared snapshots that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`.
                 Default: a new id.
 
@@ -76,7 +76,7 @@ class ScanMethods(TableMethods):
         Raises:
             TableNotFound: The table was dropped.
             SnapshotLost: The snapshot of `same_view_as`, or the one with this `id`, has ended.
-            InvalidRequest: `id` belongs to a snapshot of another table, or has other characters.
+            InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
             UsageError: `ttl` is out of range.
@@ -115,7 +115,7 @@ class ScanMethods(TableMethods):
             clamp: Whether to start at the nearest change that exists if `start` does not, as for `Scan.start_from`.
 
         Raises:
-            UsageError: An argument is not one of these.
+            UsageError: An argument is invalid.
             SchemaMismatch: `where` is text and does not fit the table.
         """
         changes = self.scan(columns, where=where).with_source(ScanSource.LOG).start_from(start, clamp=clamp)

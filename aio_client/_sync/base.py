@@ -114,7 +114,8 @@ class BlockingClient(Blocking):
 
         Args:
             make: Makes the generator from the asynchronous client that this client runs; must not block.
-            ahead: How many items may exist that are not done, at least 1.
+            ahead: How many unfinished items may exist, at least 1. An item is finished when the caller asks for the
+                next one.
 
         Returns:
             An iterator of the items, for `with`.
@@ -154,7 +155,7 @@ class BlockingScan(ScanBuilder):
         return _stream(self)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Starts the scan as an Arrow C stream. The reader gets errors in the middle through it, so no row is lost.
+        """Starts the scan as an Arrow C stream, which raises the errors of the scan in its reader.
 
         Most readers collect all rows, so changes without an end are refused as in `to_arrow`.
         """
@@ -178,7 +179,7 @@ class BlockingScan(ScanBuilder):
         Args:
             rows: The rows that complete a batch, at least 1; it may have one chunk more.
             bytes: The bytes of Arrow data that complete a batch, at least 1.
-            ahead: How many batches may be received and not done, including the caller's own.
+            ahead: How many batches may be received and unfinished, including the one that the caller works on.
 
         Returns:
             An iterator of RecordBatches, for `with`.

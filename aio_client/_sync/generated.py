@@ -22,6 +22,7 @@ from aio_client._sync.watch import TopNWatch
 from scankv.model.changes.log_positions import StartFrom
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import Any, Literal, Self
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from aio_client._scan.explanation import ScanExplanation
     from aio_client._scan.scan_builder import Pinned
     from aio_client._transport.config import ClientConfig
+    from aio_client._transport.tls import Tls
+    from aio_client._transport.tokens import TokenSource
     from aio_client._write.merging import Names, WriteMode
     from aio_client._write.write_requests import UndoReport, WriteResult
     from scankv.model.changes.log_offsets import LogOffsets
@@ -57,9 +60,12 @@ if TYPE_CHECKING:
 
 
 class Client(BlockingClient):
-    """A connection to one server. It connects with the first call, and reconnects after the server was away.
+    """A connection to one server. The first call connects, and later calls reconnect if the connection is lost.
 
     Thread-safe. Connect after a fork, not before it. Made by `connect`.
+
+    Besides the errors that a method lists, every call can raise ConnectionFailed, if the server cannot be reached or
+    does not answer in time, and UsageError, if the client is closed.
     """
 
     _aio: aio_client.Client
@@ -97,11 +103,11 @@ class Client(BlockingClient):
                 makes every write read the old row.
             version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
                 two equal versions the later row wins.
-            sequence_column: For `merge_engine="last_row"`: the same with one column or several, so that rows that
-                arrive late lose.
+            sequence_column: For `merge_engine="last_row"`: as `version_column`, but one column or several, so that a
+                row that arrives late does not replace a newer one.
             sequence_groups: For `merge_engine="partial_update"`: columns that change together, by the column, or the
-                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. Only rows that are not older change
-                them, also to null.
+                tuple of columns, that says how new they are: `{"seq": ["a", "b"]}`. A row changes them, also to null,
+                unless it is older.
             aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
@@ -109,11 +115,11 @@ class Client(BlockingClient):
                 "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
                 `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
                 the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
-                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. Without "full",
-                without an index and with complete rows, writes of a `last_row` table are faster, because they do not
-                read the rows that they replace. Then a row that is written again unchanged, and the deletion of a key
-                without a row, are changes like others; and the table does not keep its number of rows, so `count` reads
-                them.
+                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. If `changelog` is
+                not "full", a `last_row` table without an index takes complete rows faster, because the server does not
+                read the rows that they replace. In such a table, writing an unchanged row and deleting a key without a
+                row are changes like any other, and the table does not keep its number of rows, so `count` reads the
+                rows.
 
         Returns:
             The new table.
@@ -178,8 +184,8 @@ class Client(BlockingClient):
             add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
             wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
                 does not stop the server from building them. Default: yes.
-            on_progress: Called with the states of the added indexes whenever the server was asked during the wait; at
-                least once. Called in the client's thread; must not block.
+            on_progress: Called with the states of the added indexes each time the server reports them during the wait;
+                at least once. Called in the client's thread; must not block.
 
         Returns:
             The table with its new description.
@@ -208,7 +214,7 @@ class Client(BlockingClient):
         )
 
     def check_table(self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None) -> list[BucketCheck]:
-        """Has the server read a complete table and verify that everything stored of it agrees.
+        """Has the server read a complete table and verify that all stored parts of it agree.
 
         The server verifies that each row can be decoded and has its key, that the number of rows is right, and that
         every index has exactly the entries of the rows. Each bucket is checked as of one instant, and writes continue.
@@ -246,7 +252,7 @@ class Client(BlockingClient):
         return [Table(self._runner, each) for each in self._runner.call(self._aio.tables)]
 
     def damaged_tables(self) -> list[DamagedTable]:
-        """Lists the tables that are damaged, completely or in some buckets, with the reasons, by name.
+        """Lists the tables that are damaged, completely or in some buckets, in ascending order of names.
 
         The server knows the damage of buckets that it has opened or read. `check_table` reads everything.
         """
@@ -254,6 +260,12 @@ class Client(BlockingClient):
 
     def scan(self, spec: ScanSpec) -> Scan:
         """Makes a scan of a `Scan.spec`, which may come from another process.
+
+        Args:
+            spec: What to read.
+
+        Returns:
+            The scan, which its methods refine and start.
 
         Raises:
             UsageError: `spec` is not a ScanSpec.
@@ -265,7 +277,7 @@ class Client(BlockingClient):
         return self._runner.call(self._aio.server_stats)
 
     def live_scans(self) -> list[LiveScan]:
-        """Lists the scans of all clients that hold iterators now, oldest first."""
+        """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         return self._runner.call(self._aio.live_scans)
 
     def cancel_scan(self, scan_id: str) -> None:
@@ -293,7 +305,7 @@ class Client(BlockingClient):
         return [Snapshot(self._runner, each) for each in self._runner.call(lambda: self._aio.snapshots(table))]
 
     def column_locks(self, table: str | None = None) -> list[ColumnLock]:
-        """Lists the column locks of all clients, by table and id. Renews none of them.
+        """Lists the column locks of all clients, in order of table and id. Renews none of them.
 
         Args:
             table: List only locks of this table, given as `database.table`. Default: of all tables.
@@ -338,8 +350,8 @@ class Client(BlockingClient):
             id: The id by which the transaction is committed once, however often it is repeated, also by another process
                 after a crash: 1 to 128 characters, such as "job:sequence". Beginning an id again aborts its open
                 transaction; if the id was committed, nothing is staged and `Transaction.result` has the result. The
-                server remembers ids for 7 days, and of all ids with the same text before the last `:` the last one for
-                good. Default: none.
+                server remembers ids for 7 days. Of all ids with the same text before the last `:`, it remembers the
+                last one while a table of its transaction exists. Default: none.
             conflict: What the commit does if other writers have changed keys that the transaction writes since it first
                 wrote to their table: "last_wins" replaces their changes, "abort" raises TransactionConflict.
             ttl: Seconds without a call after which the transaction is aborted, 1 to 604,800. Default: the server's, one
@@ -365,11 +377,17 @@ class Client(BlockingClient):
         )
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
-        """Takes part in a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
+        """Joins a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.
 
         Args:
             token: `Transaction.token`.
-            part: Names what is staged here, with another name for each attempt: 1 to 128 characters.
+            part: The name of what is staged here, 1 to 128 characters. Each attempt of the same work needs its own.
+
+        Returns:
+            A `TransactionPart`. Making it does not call the server.
+
+        Raises:
+            UsageError: An argument is not text.
         """
         return TransactionPart(self._runner, self._aio.transaction_part(token, part))
 
@@ -415,7 +433,8 @@ class Client(BlockingClient):
     def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
         """Returns the snapshot of that id, which another process may have taken, and starts its time to live again.
 
-        While the server is away, the client tries for the operation timeout: leases survive a restart.
+        The call is repeated for the operation timeout if the server cannot be reached, because leases survive a
+        restart.
 
         Args:
             snapshot_id: `Snapshot.id`.
@@ -434,14 +453,21 @@ class Client(BlockingClient):
             timeout: The longest time to wait, in seconds.
 
         Raises:
-            UsageError: `timeout` is not such a number.
+            UsageError: `timeout` is negative or not a number.
             DeadlineExceeded: The server was not ready within the timeout; the message has the last problem.
         """
         self._runner.call(lambda: self._aio.wait_ready(timeout))
 
 
 class Table(Blocking):
-    """A table on the server. Its properties are as of the call that returned it; its methods read the rows of now.
+    """A table on the server. Its methods read and write the current rows; its properties make no call.
+
+    The properties are as of the call that returned the object, or of a later write that found the table altered or
+    created again.
+
+    Besides the errors that a method lists, every call can raise TableNotFound, if the table was dropped,
+    ConnectionFailed, if the server cannot be reached or does not answer in time, and UsageError, if the client is
+    closed.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Thread-safe.
     """
@@ -516,7 +542,8 @@ class Table(Blocking):
     def get(self, key: object) -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
-        Concurrent calls on one `Table` share requests: what is asked for while one is in flight goes out with the next.
+        Concurrent calls on one `Table` share requests: keys that are asked for while a request is in flight go out with
+        the next one. A row that is returned is durable.
 
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
@@ -545,14 +572,14 @@ class Table(Blocking):
 
         The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
         at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
-        requests as those of `get` do.
+        requests as calls of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
                 Arrow data or a DataFrame with the key columns, whose other columns are ignored.
             missing: What to return for a key without a row: "omit" returns nothing, "null" returns a row that is null
                 except for its key, so that the result has as many rows as there are keys.
-            with_version: Whether to return also the log offsets that the rows are as of, for
+            with_version: Whether to return the rows with the log offsets that they are as of, for
                 `upsert(if_version=...)` of these keys.
 
         Returns:
@@ -594,16 +621,16 @@ class Table(Blocking):
         `with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap =
         table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its last pin
         costs next to nothing. The call is repeated within the operation timeout if its answer is lost, if the server
-        restarts, or if it would have delayed writers for too long. A snapshot that was taken by a call that fails in
-        the end expires by itself.
+        restarts, or if it would have delayed writers for too long. If the call fails in the end, a snapshot that it has
+        taken expires by itself.
 
         Args:
             ttl: Seconds after which the snapshot expires unless it is renewed, 1 to 604,800.
-            same_view_as: A snapshot of this table, or its id, whose view to pin instead of the view of now.
+            same_view_as: A snapshot of this table, or its id, whose view to pin instead of the current view.
             id: The id of a snapshot that several independent readers share. The first call with an id takes the
                 snapshot, and later calls with the same id get the same view. An id is never reused after its snapshot
                 has ended. The end of `with` does not release a shared snapshot: it expires when no reader has renewed
-                it for its time to live, which later calls never shorten. A server without room for another snapshot
+                it for its time to live, which later calls never shorten. A server that cannot keep another snapshot
                 ends shared snapshots that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new
                 id.
 
@@ -613,7 +640,7 @@ class Table(Blocking):
         Raises:
             TableNotFound: The table was dropped.
             SnapshotLost: The snapshot of `same_view_as`, or the one with this `id`, has ended.
-            InvalidRequest: `id` belongs to a snapshot of another table, or has other characters.
+            InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
             UsageError: `ttl` is out of range.
@@ -654,7 +681,7 @@ class Table(Blocking):
             clamp: Whether to start at the nearest change that exists if `start` does not, as for `Scan.start_from`.
 
         Raises:
-            UsageError: An argument is not one of these.
+            UsageError: An argument is invalid.
             SchemaMismatch: `where` is text and does not fit the table.
         """
         return Scan._of(
@@ -690,7 +717,10 @@ class Table(Blocking):
 
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows to count. Default: the rows of now.
+            at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+
+        Returns:
+            The number of rows.
 
         Raises:
             UsageError, SchemaMismatch: `where` cannot be parsed, or does not fit the table.
@@ -741,17 +771,18 @@ class Table(Blocking):
             functions: For each column, one or several of "count", "sum", "min", "max" and "mean".
             where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
-                group, which exists even if there are no rows.
-            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+                group, which exists even if the table has no rows.
+            at: A pinned snapshot, or its id, to read. Default: the current rows.
 
         Returns:
             One row per group, in ascending order of the `group_by` columns with nulls last. Its columns are those of
             `group_by`, then one per function, such as `distance_sum`, in the order of `functions`.
 
         Raises:
-            UsageError: A function does not exist.
+            UsageError: A function does not exist, or `where` cannot be parsed.
             SchemaMismatch: A column does not exist, or its type does not have the function.
-            InvalidRequest: `functions` is empty, a sum overflows, or there are more than 1,000,000 groups.
+            InvalidRequest: `functions` is empty, a sum overflows, or the groups are more than 1,000,000 or take more
+                than 128 MiB.
             RequestTooLarge: The result takes more than 32 MiB.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
@@ -809,15 +840,15 @@ class Table(Blocking):
             where: Which rows to rank, as for `Scan.where`. Default: all rows.
             columns: The columns to return, in this order. Default: all.
             descending: Whether the greatest value comes first.
-            ties: Which of the rows to return whose `by` equals that of the last row: "key" returns the first of them
-                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows.
-            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+            ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
+                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
+            at: A pinned snapshot, or its id, to read. Default: the current rows.
 
         Returns:
             The rows, the first in order first.
 
         Raises:
-            UsageError: `n` is out of range.
+            UsageError: `n` is out of range, `ties` has another value, or `where` cannot be parsed.
             SchemaMismatch: A column does not exist, or `by` has no order.
             InvalidRequest: With all ties, there are more than 100,000 rows.
             RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
@@ -894,8 +925,11 @@ class Table(Blocking):
             every: The least time between two answers in seconds, at least 0.1. Changes within that time arrive together
                 at its end.
 
+        Returns:
+            An iterator of `TopN`.
+
         Raises:
-            UsageError: `n` or `every` is out of range, or `where` cannot be parsed.
+            UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
         return TopNWatch(
             self._runner,
@@ -915,20 +949,22 @@ class Table(Blocking):
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
 
-        Concurrent calls with one dictionary and no other argument share requests, in tables whose rows replace each
-        other: those that are made on one `Table` while one is in flight go out with the next one. Each call has its own
-        result and error, and they are applied in the order in which they were made.
+        Concurrent calls on one `Table` share requests if each has a list of one dictionary and no other argument: calls
+        that are made while a request is in flight go out with the next one. They are applied in the order in which they
+        were made, and each has its own result and error. A call gets a request of its own if its row is longer than
+        4 KiB or a value needs a conversion. So does every call if the table has columns of other types than numbers,
+        booleans, text, bytes, dates and timestamps in microseconds, or floats or decimals in its key.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
 
         Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
-        sent in order, in requests of up to 8 MiB; a request is atomic per bucket and 8,192 rows. A request that gets no
-        answer, because the connection broke or the server restarted, is repeated for the operation timeout, but is
-        applied only once. If no answer ever comes, the request may have been applied in part or completely, or may
-        still be applied; but not after a later write to the same bucket by the same thread, provided that no other
-        thread writes through the client at the same time.
+        sent in order, in requests of up to 8 MiB. The server applies a request in steps of up to 8,192 rows of one
+        bucket, each of which is atomic. A request that gets no answer, because the connection broke or the server
+        restarted, is repeated for the operation timeout, but is applied only once. If no answer ever comes, the request
+        may have been applied in part or completely, or may still be applied; but not after a later write to the same
+        bucket by the same thread, provided that no other thread writes through the client at the same time.
 
         Args:
             data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
@@ -944,9 +980,9 @@ class Table(Blocking):
                 before it writes the first one, with no other write in between. The rows must fit into one request, and
                 `if_version` must have all their buckets. `LogOffsets` contain their table incarnation, even
                 after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
-            locks: The column locks of this table, or their ids, that the caller holds: the columns that they lock may
-                be written. A lock that has ended is refused, so that a holder that was paused does not write
-                concurrently with its successor.
+            locks: The column locks of this table that the caller holds, or their ids: the write may change the columns
+                that they lock. A write that names a lock that has ended is refused, so that a holder that was paused
+                does not write concurrently with its successor.
 
         Returns:
             The number of rows given, and the log offsets after the write.
@@ -964,7 +1000,7 @@ class Table(Blocking):
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
-            UsageError: `data` has no rows of a known form, or takes more than one request with `if_version`.
+            UsageError: `data` has no known form; or, with `if_version`, it is empty or does not fit into one request.
             ConnectionFailed: No answer came within the operation timeout.
         """
         return self._runner.call(
@@ -1009,7 +1045,11 @@ class Table(Blocking):
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row. Shares requests and is repeated as `upsert`.
+        """Deletes the rows with these keys. Ignores keys without a row.
+
+        A request that gets no answer is repeated as for `upsert`. Concurrent calls with one key and no other argument
+        share requests as calls of `upsert` do, if the table's `delete_behavior` is "allow", the default of `last_row`
+        tables. An upsert and a delete share no request, and have no order if they overlap.
 
         Args:
             keys: As for `lookup`.
@@ -1027,7 +1067,8 @@ class Table(Blocking):
                 deleted.
             SchemaMismatch: A column does not exist, or is not nullable.
             InvalidRequest: The table refuses deletes.
-            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
+            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, LockLost, UsageError, ConnectionFailed: As for
+                `upsert`.
         """
         return self._runner.call(
             lambda: self._aio.delete(keys, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
@@ -1113,7 +1154,7 @@ class Table(Blocking):
                 They must be `LogOffsets` with a table incarnation, because offsets of a table that was dropped and
                 created again under the same name would revert other changes.
             any_incarnation: Whether to accept offsets without a table incarnation.
-            locks: The column locks, or their ids, that the caller holds, such as `writer.locks`.
+            locks: The column locks of this table that the caller holds, or their ids, such as `writer.locks`.
 
         Returns:
             How many keys were restored, deleted and left alone, and the log offsets after the undo.
@@ -1178,7 +1219,7 @@ class Table(Blocking):
                 `[a-c]` for one of several. Default: all consumers.
 
         Raises:
-            UsageError: `pattern` is not a pattern.
+            UsageError: `pattern` is empty or not text.
         """
         return self._runner.call(lambda: self._aio.consumers(pattern))
 
@@ -1201,7 +1242,7 @@ class Table(Blocking):
             PositionExpired, PositionOutOfRange: The changelog does not have the position.
             InvalidRequest: Offsets are missing for a bucket that the consumer has read. Offsets of other buckets are
                 ignored.
-            UsageError: `consumer_id` is not an id, or `start` is not a start.
+            UsageError: `consumer_id` is not a valid id, or `start` is not a `StartFrom`.
         """
         return self._runner.call(lambda: self._aio.reset_consumer(consumer_id, start, clamp=clamp))
 
@@ -1215,7 +1256,7 @@ class Table(Blocking):
 
         Raises:
             ConsumerNotFound: The consumer does not exist.
-            UsageError: `consumer_id` is not an id.
+            UsageError: `consumer_id` is not a valid id.
         """
         self._runner.call(lambda: self._aio.delete_consumer(consumer_id))
 
@@ -1229,7 +1270,7 @@ class Table(Blocking):
             The ids of the consumers that this call deleted, ascending.
 
         Raises:
-            UsageError: `pattern` is not a pattern.
+            UsageError: `pattern` is empty or not text.
         """
         return self._runner.call(lambda: self._aio.delete_consumers(pattern))
 
@@ -1252,13 +1293,16 @@ class Scan(BlockingScan):
     Iterating starts it, each time with a new view: `for rows in scan`. DuckDB, Polars, pyarrow and others read all rows
     directly (`duckdb.sql("select * from scan")`, `polars.DataFrame(scan)`), through `__arrow_c_stream__`.
 
-    Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.
+    Made by `table.scan()`, `table.changes()` or `client.scan(spec)`. Not picklable: send `spec`.
     """
 
     def stream(self) -> ScanStream:
         """Returns a stream of the rows in bounded memory, as batches: `for rows in scan.stream()`.
 
-        Each item is a `pa.RecordBatch`.
+        Each item is a `pa.RecordBatch` with at least one row. The scan starts with the first read.
+
+        Raises:
+            UsageError: The scan reads the changelog without `with_row_kind`.
         """
         return ScanStream(self._runner, self._aio.stream())
 
@@ -1305,16 +1349,21 @@ class Scan(BlockingScan):
         return self._runner.call(self._aio.explain)
 
     def to_arrow(self) -> pa.Table:
-        """Returns all rows as one table in memory. An empty result has the schema, too.
+        """Returns all rows as one table in memory, in the order of the stream. An empty result has the schema, too.
 
         Raises:
-            UsageError: The scan reads changes without an end, as for the methods below.
+            UsageError: The scan reads changes without an end, or without `with_row_kind`.
             ScanKvError: As for the stream of the scan.
         """
         return self._runner.call(self._aio.to_arrow)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns all rows as a pandas DataFrame. Needs pandas. Raises as `to_arrow`."""
+        """Returns all rows as a pandas DataFrame in memory. Needs pandas.
+
+        Raises:
+            UsageError: pandas is not installed, or as for `to_arrow`.
+            ScanKvError: As for the stream of the scan.
+        """
         return self._runner.call(self._aio.to_pandas)
 
     @overload
@@ -1328,10 +1377,11 @@ class Scan(BlockingScan):
 
         Every `collect` of a LazyFrame runs the scan again, with a view of its own. The server evaluates what it
         evaluates exactly as Polars does: columns that are not used are not sent, `head` ends the scan, and in a filter,
-        comparisons with values, `is_in`, `is_null` and `starts_with`, joined by `&`, `|` and `~`, select the rows. If
-        the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or reads the changelog,
-        Polars evaluates everything itself. A query that has enough rows before the end, as with `head` after a filter,
-        closes its scan when Polars is used next, or at the latest when the server's stall timeout ends the scan.
+        comparisons with values, `is_in`, `is_null`, `starts_with` and literal `contains`, joined by `&`, `|` and `~`,
+        select the rows. If the scan has a `limit`, Polars evaluates filters itself; if the scan has a resume token or
+        reads the changelog, Polars evaluates everything itself. A query that has enough rows before the end, as with
+        `head` after a filter, closes its scan when Polars is used next, or at the latest when the server's stall
+        timeout ends the scan.
 
         Args:
             lazy: Whether to return a LazyFrame, for which only the schema is read now. `collect` uses this client's
@@ -1346,8 +1396,8 @@ class Scan(BlockingScan):
     def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
         """Creates a table in DuckDB from all rows, which DuckDB reads as they come. Needs duckdb.
 
-        Memory is bounded, apart from the table. The table exists as soon as all rows are in it, and not at all after an
-        error. It is a copy as of one instant; the scan itself can be queried by DuckDB, without a copy.
+        Memory is bounded, apart from the table. The table exists once all rows are in it. After an error, it does not
+        exist. It is a copy as of one instant; the scan itself can be queried by DuckDB, without a copy.
 
         Args:
             con: A connection that nothing else uses until the call returns. If it is in a transaction, the transaction
@@ -1358,13 +1408,20 @@ class Scan(BlockingScan):
             The table, to be queried.
 
         Raises:
-            UsageError: `con` is not a connection.
+            UsageError: duckdb is not installed, `con` is not a connection, `name` is not text, or as for `to_arrow`.
             duckdb.Error: The table exists already, or DuckDB has no type for a column.
+            ScanKvError: As for the stream of the scan.
         """
         return to_duckdb(self, con, name)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """Returns all rows as dictionaries. Needs pandas for times with nanoseconds, which no Python type holds."""
+        """Returns all rows as dictionaries by column name. Needs pandas for times with nanoseconds.
+
+        Raises:
+            UsageError: A time has nanoseconds, which no Python type holds, and pandas is not installed; or as for
+                `to_arrow`.
+            ScanKvError: As for the stream of the scan.
+        """
         return self._runner.call(self._aio.to_pylist)
 
     def if_changed_since(self, version: bytes | None) -> Self:
@@ -1407,11 +1464,11 @@ class Scan(BlockingScan):
         Args:
             consumer_id: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
             must_exist: Whether a stream of a consumer that does not exist raises ConsumerNotFound instead of creating
-                it. For a reader that must not start from scratch after its consumer has expired, or because of a
-                misspelled id.
+                the consumer. For a reader that must not start from scratch after its consumer has expired, or because
+                of a misspelled id.
 
         Raises:
-            UsageError: `consumer_id` is not an id, or the scan does not read the changelog.
+            UsageError: `consumer_id` is not a valid id, or the scan does not read the changelog.
         """
         return super().with_consumer_id(consumer_id, must_exist=must_exist)
 
@@ -1426,7 +1483,8 @@ class Snapshot(BlockingLease):
 
     `with` renews the lease, and releases it at the end.
 
-    Made by `table.snapshot()` and `client.snapshots()`. Thread-safe. Not picklable: send `id`.
+    Made by `table.snapshot()`, `client.snapshots()` and `client.adopt_snapshot()`. Thread-safe. Not picklable: send
+    `id`.
     """
 
     _aio: aio_client.Snapshot
@@ -1636,11 +1694,28 @@ class Writer(BlockingContextManager):
         self._runner.call(lambda: self._aio.upsert(data, columns, mode=mode))
 
     def retract(self, data: Data, columns: Names | None = None) -> None:
-        """Takes rows to retract, as `Table.retract` does. Otherwise like `upsert`."""
+        """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.
+
+        Args:
+            data: As for `Table.retract`.
+            columns: As for `Table.retract`. Default: the columns of the writer.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
         self._runner.call(lambda: self._aio.retract(data, columns))
 
     def delete(self, keys: object, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Takes keys whose rows, or whose columns, to delete, as `Table.delete` does. Otherwise like `upsert`."""
+        """Takes keys whose rows to delete, or of whose rows to set columns to null. Otherwise like `upsert`.
+
+        Args:
+            keys: As for `Table.delete`.
+            columns: As for `Table.delete`. Default: the columns of the writer.
+            mode: As for `Table.delete`.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
         self._runner.call(lambda: self._aio.delete(keys, columns, mode=mode))
 
     def flush(self) -> WriteResult:
@@ -1673,12 +1748,12 @@ class TransactionPart(Blocking):
 
     @property
     def part(self) -> str:
-        """The name of the part, another one for each attempt of work that may fail and be repeated."""
+        """The name of the part. Work that is repeated after a failure needs another name for each attempt."""
         return self._aio.part
 
     @property
     def requests(self) -> int:
-        """How many requests the part has staged so far, which the commit names for a part."""
+        """The number of requests that the part has staged so far, which `Transaction.commit` needs."""
         return self._aio.requests
 
     def upsert(
@@ -1693,14 +1768,14 @@ class TransactionPart(Blocking):
         """Stages an upsert, which is checked now and becomes visible with the commit.
 
         The arguments and errors are those of `Table.upsert`. Each request is repeated until it is answered, and is
-        staged once. Locks must last until the commit.
+        staged once.
 
         Args:
             table: The table to write to.
             data: As for `Table.upsert`.
             columns: As for `Table.upsert`.
             mode: As for `Table.upsert`.
-            locks: As for `Table.upsert`.
+            locks: As for `Table.upsert`; they must last until the commit.
 
         Returns:
             The number of rows given.
@@ -1708,13 +1783,27 @@ class TransactionPart(Blocking):
         Raises:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             RequestTooLarge: The transaction would stage more than the server allows.
+            UsageError: An earlier write of this transaction was not answered.
         """
         return self._runner.call(lambda: self._aio.upsert(unwrap(table), data, columns, mode=mode, locks=unwrap(locks)))
 
     def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
     ) -> int:
-        """Stages a retraction. Returns the number of rows. Arguments and errors as for `Table.retract` and `upsert`."""
+        """Stages a retraction, which is checked now and becomes visible with the commit.
+
+        Args:
+            table: The table to write to.
+            data: As for `Table.retract`.
+            columns: As for `Table.retract`.
+            locks: As for `Table.retract`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.retract` and `upsert`.
+        """
         return self._runner.call(lambda: self._aio.retract(unwrap(table), data, columns, locks=unwrap(locks)))
 
     def delete(
@@ -1726,7 +1815,21 @@ class TransactionPart(Blocking):
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages a delete. Returns the number of keys. Arguments and errors as for `Table.delete` and `upsert`."""
+        """Stages a delete, which is checked now and takes effect with the commit.
+
+        Args:
+            table: The table to delete from.
+            keys: As for `Table.delete`.
+            columns: As for `Table.delete`.
+            mode: As for `Table.delete`.
+            locks: As for `Table.delete`; they must last until the commit.
+
+        Returns:
+            The number of keys given.
+
+        Raises:
+            ScanKvError: As for `Table.delete` and `upsert`.
+        """
         return self._runner.call(lambda: self._aio.delete(unwrap(table), keys, columns, mode=mode, locks=unwrap(locks)))
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
@@ -1771,11 +1874,20 @@ class TransactionPart(Blocking):
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            RequestTooLarge: The rows do not fit into an answer.
         """
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def get(self, table: Table, key: object) -> dict[str, Any] | None:
-        """Reads the row with this key as a commit now would leave it; None if no row has the key. See `lookup`."""
+        """Reads the row with this key as a commit now would leave it. Returns a dictionary, or None without such a row.
+
+        Args:
+            table: The table to read.
+            key: As for `Table.get`.
+
+        Raises:
+            ScanKvError: As for `lookup`.
+        """
         return self._runner.call(lambda: self._aio.get(unwrap(table), key))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
@@ -1797,6 +1909,7 @@ class TransactionPart(Blocking):
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            RequestTooLarge: The rows do not fit into an answer.
         """
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
@@ -1825,15 +1938,15 @@ class Transaction(TransactionPart, BlockingContextManager):
         return self._aio.result
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
-        """As `TransactionPart.delete_all`. If the id was committed earlier, it does nothing."""
+        """As `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the rows of now."""
+        """As `TransactionPart.get_for_update`. If the id was committed earlier, returns the current rows."""
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 
     def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """As `TransactionPart.lookup`. If the id was committed earlier, returns the rows of now."""
+        """As `TransactionPart.lookup`. If the id was committed earlier, returns the current rows."""
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))
 
     def commit(self, parts: Sequence[TransactionPart | tuple[str, int]] = ()) -> CommitResult:
@@ -1857,6 +1970,7 @@ class Transaction(TransactionPart, BlockingContextManager):
             TableNotFound, ColumnLocked, LockLost, PositionExpired: A table was dropped, or a lock or a missing
                 changelog forbids the commit. Nothing was written.
             ConnectionFailed: No answer came within the operation timeout.
+            UsageError: An earlier write of this transaction was not answered.
         """
         return self._runner.call(lambda: self._aio.commit(unwrap(parts)))
 
@@ -1872,6 +1986,9 @@ class Transaction(TransactionPart, BlockingContextManager):
 def connect(
     url: str | None = None,
     *,
+    token: str | os.PathLike[str] | TokenSource | None = None,
+    tls: bool | Tls | None = None,
+    profile: str | None = None,
     operation_timeout: float = 60.0,
     attempt_timeout: float = 10.0,
     next_chunk_timeout: float = 30.0,
@@ -1881,13 +1998,23 @@ def connect(
     """Opens a client, to be used as it is or in `with`.
 
     The server need not run yet: the first call connects, and fails within milliseconds if nothing listens at the
-    address. Only calls that are safe to repeat wait for an absent server: writes, which the server applies once however
-    often they are repeated, and scans with a known position, which are those of a pinned snapshot or with a resume
-    token.
+    address. Some calls wait for an absent server, because they are safe to repeat: writes and transactions, which the
+    server applies once however often they are repeated, and scans whose position is known, which are those of a pinned
+    snapshot, with a resume token, and of changes from given offsets or for a consumer.
+
+    The address, the token and the TLS settings each come from the first place that has them: the arguments; the
+    profile; the environment variables `SCANKV_URL`, `SCANKV_TOKEN` or `SCANKV_TOKEN_FILE`, `SCANKV_TLS_CA`,
+    `SCANKV_CLIENT_CERTIFICATE` and `SCANKV_CLIENT_KEY`; the profile in `SCANKV_PROFILE`. The variables, and the profile
+    in `SCANKV_PROFILE`, are used only for the server that they name, if they name one.
 
     Args:
-        url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, or
-            `localhost:7070` without it.
+        url: The server as `host:port`, `scankv://host:port` (never with TLS) or `scankvs://host:port` (always with
+            TLS), an IPv6 host in brackets. Default: as above, then `localhost:7070`.
+        token: The token that authenticates the client. A `pathlib.Path` or `TokenFile` names a file that is read again
+            when it changes, a `TokenEnv` names an environment variable. A token is not sent without TLS beyond this
+            machine.
+        tls: Whether to use TLS, or a `Tls` with certificates. True: trust the authorities that this machine trusts.
+        profile: A profile in `~/.config/scankv/config.toml`.
         operation_timeout: Seconds for one operation with all its attempts; for a scan, the time without progress.
         attempt_timeout: Seconds until the first message of an answer.
         next_chunk_timeout: Seconds until the next chunk or heartbeat of a scan, while the caller waits for it.
@@ -1898,11 +2025,15 @@ def connect(
         The `Client`.
 
     Raises:
-        UsageError: The url cannot be parsed, or a number is out of range.
+        UsageError: The url cannot be parsed, a number is out of range, the token or the TLS settings are not valid, or
+            there is no such profile.
     """
     return Client(
         aio_client.connect(
             url,
+            token=token,
+            tls=tls,
+            profile=profile,
             operation_timeout=operation_timeout,
             attempt_timeout=attempt_timeout,
             next_chunk_timeout=next_chunk_timeout,

@@ -31,8 +31,8 @@ ITEMS_AHEAD: Final = 3
 class ReadAhead(Generic[_Item]):
     """The items of an asynchronous generator for a caller that blocks. The next items are made while the caller works.
 
-    At most `ahead` items exist that are not done, including the caller's own; what the generator itself holds is not
-    counted. An item is done when the caller asks for the next one.
+    At most `ahead` unfinished items exist, including the one that the caller works on; what the generator itself holds
+    is not counted. An item is finished when the caller asks for the next one.
 
     One reader, in any thread. Use it in `with`, whose end closes the generator and waits for that. Dropping it also
     closes the generator, without waiting.

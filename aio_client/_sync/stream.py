@@ -36,9 +36,9 @@ class ScanStream:
     checksum. An error ends the stream, and further reads raise it again; its `resume_token` continues the scan.
 
     A scan is interrupted if the connection breaks, the server stops or ends it, or nothing arrives in time. It resumes
-    by itself if that is exact, which is the case over a pinned snapshot, or if `Resume.LATEST` allows it; `resumptions`
-    says where. The client tries for the operation timeout after the last chunk or heartbeat. Otherwise the interruption
-    is raised.
+    by itself if that is exact, which is the case for a pinned snapshot and for the changelog, or if `Resume.LATEST`
+    allows it; `resumptions` says where. The client tries for the operation timeout after the last chunk or heartbeat.
+    Otherwise the interruption is raised.
 
     The scan starts with the first read, or on entering `with`. The server stops reading when the reader stops. It reads
     ahead by the client's `read_ahead_bytes` or `read_ahead_chunks`, whichever is less, and by one chunk on its own
@@ -147,7 +147,7 @@ class ScanStream:
             Rows. None if none arrived in time, and after the end, when `ended` is true.
 
         Raises:
-            UsageError: `timeout` is not such a number.
+            UsageError: `timeout` is negative or not a number.
             ScanKvError: As for iterating.
         """
         timeout = timeout_of(timeout)
@@ -225,7 +225,7 @@ class ScanStream:
             ConsumerFenced: Another stream has taken the consumer over, or the consumer was reset or deleted, or has
                 expired.
             InvalidResumeToken: The token is damaged, or belongs to another table.
-            UsageError: The stream has no consumer, or was not started; or `token` is not a token.
+            UsageError: The stream has no consumer, or was not started; or `token` is not bytes.
             Unavailable, DeadlineExceeded: No answer came; the position may have been committed.
         """
         if self._interrupted is not None:
@@ -245,7 +245,7 @@ class ScanStream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows. Known once the scan has started, like the properties below that say so.
+        """The schema of the rows. Known once the scan has started.
 
         Raises:
             UsageError: The scan has not started.
@@ -340,7 +340,8 @@ class ScanStream:
     def watermark(self) -> datetime | None:
         """For a scan of the changelog: all changes committed before this time were returned.
 
-        In UTC, by the service's clock. None while changes wait to be read.
+        In UTC, by the server's clock; it never decreases. None until the stream has caught up with the changes for the
+        first time, and during a start with `StartFrom.FULL` while it returns rows of the table.
         """
         watermark = self._stream.watermark
         return watermark if self._before is None else self._before.watermark

@@ -24,18 +24,18 @@ class TopNWatch:
             for top in watch:
                 show(top.rows, top.moved)
 
-    The watch asks in the background from the start until it is closed or dropped, so `latest` has an answer at any
-    time. The iterator returns the rows of now, with the differences from the answer that it returned before. Changes of
-    the table that leave the rows equal are not returned.
+    The watch asks in the background from the start until it is closed or dropped, so `latest` has the newest answer at
+    any time. The iterator returns the current rows, with the differences from the answer that it returned before.
+    Changes of the table that leave the rows equal are not returned.
 
     The query waits at the server, which answers when a write has changed the table. The client thus gets a change at
     once, or `every` seconds after the answer before if that is later, so a busy table costs at most one answer in that
-    time. While nothing changes, the server says so about every half minute, from memory. A server with too many waiting
-    calls says so at once, and is asked every `every` seconds instead.
+    time. While nothing changes, the server answers about every half minute, from memory. A server with too many waiting
+    calls answers at once, and the watch asks every `every` seconds instead.
 
-    If the server is away, for example to restart, the watch waits for the operation timeout. Longer absences and other
-    errors are raised and end the watch. Versions survive a restart of the server, so a restart without changes causes
-    no answer.
+    If the server is away, for example to restart, the watch waits for the operation timeout. If the server stays away
+    longer, and after any other error, the watch ends and raises the error. Versions survive a restart of the server, so
+    a restart without changes causes no answer.
 
     Thread-safe.
     """
@@ -95,7 +95,10 @@ class TopNWatch:
         raise StopIteration
 
     def latest(self) -> TopN | None:
-        """Returns the newest rows with the differences when they came; None before the first. Never blocks.
+        """Returns the newest rows, with their differences from the answer before. Never blocks.
+
+        Returns:
+            The rows. None before the first answer.
 
         Raises:
             ScanKvError: The error that ended the watch.

@@ -119,7 +119,7 @@ class PythonRows:
         return self._table_of([self.decode(row) for row in rows], self._row_type)
 
     def to_filled_table(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> pa.Table | None:
-        """Decodes the rows of encoded keys; a key without a row gets one that is null except for the key.
+        """Decodes the rows of encoded keys; a key without a row gets a row that is null except for the key.
 
         Columns outside the key are nullable. Otherwise as `to_table`.
         """

@@ -21,7 +21,6 @@ class AnonymousWriters:
     """
 
     def __init__(self) -> None:
-        """Begins without writers."""
         self._client = uuid.uuid4().hex
         self._free: list[AnonymousWriter] = []
         self._made = 0
@@ -40,10 +39,9 @@ class AnonymousWriters:
 
 
 class AnonymousWriter:
-    """A writer that takes its identity by itself."""
+    """One anonymous writer, which numbers its requests."""
 
     def __init__(self, writer_id: str) -> None:
-        """Called by `AnonymousWriters`."""
         self._id = writer_id
         self._sequence = 0
 

@@ -17,21 +17,23 @@ Waiting in the client does not count against the attempt timeout.
 """
 
 LONG_CALLS: Final = 64
-"""The same for answers for which the server may read complete tables, so that they do not delay short calls."""
+"""The same for calls for whose answers the server may read complete tables. They must not delay short calls."""
 
 STREAMS_PER_CONNECTION: Final = 256
-"""The most scans, streams of changes and watches on one connection. They may never end, so further ones do not wait
-but get another connection."""
+"""The most scans, streams of changes and watches on one connection. Further ones do not wait, because these calls may
+never end, but get another connection."""
 
 
 class CallQueue:
     """Bounds the number of calls in flight. Other calls wait in the order in which they came.
 
     Belongs to one event loop. A waiting call may be cancelled at any time.
+
+    Args:
+        most: The most calls in flight.
     """
 
     def __init__(self, most: int) -> None:
-        """Takes the most calls in flight."""
         self._turns = asyncio.Semaphore(most)
         self._most = most
 

@@ -10,13 +10,15 @@ from aio_client._transport.flow_control import flow_control_options
 _MAX_RECEIVE_BYTES: Final = 48 * 1024 * 1024
 
 
-def channel_options(window: int) -> list[tuple[str, int]]:
+def channel_options(window: int, server_name: str | None = None) -> list[tuple[str, int | str]]:
     """Returns the options of a connection.
 
     Args:
         window: The receive window in bytes.
+        server_name: The name that must be in the server's certificate. None: the host that is connected to.
     """
     return [
+        *([] if server_name is None else [("grpc.ssl_target_name_override", server_name)]),
         ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
         ("grpc.max_send_message_length", _MAX_RECEIVE_BYTES),
         *flow_control_options(window),

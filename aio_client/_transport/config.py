@@ -1,28 +1,34 @@
-"""The settings of a client: the server's address, timeouts, and the read-ahead."""
+"""The settings of a client: the server's address, token and TLS, timeouts, and the read-ahead."""
 
 from __future__ import annotations
 
-import os
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from aio_client._transport.tls import Tls
+from aio_client._transport.tokens import TokenSource
 from scankv.model.errors import UsageError
 from scankv.model.limits import DEFAULT_CHUNK_BYTES
 
 DEFAULT_URL: Final = "localhost:7070"
-URL_VARIABLE: Final = "SCANKV_URL"
 
 _MIN_READ_AHEAD_BYTES: Final = 64 * 1024
 _MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 _MAX_READ_AHEAD_CHUNKS: Final = 1024
 _MAX_HEARTBEAT_MILLIS: Final = 3_600_000
-_ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
+_PLAIN: Final = "scankv://"
+_ENCRYPTED: Final = "scankvs://"
+_ADDRESS: Final = re.compile(r"(?:scankvs?://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """The settings of `connect`. Immutable, picklable; `connect(**dataclasses.asdict(config))` opens an equal client.
+    """The settings of a client, as `connect` has found them. Immutable; `Client(config)` opens an equal client.
+
+    Picklable, unless it has a token that was given as text, or a key that was given as bytes. A pickle has the path or
+    name of a secret, and no secret.
 
     Four timeouts bound a scan. The three of the client run only while the caller waits in a read, never between two
     reads. Each of them bounds one thing:
@@ -33,7 +39,10 @@ class ClientConfig:
     - the server's `stall_timeout_seconds`: a scan whose reader takes nothing, with `ScanStalled`.
 
     Attributes:
-        url: The server as `host:port` or `scankv://host:port`; an IPv6 host in brackets. Default `localhost:7070`.
+        url: The server as `host:port`, `scankv://host:port` (never with TLS) or `scankvs://host:port` (always with
+            TLS); an IPv6 host in brackets. Default `localhost:7070`.
+        token: Where the token is that authenticates the client. None: the client has none.
+        tls: The TLS settings. None: the connection is not encrypted.
         operation_timeout: Seconds that one operation with all its attempts may take, more than 0. For a scan and for a
             write of many requests, it is the time without progress, not the complete duration, and excludes the time
             that the caller takes. Progress of a scan is a chunk, a heartbeat or the end; a header alone is not.
@@ -48,6 +57,8 @@ class ClientConfig:
     """
 
     url: str = DEFAULT_URL
+    token: TokenSource | None = None
+    tls: Tls | None = None
     operation_timeout: float = 60.0
     attempt_timeout: float = 10.0
     next_chunk_timeout: float = 30.0
@@ -57,6 +68,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Raises UsageError, which names the field that is out of range."""
         _split_address(self.url)
+        self._check_access()
         for field in ("operation_timeout", "attempt_timeout", "next_chunk_timeout"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -75,11 +87,30 @@ class ClientConfig:
                 option="read_ahead_chunks",
             )
 
+    def _check_access(self) -> None:
+        if self.tls is not None and not isinstance(self.tls, Tls):
+            raise UsageError(f"tls must be a Tls or None, not a {type(self.tls).__name__}", option="tls")
+        if self.tls is None and is_encrypted(self.url):
+            object.__setattr__(self, "tls", Tls())
+        if self.tls is not None and is_plain(self.url):
+            raise UsageError(
+                f"the url {self.url} says that the connection is not encrypted, and TLS settings are given: write "
+                f"{_ENCRYPTED}{self.address}, or leave the settings out",
+                option="tls",
+            )
+        if self.token is not None and not isinstance(self.token, TokenSource):
+            raise UsageError("token must be a TokenFile, a TokenEnv or None; connect also takes text", option="token")
+        if self.token is not None and self.tls is None and not _is_loopback(_split_address(self.url)[0]):
+            raise UsageError(
+                f"the token must not be sent to {self.address} over a connection that is not encrypted, where others "
+                f"could read it: connect to {_ENCRYPTED}{self.address}, or leave the token out",
+                option="token",
+            )
+
     @property
     def address(self) -> str:
         """The server as `host:port`, without a scheme."""
-        host, port = _split_address(self.url)
-        return f"{host}:{port}"
+        return address_of(self.url)
 
     @property
     def call_timeout(self) -> float:
@@ -113,9 +144,27 @@ class ClientConfig:
         return max(_MIN_READ_AHEAD_BYTES, min(self.read_ahead_bytes, rounded))
 
 
-def default_url() -> str:
-    """Returns the address of a client without a `url`: `$SCANKV_URL`, or `localhost:7070` without it."""
-    return os.environ.get(URL_VARIABLE) or DEFAULT_URL
+def address_of(url: str) -> str:
+    """Returns the server of a url as `host:port`. Raises UsageError if the url cannot be parsed."""
+    host, port = _split_address(url)
+    return f"{host}:{port}"
+
+
+def is_plain(url: str) -> bool:
+    """Returns whether a url says that the connection is not encrypted. One without a scheme says nothing."""
+    return isinstance(url, str) and url.startswith(_PLAIN)
+
+
+def is_encrypted(url: str) -> bool:
+    """Returns whether a url says that the connection is encrypted. One without a scheme says nothing."""
+    return isinstance(url, str) and url.startswith(_ENCRYPTED)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _split_address(url: str) -> tuple[str, int]:
@@ -123,8 +172,9 @@ def _split_address(url: str) -> tuple[str, int]:
     port = int(match["port"]) if match else 0
     if match is None or not 1 <= port <= 65535:
         raise UsageError(
-            f"{url!r} is not the address of a server: write host:port or scankv://host:port with a port from 1 to "
-            "65535, and an IPv6 host in brackets; for example localhost:7070 or [::1]:7070",
+            f"{url!r} is not the address of a server: write host:port or scankv://host:port, or scankvs://host:port "
+            "for TLS, with a port from 1 to 65535, and an IPv6 host in brackets; for example localhost:7070 or "
+            "[::1]:7070",
             option="url",
         )
     return match["host"], port

@@ -82,7 +82,7 @@ class RenewableLease(ABC):
 
     @property
     def _seconds_between_renewals(self) -> float:
-        # A server that has no room for another snapshot ends shared leases that were not renewed for a minute.
+        # A server that cannot keep another snapshot ends shared leases that were not renewed for a minute.
         return min(self.ttl / 3, _MAX_SECONDS_OF_SHARED) if self._shared else self.ttl / 3
 
     async def _keep(self) -> None:
@@ -98,7 +98,7 @@ class RenewableLease(ABC):
                 await self.renew()
             except (SnapshotLost, LockLost, UsageError) as error:
                 if not self._released:
-                    _log.warning("%s is not renewed any more: %s", self._label, error)
+                    _log.warning("%s is no longer renewed: %s", self._label, error)
                 return
             except ScanKvError as error:
                 failures += 1

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from aio_client._transport.retry import PASSING_ERRORS
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.v1 import consumer_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from google.protobuf.message import Message
+
     from aio_client._transport.transport import Method, Transport
 
-_Request = TypeVar("_Request")
+_Request = TypeVar("_Request", bound="Message")
 _Response = TypeVar("_Response")
 
 
@@ -36,8 +38,4 @@ async def call_again(
     async def attempt(deadline: float) -> _Response:
         return await transport.attempt(method, request, deadline=deadline)
 
-    return await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, PASSING_ERRORS),
-    )
+    return await transport.retry(attempt, request, retries=lambda error: isinstance(error, PASSING_ERRORS))

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import nullcontext
 from copy import copy
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from scankv.model.tracing import TraceContext, Tracer
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+class _WaitingItem(NamedTuple):
+    """An item that waits for a call.
+
+    Attributes:
+        item: The item.
+        future: Gets its result.
+        context: The trace context of its caller. None: calls have no spans.
+    """
+
+    item: Any
+    future: asyncio.Future[Any]
+    context: TraceContext | None
 
 
 class SharedCalls(Generic[_Item, _Result]):
@@ -26,6 +43,8 @@ class SharedCalls(Generic[_Item, _Result]):
             all.
         size: What an item counts towards `most`.
         most: The most that one call may have. An item that counts more is sent alone.
+        tracer: Makes the spans of calls. A call with items of several callers belongs to the trace of the first one.
+            None: calls have no spans.
     """
 
     def __init__(
@@ -33,12 +52,14 @@ class SharedCalls(Generic[_Item, _Result]):
         send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]],
         size: Callable[[_Item], int],
         most: int,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._send = send
         self._size = size
         self._most = most
         self._is_busy = False
-        self._waiting: deque[tuple[_Item, asyncio.Future[_Result]]] = deque()
+        self._waiting: deque[_WaitingItem] = deque()
         self._draining: asyncio.Task[None] | None = None
 
     async def call(self, item: _Item) -> _Result:
@@ -49,7 +70,7 @@ class SharedCalls(Generic[_Item, _Result]):
         """
         if self._is_busy:
             future: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-            self._waiting.append((item, future))
+            self._waiting.append(_WaitingItem(item, future, None if self._tracer is None else self._tracer.current()))
             return await future
         self._is_busy = True
         try:
@@ -65,7 +86,7 @@ class SharedCalls(Generic[_Item, _Result]):
 
     async def _drain(self) -> None:
         """Sends everything that waits, one call after another."""
-        batch: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        batch: list[_WaitingItem] = []
         try:
             while batch := self._next_batch():
                 await self._call_for(batch)
@@ -74,31 +95,34 @@ class SharedCalls(Generic[_Item, _Result]):
                 await asyncio.sleep(0)
         finally:
             # The callers wait for nothing else, so none may be left, whatever has ended this task.
-            for _, future in (*batch, *self._waiting):
-                future.cancel()
+            for waiting in (*batch, *self._waiting):
+                waiting.future.cancel()
             self._waiting.clear()
             self._is_busy = False
 
-    def _next_batch(self) -> list[tuple[_Item, asyncio.Future[_Result]]]:
-        batch: list[tuple[_Item, asyncio.Future[_Result]]] = []
+    def _next_batch(self) -> list[_WaitingItem]:
+        batch: list[_WaitingItem] = []
         size = 0
         while self._waiting:
-            item, future = self._waiting[0]
-            if not future.done():  # else its caller was cancelled
-                size += self._size(item)
+            first = self._waiting[0]
+            if not first.future.done():  # else its caller was cancelled
+                size += self._size(first.item)
                 if batch and size > self._most:
                     break
-                batch.append((item, future))
+                batch.append(first)
             self._waiting.popleft()
         return batch
 
-    async def _call_for(self, batch: Sequence[tuple[_Item, asyncio.Future[Any]]]) -> None:
+    async def _call_for(self, batch: Sequence[_WaitingItem]) -> None:
+        context = batch[0].context
         try:
-            results = await self._send([item for item, _ in batch])
+            # Otherwise all calls would belong to the trace of the caller that has started this task.
+            with nullcontext() if self._tracer is None or context is None else self._tracer.within(context):
+                results = await self._send([waiting.item for waiting in batch])
         except Exception as error:
             # A copy for each, because raising an error adds to its traceback.
             results = [copy(error) for _ in batch]
-        for (_, future), result in zip(batch, results, strict=True):
+        for (_, future, _), result in zip(batch, results, strict=True):
             if future.done():
                 continue
             if isinstance(result, Exception):

@@ -1,7 +1,8 @@
-"""The errors for statuses of calls: those of the server have a typed detail, those of gRPC or of a proxy do not."""
+"""Maps the status of a call to an error: by its typed detail if the server sent it, else by its code."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -12,9 +13,12 @@ from scankv.model.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    PermissionDenied,
     ProtocolViolation,
     RequestTooLarge,
     ScanKvError,
+    TlsHandshakeFailed,
+    Unauthenticated,
     Unavailable,
     error_for_reason,
 )
@@ -29,7 +33,33 @@ _ERROR_OF_STATUS: Final[dict[str, type[ScanKvError]]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "DATA_LOSS": DataLoss,
     "UNIMPLEMENTED": ProtocolViolation,
+    # Without a typed detail, these two come from a proxy in front of the server.
+    "UNAUTHENTICATED": Unauthenticated,
+    "PERMISSION_DENIED": PermissionDenied,
 }
+
+
+# gRPC says in the text only why a handshake failed. These reasons do not go away by themselves.
+_HANDSHAKE_FAILURES: Final = (
+    (
+        re.compile(r"CERTIFICATE_VERIFY_FAILED: ([\w ]+)"),
+        "its certificate is not trusted ({}); name the authority that issued it in SCANKV_TLS_CA, or in `ca` of `tls`",
+    ),
+    (
+        re.compile(r"(Hostname Verification Check failed)"),
+        "its certificate is for another host ({}); connect to that host, or name it in `server_name` of `tls`",
+    ),
+    (
+        re.compile(r"(WRONG_VERSION_NUMBER)"),
+        "it does not use TLS ({}); connect to scankv://host:port, without TLS settings",
+    ),
+    (
+        re.compile(r"handshake failed.*OPENSSL_internal:(\w+)"),
+        "the TLS handshake failed ({}); check `ca` of `tls`, and the server's certificate",
+    ),
+    (re.compile(r"(Failed to create security handshaker)"), "the TLS settings of the client cannot be used ({})"),
+)
+_CLOSED_BY_SERVER: Final = re.compile(r"failed to connect to all addresses.*Socket closed")
 
 
 def error_of_status(status: str, said: str, address: str, timeout: float) -> ScanKvError:
@@ -42,11 +72,13 @@ def error_of_status(status: str, said: str, address: str, timeout: float) -> Sca
         timeout: The seconds that the call had.
     """
     cls = _ERROR_OF_STATUS.get(status, InternalError)
+    if cls is Unavailable and (why := _handshake_failure(said)):
+        return TlsHandshakeFailed(f"no encrypted connection to the ScanKV server at {address}: {why}", address=address)
     return cls(_message_of(cls, said, address, timeout), address=address)
 
 
 def typed_error_of(data: bytes) -> ScanKvError | None:
-    """Returns the error that a serialized google.rpc.Status of the server describes. None: it describes none."""
+    """Returns the error that a serialized google.rpc.Status describes. None: it has no error that this client knows."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
         status = status_pb2.Status.FromString(data)
@@ -64,9 +96,21 @@ def typed_error_of(data: bytes) -> ScanKvError | None:
     return typed
 
 
+def _handshake_failure(said: str) -> str | None:
+    """Returns why a TLS handshake failed for good, and what to do. None: that is not what happened."""
+    for pattern, why in _HANDSHAKE_FAILURES:
+        if found := pattern.search(said):
+            return why.format(found[1].strip())
+    return None
+
+
 def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float) -> str:
     if cls is Unavailable:
-        return f"no ScanKV server answers at {address}: {said}"
+        # What a server does with a connection without TLS, or without a certificate that it requires.
+        hint = ""
+        if _CLOSED_BY_SERVER.search(said):
+            hint = f"; it may require TLS, or a client certificate: connect to scankvs://{address} or give TLS settings"
+        return f"no ScanKV server answers at {address}: {said}{hint}"
     if cls is DeadlineExceeded:
         return f"the ScanKV server at {address} did not answer within {readable_seconds(timeout)} s"
     if cls is RequestTooLarge:
@@ -77,5 +121,5 @@ def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float)
 
 
 def readable_seconds(timeout: float) -> str:
-    """Seconds for messages, rounded to a readable number of digits."""
+    """Returns seconds for messages, rounded to a readable number of digits."""
     return f"{round(timeout, 2) or timeout:g}"

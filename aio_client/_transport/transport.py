@@ -9,27 +9,35 @@ import asyncio
 import time
 import warnings
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._transport.anonymous_writers import AnonymousWriters
+from aio_client._transport.authorization import Authorization
 from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
+from aio_client._transport.call_traces import trace_call
 from aio_client._transport.channel import channel_options
 from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owner import ClientOwner
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
 from aio_client._transport.status_errors import error_of_status, readable_seconds, typed_error_of
+from aio_client._transport.tls import read_certificates
 from scankv.model.errors import (
     DeadlineExceeded,
+    PermissionDenied,
     ProtocolViolation,
     ScanKvError,
     ServerBusy,
+    TlsHandshakeFailed,
+    Unauthenticated,
     Unavailable,
     UsageError,
 )
+from scankv.model.tracing import find_tracer
 from scankv.v1.admin_pb2 import BucketCheck
 from scankv.v1.admin_pb2_grpc import AdminServiceStub
 from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
@@ -44,9 +52,14 @@ from scankv.v1.transaction_pb2_grpc import TransactionServiceStub
 from scankv.v1.write_pb2_grpc import WriteServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from google.protobuf.message import Message
+
+    from aio_client._transport.authorization import Metadata
     from aio_client._transport.config import ClientConfig
+    from aio_client._transport.tls import Certificates, Tls
+    from scankv.model.tracing import Headers, Tracer
     from scankv.v1.admin_pb2 import CheckTableRequest
     from scankv.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from scankv.v1.consumer_pb2_grpc import ConsumerServiceAsyncStub
@@ -58,7 +71,8 @@ if TYPE_CHECKING:
     from scankv.v1.transaction_pb2_grpc import TransactionServiceAsyncStub
     from scankv.v1.write_pb2_grpc import WriteServiceAsyncStub
 
-_Request = TypeVar("_Request")
+_Request = TypeVar("_Request", bound="Message")
+_Result = TypeVar("_Result")
 _Response = TypeVar("_Response")
 _Call = TypeVar("_Call", bound="grpc.aio.Call")
 
@@ -69,10 +83,12 @@ Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _READY_POLL_SECONDS: Final = 0.05
 _AWAY: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+# Errors that waiting does not remove.
+_REFUSALS: Final = (Unauthenticated, PermissionDenied, TlsHandshakeFailed)
 
 
 class Transport:
-    """The connections of one client. It connects with the first call, and reconnects after the server was away.
+    """The connections of one client. The first call connects, and later calls reconnect if the connection is lost.
 
     Belongs to the event loop and the process it was made in: not thread-safe, and unusable after a fork. Closed by
     `close`, or when it is dropped.
@@ -81,14 +97,25 @@ class Transport:
         config: The settings of the client.
         address: The server, as `host:port`.
         writers: The anonymous writers of the client.
+        tracer: Makes the spans of calls. None: the program had not configured OpenTelemetry when the client was opened.
     """
 
     def __init__(self, config: ClientConfig) -> None:
-        """Prepares the channel without connecting. Must run in the event loop that will make the calls."""
+        """Prepares the channel without connecting. Must run in the event loop that will make the calls.
+
+        Raises:
+            UsageError: The token or a certificate cannot be read.
+        """
+        self._authorization = Authorization(config.token)
+        self._credentials = None if config.tls is None else _Credentials(config.tls)
         self._owner = ClientOwner(config.address)
         self.config = config
         self.address: str = config.address
         self.writers: AnonymousWriters = AnonymousWriters()
+        self.tracer: Tracer | None = find_tracer()
+        # Learned from the first refusal. An upgrade of the server is noticed by the next client.
+        self.takes_encoded_reads = True
+        self.takes_encoded_writes = True
         ignore_stray_events(self._owner.loop)
         self._window = config.window_bytes(None)
         # A receive window belongs to a connection, so every window has its own connections. Only the last one of a
@@ -123,8 +150,11 @@ class Transport:
         return self._connections[self._window][0]
 
     def _connect(self, window: int) -> _Services:
-        options = channel_options(window)
-        return _Services(grpc.aio.insecure_channel(f"dns:///{self.address}", options=options))
+        target = f"dns:///{self.address}"
+        if self._credentials is None:
+            return _Services(grpc.aio.insecure_channel(target, options=channel_options(window)))
+        options = channel_options(window, self._credentials.tls.server_name)
+        return _Services(grpc.aio.secure_channel(target, self._credentials.current(), options=options))
 
     async def call(
         self, method: Callable[[], Method[_Request, _Response]], request: _Request, *, repeatable: bool = True
@@ -151,7 +181,27 @@ class Transport:
             shed = isinstance(error, Unavailable) and error.shed
             return isinstance(error, ServerBusy) or (repeatable and shed)
 
-        return await with_retries(attempt, timeout=self.config.operation_timeout, retries=retries)
+        return await self.retry(attempt, request, retries=retries)
+
+    async def retry(
+        self,
+        attempt: Callable[[float], Awaitable[_Result]],
+        request: Message,
+        *,
+        retries: Callable[[ScanKvError], bool],
+    ) -> _Result:
+        """Makes attempts of one operation, for the operation timeout. They belong to one span.
+
+        Args:
+            attempt: As for `with_retries`.
+            request: The request of all attempts.
+            retries: As for `with_retries`.
+        """
+        timeout = self.config.operation_timeout
+        if self.tracer is None:
+            return await with_retries(attempt, timeout=timeout, retries=retries)
+        with trace_call(self.tracer, self.address, request) as attempts:
+            return await with_retries(attempts.counting(attempt), timeout=timeout, retries=retries)
 
     async def attempt(
         self,
@@ -178,8 +228,11 @@ class Transport:
         try:
             left = max(0.001, deadline - time.monotonic())
             timeout = left if is_long else min(self.config.attempt_timeout, left)
-            services = self.services
-            return await self._answer(method()(request, timeout=timeout), services, timeout)
+            return await self._answer(
+                lambda metadata: method()(request, timeout=timeout, metadata=self._traced(metadata)),
+                self.services,
+                timeout,
+            )
         finally:
             queue.leave()
 
@@ -194,15 +247,37 @@ class Transport:
             timeout: Seconds until the answer must arrive.
         """
         services = self._connection_for_stream(self._window)
-        return await self._answer(services.stream(method(services)(request, timeout=timeout)), services, timeout)
+
+        async def attempt(_: float = 0) -> _Response:
+            return await self._answer(
+                lambda metadata: services.stream(
+                    method(services)(request, timeout=timeout, metadata=self._traced(metadata))
+                ),
+                services,
+                timeout,
+            )
+
+        if self.tracer is None:
+            return await attempt()
+        with trace_call(self.tracer, self.address, request) as attempts:
+            return await attempts.counting(attempt)(0)
 
     async def _answer(
-        self, call: grpc.aio.UnaryUnaryCall[_Request, _Response], services: _Services, timeout: float
+        self,
+        start: Callable[[Metadata], grpc.aio.UnaryUnaryCall[_Request, _Response]],
+        services: _Services,
+        timeout: float,
     ) -> _Response:
+        """Waits for the answer of a call, which is made twice if a changed token may let the server accept it."""
         # Holding `services` keeps its connection open if it is replaced during the call.
         try:
-            await _wait_for_end(call)
-            response = await call
+            metadata = self._authorization.metadata()
+            try:
+                response = await _response_of(start(metadata))
+            except grpc.aio.AioRpcError as error:
+                if not self.renew_token(error, metadata):
+                    raise
+                response = await _response_of(start(self._authorization.metadata()))
         except grpc.aio.AioRpcError as error:
             raise self.error_from(error, services, timeout) from error
         except asyncio.CancelledError:
@@ -210,24 +285,35 @@ class Transport:
             raise
         return _check_decoded(response, self.address)
 
-    def open_scan(self, request: ScanKvRequest, window: int) -> ScanCall:
+    def open_scan(self, request: ScanKvRequest, window: int, trace: Headers = ()) -> ScanCall:
         """Starts one attempt of a scan. Nothing is awaited before its first `read`.
 
         Args:
             request: The request.
             window: The receive window in bytes. Each window in use has connections of its own, which are made when
                 first needed and closed with the client.
+            trace: The trace context of the scan.
         """
         services = self._connection_for_stream(window)
-        return StreamCall(self, services, services.stream(services.scan_kv(request)), ScanMessage)
+        return StreamCall(
+            self,
+            services,
+            lambda metadata: services.stream(services.scan_kv(request, metadata=_join(metadata, trace))),
+            ScanMessage,
+        )
 
     def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
         """Starts the check of a table. Nothing is awaited before its first `read`."""
         services = self._connection_for_stream(self._window)
-        return StreamCall(self, services, services.stream(services.admin.CheckTable(request)), BucketCheck)
+        return StreamCall(
+            self,
+            services,
+            lambda metadata: services.stream(services.admin.CheckTable(request, metadata=self._traced(metadata))),
+            BucketCheck,
+        )
 
     def _connection_for_stream(self, window: int) -> _Services:
-        """Returns a connection of this window that can take one more stream; a new one if there is none."""
+        """Returns a connection of this window that can take one more stream, and makes one if necessary."""
         _ = self.services  # Raises if the client cannot be used.
         # Connections without streams are dropped, except for the first.
         kept = [each for each in self._connections.get(window, ())[1:] if each.streams]
@@ -252,6 +338,23 @@ class Transport:
                 self._replaced.add(services)
                 return
 
+    def _traced(self, metadata: Metadata) -> Metadata:
+        """Returns the metadata with the trace context of the current span."""
+        return metadata if self.tracer is None else _join(metadata, self.tracer.headers())
+
+    def call_metadata(self) -> Metadata:
+        """Returns the metadata for a call that is made now."""
+        return self._authorization.metadata()
+
+    def renew_token(self, error: grpc.aio.AioRpcError, refused: Metadata) -> bool:
+        """Returns whether a call should be made again, because the server refused its token and the token has changed.
+
+        Args:
+            error: The error of the call.
+            refused: The metadata of the call.
+        """
+        return error.code() is grpc.StatusCode.UNAUTHENTICATED and self._authorization.renew(refused)
+
     def error_from(self, error: grpc.aio.AioRpcError, services: _Services, timeout: float) -> ScanKvError:
         """Maps an error of gRPC to ours: by its typed detail, or by its status code if it has none.
 
@@ -265,14 +368,19 @@ class Transport:
         typed = _typed_error(error)
         if typed is not None:
             return typed
-        known = error_of_status(error.code().name, error.details() or str(error.code()), self.address, timeout)
+        known = self._status_error(error, timeout)
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
         silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence_seconds
-        if silent or (isinstance(known, Unavailable) and state is not grpc.ChannelConnectivity.READY):
+        broken = isinstance(known, Unavailable) and state is not grpc.ChannelConnectivity.READY
+        # Another connection reads the certificates again.
+        if silent or broken or isinstance(known, TlsHandshakeFailed):
             self.replace(services)
         return known
+
+    def _status_error(self, error: grpc.aio.AioRpcError, timeout: float) -> ScanKvError:
+        return error_of_status(error.code().name, error.details() or str(error.code()), self.address, timeout)
 
     async def wait_closed(self) -> None:
         """Waits until the client is closed.
@@ -287,17 +395,24 @@ class Transport:
         """Waits until the standard health service reports that the server serves.
 
         Raises:
-            DeadlineExceeded: It did not within `timeout` seconds.
+            DeadlineExceeded: The server was not ready within `timeout` seconds.
+            TlsHandshakeFailed: The client does not trust the server, or the server does not use TLS.
+            Unauthenticated: The server does not accept the token.
         """
         services = self.services
         last = "it does not answer"
         try:
             async with asyncio.timeout(timeout):
                 while True:
+                    metadata = self._authorization.metadata()
                     try:
-                        answer = await services.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+                        answer = await services.health.Check(health_pb2.HealthCheckRequest(), metadata=metadata)
                     except grpc.aio.AioRpcError as error:
-                        last = error.details() or str(error.code())
+                        known = _typed_error(error) or self._status_error(error, timeout)
+                        if isinstance(known, _REFUSALS) and not self.renew_token(error, metadata):
+                            raise known from error
+                        said = error.details() or str(error.code())
+                        last = f"it does not answer ({said})" if isinstance(known, Unavailable) else said
                     else:
                         if answer.status == health_pb2.HealthCheckResponse.SERVING:
                             return
@@ -331,6 +446,34 @@ class Transport:
             raise UsageError(
                 f"the client of {self.address} was closed while it was being used", address=self.address
             ) from None
+
+
+class _Credentials:
+    """The certificates of one client, read again for each new connection.
+
+    Attributes:
+        tls: Where the certificates are.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        """Reads the certificates. Raises UsageError if one of them cannot be used."""
+        self.tls = tls
+        self._certificates = read_certificates(tls)
+        self._credentials = _channel_credentials(self._certificates)
+
+    def current(self) -> grpc.ChannelCredentials:
+        """Returns the credentials for a new connection."""
+        # While files are being replaced, they may be missing, or not belong together.
+        with suppress(UsageError):
+            certificates = read_certificates(self.tls)
+            if certificates != self._certificates:
+                self._credentials = _channel_credentials(certificates)
+                self._certificates = certificates
+        return self._credentials
+
+
+def _channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(certificates.roots, certificates.key, certificates.chain)
 
 
 class _Services:
@@ -380,12 +523,15 @@ class StreamCall(Generic[_Response]):
         self,
         transport: Transport,
         services: _Services,
-        call: grpc.aio.UnaryStreamCall[Any, _Response],
+        start: Callable[[Metadata], grpc.aio.UnaryStreamCall[Any, _Response]],
         message_type: type[_Response],
     ) -> None:
         self._transport = transport
         self._services = services
-        self._call = call
+        self._metadata = transport.call_metadata()
+        self._call = start(self._metadata)
+        # Makes the call again, unless a message has come. None: a message has come, or it was made again.
+        self._restart: Callable[[Metadata], grpc.aio.UnaryStreamCall[Any, _Response]] | None = start
         self._message_type = message_type
         self._loop = asyncio.get_running_loop()
 
@@ -414,7 +560,7 @@ class StreamCall(Generic[_Response]):
         """
         try:
             async with asyncio.timeout(timeout):
-                message = await self._call.read()
+                message = await self._read()
         except TimeoutError as error:
             if (timeout or 0) >= self._transport.config.min_silence_seconds:
                 self._transport.replace(self._services)
@@ -423,6 +569,13 @@ class StreamCall(Generic[_Response]):
                 f"the ScanKV server at {address} sent nothing for {readable_seconds(timeout or 0)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
+            if self._transport.renew_token(error, self._metadata):
+                # The server has ended a stream whose token is no longer valid. Another one may continue.
+                raise Unavailable(
+                    f"the ScanKV server at {self._transport.address} has ended the stream, because its token is no "
+                    "longer valid; there is a new one",
+                    address=self._transport.address,
+                ) from error
             raise self._transport.error_from(error, self._services, timeout or 0) from error
         except asyncio.CancelledError:
             if not _task_is_cancelled():
@@ -432,9 +585,24 @@ class StreamCall(Generic[_Response]):
         # At the end, gRPC returns a marker of another type.
         return decoded if isinstance(decoded, self._message_type) else None
 
+    async def _read(self) -> Any:  # noqa: ANN401  # a message, or gRPC's marker of the end
+        start, self._restart = self._restart, None
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            if start is None or not self._transport.renew_token(error, self._metadata):
+                raise
+        self._metadata = self._transport.call_metadata()
+        self._call = start(self._metadata)
+        return await self._call.read()
+
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
         self._call.cancel()
+
+
+def _join(metadata: Metadata, headers: Headers) -> Metadata:
+    return (*(metadata or ()), *headers) if headers else metadata
 
 
 ScanCall: TypeAlias = StreamCall[ScanMessage]
@@ -453,6 +621,11 @@ def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
     """Returns the server's error, from the details of the status. None if the details have no known error."""
     metadata: Any = error.trailing_metadata()
     return typed_error_of(metadata.get(_DETAILS_KEY, b""))
+
+
+async def _response_of(call: grpc.aio.UnaryUnaryCall[_Request, _Response]) -> _Response:
+    await _wait_for_end(call)
+    return await call
 
 
 async def _wait_for_end(call: grpc.aio.Call) -> None:

@@ -40,8 +40,8 @@ class ColumnLock(RenewableLease):
         Args:
             transport: The client's connection.
             message: The server's description of the lock.
-            asked_at: The instant of `time.monotonic` before the call: the lock lasts at least as long as described from
-                then.
+            asked_at: The instant of `time.monotonic` before the call. The described lock lasts for at least its
+                remaining time from this instant on.
         """
         super().__init__()
         self._transport = transport

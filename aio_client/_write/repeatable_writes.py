@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from aio_client._transport.retry import PASSING_ERRORS
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
@@ -42,17 +42,15 @@ async def write_until_answered(
         ConnectionFailed: No answer came. The write may have been applied, or may still be applied.
         ScanKvError: The server's error.
     """
-    return await with_retries(
-        write_attempts(transport, request, clock),
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, PASSING_ERRORS),
+    return await transport.retry(
+        write_attempts(transport, request, clock), request, retries=lambda error: isinstance(error, PASSING_ERRORS)
     )
 
 
 def write_attempts(
     transport: Transport, request: Request, clock: Callable[[], float] = _uptime
 ) -> Callable[[float], Awaitable[write_pb2.WriteResponse]]:
-    """Returns a function that sends a write once, by the deadline given. For `with_retries`.
+    """Returns a function that sends a write once, by the deadline given. For `Transport.retry`.
 
     The age of the write counts from now. Calls of the function must not overlap. See `write_until_answered`.
     """

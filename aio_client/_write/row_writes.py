@@ -9,29 +9,41 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from aio_client._transport.retry import PASSING_ERRORS
 from aio_client._transport.shared_calls import SharedCalls
 from aio_client._transport.status_errors import typed_error_of
 from aio_client._write.repeatable_writes import write_attempts
 from aio_client._write.write_requests import WriteResult
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.errors import ConnectionFailed, InvalidRequest, ProtocolViolation, ScanKvError
+from scankv.model.errors import (
+    ConnectionFailed,
+    InvalidRequest,
+    ProtocolViolation,
+    ScanKvError,
+    UnknownField,
+    UpgradeNotConfirmed,
+)
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from aio_client._table.handle import TableHandle
+    from aio_client._write.repeatable_writes import Request
 
 _MOST_ROWS: Final = 128
-"""The most rows that share a request: the server writes so many in a few milliseconds."""
+"""The most rows that share a request. The server writes this many in a few milliseconds."""
 
 _ENCODED: Final = ("encoded_rows", "encoded_keys")
-"""What an error names if the whole request must be sent as Arrow data."""
+"""The options that an error names if the complete request must be sent as Arrow data."""
 
 
 class NeedsArrowError(Exception):
-    """The table was altered, and the server no longer takes its rows one by one. Nothing was written."""
+    """The server does not take these rows one by one: the table was altered, or the server is old. Nothing was written.
+
+    A server of version 0.1.0 knows no encoded rows, and a later one refuses independent rows until the upgrade of its
+    data directory is confirmed.
+    """
 
 
 class EncodedRows(NamedTuple):
@@ -52,7 +64,7 @@ class CallOutcome(NamedTuple):
     Attributes:
         log_offsets: For every bucket of a row that was written, the offset of the first change after the write.
         failures: Why rows were not written, by their numbers in the call.
-        repeats: What comes of the request when it is repeated, because buckets were away for the moment.
+        repeats: The repeats of the request, if some of its buckets were temporarily unavailable.
     """
 
     log_offsets: dict[int, int]
@@ -65,7 +77,7 @@ class Repeats(NamedTuple):
 
     Attributes:
         outcomes: The final outcome of each call of the request, or the error of all.
-        number: The number of the call among those of the request.
+        number: The number of the call within the request.
         are_shared: Whether the request has several calls.
     """
 
@@ -87,19 +99,26 @@ class Repeats(NamedTuple):
 class RowWrites:
     """Writes few rows of one table; concurrent calls with one row share requests. Belongs to the event loop.
 
-    Calls with one row are applied in the order in which they were made, upserts and deletes apart.
+    Upserts with one row are applied in the order of the calls, and so are deletes with one key. An upsert and a delete
+    that overlap have no order.
     """
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
         # The event loop refers to tasks only weakly, and all callers may be cancelled.
         self._repeats: set[asyncio.Task[list[CallOutcome] | ScanKvError]] = set()
+        tracer = handle.transport.tracer
         self._upserts: SharedCalls[EncodedRows, CallOutcome] = SharedCalls(
-            partial(self._send, False), _count, _MOST_ROWS
+            partial(self._send, False), _count, _MOST_ROWS, tracer
         )
         self._deletes: SharedCalls[EncodedRows, CallOutcome] = SharedCalls(
-            partial(self._send, True), _count, _MOST_ROWS
+            partial(self._send, True), _count, _MOST_ROWS, tracer
         )
+
+    @property
+    def are_usable(self) -> bool:
+        """Whether the server has not refused encoded rows because of its version, or of its data directory's format."""
+        return self._handle.transport.takes_encoded_writes
 
     async def upsert(self, rows: EncodedRows) -> WriteResult:
         """Writes encoded rows.
@@ -118,8 +137,8 @@ class RowWrites:
     async def _write(self, calls: SharedCalls[EncodedRows, CallOutcome], few: EncodedRows) -> WriteResult:
         try:
             outcome = await (calls.call(few) if len(few.encoded) == 1 else self._send_alone(calls, few))
-        except InvalidRequest as error:
-            if error.details.get("option") in _ENCODED:
+        except (InvalidRequest, UnknownField, UpgradeNotConfirmed) as error:
+            if _needs_arrow(error):
                 raise NeedsArrowError from error
             raise
         if outcome.repeats is not None and any(map(_is_passing, outcome.failures.values())):
@@ -153,8 +172,7 @@ class RowWrites:
         transport, name = self._handle.transport, self._handle.name
         with ExitStack() as held:
             identity = held.enter_context(transport.writers.one()).next_identity()
-            send = write_attempts(
-                transport,
+            request: Request = (
                 write_pb2.DeleteRequest(
                     table=name,
                     encoded_keys=encoded,
@@ -169,9 +187,9 @@ class RowWrites:
                     table_incarnation=incarnation,
                     independent=independent,
                     writer=identity,
-                ),
+                )
             )
-            timeout = transport.config.operation_timeout
+            send = write_attempts(transport, request)
             is_unanswered = False
 
             async def attempt(deadline: float) -> write_pb2.WriteResponse:
@@ -183,20 +201,22 @@ class RowWrites:
                     raise
 
             try:
-                outcomes = _outcomes(await with_retries(attempt, timeout=timeout, retries=_is_passing), calls)
-            except InvalidRequest as error:
-                if is_unanswered and error.details.get("option") in _ENCODED:
+                outcomes = _outcomes(await transport.retry(attempt, request, retries=_is_passing), calls)
+            except (InvalidRequest, UnknownField, UpgradeNotConfirmed) as error:
+                if not isinstance(error, InvalidRequest):
+                    transport.takes_encoded_writes = False
+                if is_unanswered and _needs_arrow(error):
                     # As Arrow data, they would be written a second time.
                     raise ConnectionFailed(
-                        f"table {name} was altered while a write got no answer, so its rows may have been written: "
-                        "read them before you write them again"
+                        f"table {name} was altered, or its server replaced by an older one, while a write got no "
+                        "answer, so its rows may have been written: read them before you write them again"
                     ) from error
                 raise
             if _passing_error(outcomes) is not None:
                 # In a task, so that the calls of other buckets need not wait. The request keeps its identity: rows may
                 # have been written before their bucket failed, and only the identity keeps them from being written
                 # twice.
-                task = asyncio.create_task(self._repeat(send, calls, held.pop_all()))
+                task = asyncio.create_task(self._repeat(request, send, calls, held.pop_all()))
                 self._repeats.add(task)
                 task.add_done_callback(self._repeats.discard)
                 several = len(calls) > 1
@@ -206,11 +226,15 @@ class RowWrites:
         return outcomes
 
     async def _repeat(
-        self, send: Callable[[float], Awaitable[write_pb2.WriteResponse]], calls: Sequence[EncodedRows], held: ExitStack
+        self,
+        request: Request,
+        send: Callable[[float], Awaitable[write_pb2.WriteResponse]],
+        calls: Sequence[EncodedRows],
+        held: ExitStack,
     ) -> list[CallOutcome] | ScanKvError:
-        """Repeats a request until no bucket is away. Returns its error, because nobody may wait for it.
+        """Repeats a request until all buckets are available. Returns its error, because no caller may wait for it.
 
-        `held` has its writer.
+        `held` keeps the writer of the request.
         """
 
         async def attempt(deadline: float) -> list[CallOutcome]:
@@ -221,9 +245,7 @@ class RowWrites:
 
         with held:
             try:
-                return await with_retries(
-                    attempt, timeout=self._handle.transport.config.operation_timeout, retries=_is_passing
-                )
+                return await self._handle.transport.retry(attempt, request, retries=_is_passing)
             except ScanKvError as error:
                 return error
 
@@ -269,6 +291,11 @@ def _renumber(error: ScanKvError, number: int, in_call: int) -> ScanKvError:
 def _passing_error(outcomes: Sequence[CallOutcome]) -> ScanKvError | None:
     errors = (error for outcome in outcomes for error in outcome.failures.values())
     return next(filter(_is_passing, errors), None)
+
+
+def _needs_arrow(error: ScanKvError) -> bool:
+    """Whether the rows of a refused request can be written as Arrow data."""
+    return not isinstance(error, InvalidRequest) or error.details.get("option") in _ENCODED
 
 
 def _is_passing(error: ScanKvError) -> bool:

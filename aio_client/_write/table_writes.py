@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class WriteMethods(TableMethods):
-    """Writes rows of a table. What a write returns is durable."""
+    """Writes rows of a table. When a write returns, its rows are durable."""
 
     def __init__(self, handle: TableHandle) -> None:
         super().__init__(handle)
@@ -54,20 +54,22 @@ class WriteMethods(TableMethods):
 
         By default, a new row replaces the row with its key, and the last of several rows with one key counts.
 
-        Concurrent calls with one dictionary and no other argument share requests, in tables whose rows replace each
-        other: those that are made on one `Table` while one is in flight go out with the next one. Each call has its own
-        result and error, and they are applied in the order in which they were made.
+        Concurrent calls on one `Table` share requests if each has a list of one dictionary and no other argument: calls
+        that are made while a request is in flight go out with the next one. They are applied in the order in which they
+        were made, and each has its own result and error. A call gets a request of its own if its row is longer than
+        4 KiB or a value needs a conversion. So does every call if the table has columns of other types than numbers,
+        booleans, text, bytes, dates and timestamps in microseconds, or floats or decimals in its key.
 
         Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
 
         Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
-        sent in order, in requests of up to 8 MiB; a request is atomic per bucket and 8,192 rows. A request that gets no
-        answer, because the connection broke or the server restarted, is repeated for the operation timeout, but is
-        applied only once. If no answer ever comes, the request may have been applied in part or completely,
-        or may still be applied; but not after a later write to the same bucket by the same task, provided that no
-        other task writes through the client at the same time.
+        sent in order, in requests of up to 8 MiB. The server applies a request in steps of up to 8,192 rows of one
+        bucket, each of which is atomic. A request that gets no answer, because the connection broke or the server
+        restarted, is repeated for the operation timeout, but is applied only once. If no answer ever comes, the request
+        may have been applied in part or completely, or may still be applied; but not after a later write to the same
+        bucket by the same task, provided that no other task writes through the client at the same time.
 
         Args:
             data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
@@ -83,9 +85,9 @@ class WriteMethods(TableMethods):
                 before it writes the first one, with no other write in between. The rows must fit into one request, and
                 `if_version` must have all their buckets. `LogOffsets` contain their table incarnation, even
                 after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
-            locks: The column locks of this table, or their ids, that the caller holds: the columns that they lock may
-                be written. A lock that has ended is refused, so that a holder that was paused does not write
-                concurrently with its successor.
+            locks: The column locks of this table that the caller holds, or their ids: the write may change the columns
+                that they lock. A write that names a lock that has ended is refused, so that a holder that was paused
+                does not write concurrently with its successor.
 
         Returns:
             The number of rows given, and the log offsets after the write.
@@ -103,10 +105,10 @@ class WriteMethods(TableMethods):
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
-            UsageError: `data` has no rows of a known form, or takes more than one request with `if_version`.
+            UsageError: `data` has no known form; or, with `if_version`, it is empty or does not fit into one request.
             ConnectionFailed: No answer came within the operation timeout.
         """
-        if columns is None and mode == "merge" and if_version is None and not locks:
+        if self._row_writes.are_usable and columns is None and mode == "merge" and if_version is None and not locks:
             encoded = self._handle.python_rows.encode_rows(data)
             if encoded is not None:
                 with suppress(TableRecreated, NeedsArrowError):
@@ -159,7 +161,11 @@ class WriteMethods(TableMethods):
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row. Shares requests and is repeated as `upsert`.
+        """Deletes the rows with these keys. Ignores keys without a row.
+
+        A request that gets no answer is repeated as for `upsert`. Concurrent calls with one key and no other argument
+        share requests as calls of `upsert` do, if the table's `delete_behavior` is "allow", the default of `last_row`
+        tables. An upsert and a delete share no request, and have no order if they overlap.
 
         Args:
             keys: As for `lookup`.
@@ -177,9 +183,10 @@ class WriteMethods(TableMethods):
                 deleted.
             SchemaMismatch: A column does not exist, or is not nullable.
             InvalidRequest: The table refuses deletes.
-            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
+            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, LockLost, UsageError, ConnectionFailed: As for
+                `upsert`.
         """
-        if columns is None and mode == "merge" and if_version is None and not locks:
+        if self._row_writes.are_usable and columns is None and mode == "merge" and if_version is None and not locks:
             python_rows = self._handle.python_rows
             encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None
             if encoded is not None:
@@ -268,7 +275,7 @@ class WriteMethods(TableMethods):
                 They must be `LogOffsets` with a table incarnation, because offsets of a table that was dropped and
                 created again under the same name would revert other changes.
             any_incarnation: Whether to accept offsets without a table incarnation.
-            locks: The column locks, or their ids, that the caller holds, such as `writer.locks`.
+            locks: The column locks of this table that the caller holds, or their ids, such as `writer.locks`.
 
         Returns:
             How many keys were restored, deleted and left alone, and the log offsets after the undo.

@@ -209,7 +209,15 @@ class Writer:
         await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, names, mode)))
 
     async def retract(self, data: Data, columns: Names | None = None) -> None:
-        """Takes rows to retract, as `Table.retract` does. Otherwise like `upsert`."""
+        """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.
+
+        Args:
+            data: As for `Table.retract`.
+            columns: As for `Table.retract`. Default: the columns of the writer.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
         await self._raise_failure()
         rows = await asyncio.to_thread(rows_of, data)
         names = self._with_key(columns)
@@ -218,7 +226,16 @@ class Writer:
         )
 
     async def delete(self, keys: object, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Takes keys whose rows, or whose columns, to delete, as `Table.delete` does. Otherwise like `upsert`."""
+        """Takes keys whose rows to delete, or of whose rows to set columns to null. Otherwise like `upsert`.
+
+        Args:
+            keys: As for `Table.delete`.
+            columns: As for `Table.delete`. Default: the columns of the writer.
+            mode: As for `Table.delete`.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
         await self._raise_failure()
         names = self._columns if columns is None else columns
         await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, names, mode)))

@@ -95,7 +95,7 @@ class Lane:
         return sum(int(batch.num_rows) for batch in [*self._open, *(piece.batch for piece in self._waiting)])
 
     def add(self, kind: RequestKind, batch: pa.RecordBatch) -> None:
-        """Appends rows."""
+        """Appends rows. Seals a piece that is full, or whose rows are of another kind."""
         if self._kind != kind:
             self.seal()
         if not self._open:

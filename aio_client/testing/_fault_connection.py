@@ -42,7 +42,7 @@ class FaultConnection:
         self._ended_by: Fault | None = None
 
     def forwarded(self, direction: Direction) -> int:
-        """Returns the bytes forwarded so far."""
+        """Returns the bytes forwarded in a direction so far."""
         return self._pipes[direction].forwarded
 
     def add(self, fault: Fault) -> None:
@@ -71,7 +71,7 @@ class FaultConnection:
             self._close()
 
     def _make(self, fault: Fault, at_bytes: int) -> None:
-        """Makes a fault of the connection happen. Its pipe has handled a fault of one direction."""
+        """Records a fault that a pipe has made happen. A `cut` or `reset` also ends the connection."""
         if self._ended_by is not None:
             return
         self._made(fault, at_bytes)

@@ -154,6 +154,9 @@ class FaultProxy:
         """Adds the faults to each open connection, counted from now.
 
         Faults after 0 bytes have happened when this returns. Example: `proxy.apply(Fault("stall"))`.
+
+        Args:
+            *faults: The faults. Each connection gets all of them.
         """
 
         def change() -> None:
@@ -168,7 +171,7 @@ class FaultProxy:
 
         Args:
             *faults: The faults; none leaves a connection alone.
-            connections: The number of connections that get the faults, each.
+            connections: How many connections get these faults. Each gets all of them.
         """
         self._in_loop(lambda: self._next.extend([faults] * connections))
 

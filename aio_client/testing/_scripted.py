@@ -136,6 +136,7 @@ class _ScriptedTransport:
     def __init__(self, server: ScriptedServer, config: ClientConfig) -> None:
         self.config = config
         self.address = config.address
+        self.tracer = None
         self._server = server
         self._closed = asyncio.Event()
 
@@ -150,7 +151,7 @@ class _ScriptedTransport:
             raise UsageError(f"a ScriptedServer answers scans and client.table(name), not {name}")
         return table_pb2.GetTableResponse(table=self._server._description_of(request.name))
 
-    def open_scan(self, request: ScanKvRequest, window: int) -> _ScriptedCall:
+    def open_scan(self, request: ScanKvRequest, window: int, trace: object = ()) -> _ScriptedCall:
         if self._closed.is_set():
             self._fail_closed()
         call = _ScriptedCall(self._server._answer(request), self.address)

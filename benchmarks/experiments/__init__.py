@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.experiments import chunk_rows, compression, sending
+from benchmarks.experiments import chunk_rows, compression, metrics, sending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,4 +15,5 @@ EXPERIMENTS: Final[Mapping[str, Benchmark]] = {
     "compression": compression.run,
     "chunk-rows": chunk_rows.run,
     "sending": sending.run,
+    "metrics": metrics.run,
 }

@@ -23,7 +23,7 @@ _MILLIS: Final = 1000.0
 NOT_MEASURED: Final = (
     "A network: everything runs on one machine over loopback, and clients and servers share its cores.",
     "Disk reads: the files are in the page cache.",
-    "Replication, failover, access control and encryption, which some of these systems have and ScanKV does not.",
+    "Replication and failover, which ScanKV does not have. Access control and encryption, which are off.",
     "Other shapes of data: T4 has four narrow columns without nulls.",
     "The full scan of a Fluss server (FIP-17): it needs Fluss 1.0, which is not released.",
     "A quiet machine: others may have used it at the same time. Trust ratios rather than rates, and only ratios with a "

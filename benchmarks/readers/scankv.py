@@ -13,7 +13,7 @@ from benchmarks.measure import Timing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aio_client import Scan
+    from aio_client import Scan, Tls
 
 
 class ClientReader:
@@ -22,10 +22,12 @@ class ClientReader:
     Args:
         url: The address of the server.
         table: The table to read.
+        tls: The TLS settings of the client. None: no TLS.
     """
 
-    def __init__(self, url: str, table: str = t4.TABLE) -> None:
+    def __init__(self, url: str, table: str = t4.TABLE, tls: Tls | None = None) -> None:
         self._url = url
+        self._tls = tls
         self._name = table
         self._runner = asyncio.Runner()
 
@@ -34,7 +36,7 @@ class ClientReader:
         return self
 
     async def _connect(self) -> None:
-        self._client = await connect(self._url)
+        self._client = await connect(self._url, tls=self._tls)
         self._table = await self._client.table(self._name)
 
     def __exit__(self, *_: object) -> None:

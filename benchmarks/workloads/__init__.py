@@ -25,6 +25,7 @@ from benchmarks.workloads import (
     shares,
     tail,
     ticker,
+    tls,
     top_n,
     transactions,
     upsert,
@@ -45,6 +46,7 @@ def _spark(bench: Bench) -> Result:
 
 WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "scan": scan.run,
+    "tls": tls.run,
     "latency": latency.run,
     "fairness": fairness.run,
     "memory": memory.run,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import scankv
+from scankv.cli.connecting import PROFILE
 from scankv.cli.outcome import TERMINATED, Commands
 from scankv.cli.without_pandas import keep_pandas_out
 
@@ -25,6 +26,7 @@ def _print_version(asked: bool) -> None:
 _LOCATIONS: Final = {
     "serve": "serve.serve",
     "wait": "serve.wait",
+    "upgrade": "upgrade.upgrade",
     "create": "tables.create",
     "load": "load.load",
     "scan": "scan.scan",
@@ -48,6 +50,8 @@ _LOCATIONS: Final = {
     "locks": "locks.app",
     "transactions": "transactions.app",
     "snapshot": "snapshots.app",
+    "tokens": "tokens.app",
+    "monitoring": "monitoring.app",
 }
 """Where each command is, as `module.function` or `module.group`, in the order of `--help`."""
 
@@ -105,8 +109,17 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Connect with this profile of ~/.config/scankv/config.toml. Default: $SCANKV_PROFILE.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """A live primary-key table server, and commands that fill, scan and maintain its tables."""
+    PROFILE.set(profile)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aio_client import BucketCheck, TableNotFound, sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import show_json, show_table, stderr_console
@@ -27,7 +28,7 @@ def check(
     cannot be read.
     """
     checked: dict[str, list[BucketCheck]] = {}
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         damaged = [] if table is not None else [each for each in client.damaged_tables() if not each.partial]
         for found in client.tables() if table is None else [client.table(table)]:
             try:

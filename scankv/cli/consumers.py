@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from aio_client import Consumer, sync
+from aio_client import Consumer
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.positions import parse_start
@@ -33,7 +34,7 @@ def list_(
     url: Url = None,
 ) -> None:
     """List the consumers of a table, with their lag in changes and their last commit."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         consumers = client.table(table).consumers(consumer_id)
     if consumer_id is not None and not consumers:
         raise ConsumerNotFound(f"the table {table} has no consumer {consumer_id}; see: scankv consumers list {table}")
@@ -69,7 +70,7 @@ def reset(
 ) -> None:
     """Move a consumer to another position. An open stream of the consumer ends."""
     start = parse_start("--to", to)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         offsets = client.table(table).reset_consumer(consumer_id, start, clamp=clamp)
     if json:
         show_json({"id": consumer_id, "log_offsets": offsets, "table_incarnation": offsets.table_incarnation})
@@ -92,7 +93,7 @@ def delete(
     is 1 if a consumer does not exist or nothing matches; the others are deleted anyway.
     """
     failed = False
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         for consumer_id in consumer_ids:
             if not (deleted := found.delete_consumers(consumer_id)):

@@ -12,6 +12,7 @@ import typer
 from rich.filesize import decimal
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Columns, Url, Where, split_names
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
@@ -64,7 +65,7 @@ def export(
     """
     _check_target(path, overwrite, is_directory=files is not None)
     chosen = _format_for(path, format_)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         table, pinned = _find_source(client, source)
         # The export has its own lease, renewed until it ends, even if the user gave a snapshot.
         with table.snapshot(same_view_as=pinned) as snapshot:

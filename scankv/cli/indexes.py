@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from aio_client import IndexStatus, sync
+from aio_client import IndexStatus
+from scankv.cli.connecting import open_client
 from scankv.cli.options import TableName, Url, split_names
 from scankv.cli.show import stderr_console
 
@@ -34,7 +35,7 @@ def add(
     The exit code is 1 if the index cannot be built. The unusable index remains: drop it.
     """
     names = split_names(columns)
-    with sync.connect(url) as client, _progress() as show:
+    with open_client(url) as client, _progress() as show:
         client.alter_table(table, add_indexes=[names], wait=wait, on_progress=show)
     if wait:
         typer.echo(f"built the index on ({', '.join(names)}) of {table}")
@@ -46,7 +47,7 @@ def add(
 def drop(table: TableName, columns: IndexColumns, url: Url = None) -> None:
     """Drop an index; the rows stay."""
     names = split_names(columns)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         client.alter_table(table, drop_indexes=[names])
     typer.echo(f"dropped the index on ({', '.join(names)}) of {table}")
 

@@ -8,10 +8,21 @@ from typing import Annotated, Final
 import typer
 from rich.filesize import decimal
 
-from aio_client import BaseStatistics, BucketStatistics, DamagedTable, DiskUse, IndexStatus, TableBases, sync
+from aio_client import (
+    BaseStatistics,
+    BucketStatistics,
+    DamagedTable,
+    DiskUse,
+    IndexStatus,
+    ServerStats,
+    TableBases,
+    sync,
+)
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.cli.stats_watch import watch_stats
 from scankv.formats.table_files import table_file_values, to_toml
 from scankv.model.errors import UsageError
 from scankv.model.types.types import format_type
@@ -29,6 +40,7 @@ _BASE_HEADERS: Final = [
     "unused because",
 ]
 
+_INTERVAL_SECONDS: Final = 1.0
 _SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
 _LABELS: Final = {
     "resident_bytes": "memory",
@@ -41,7 +53,7 @@ _LABELS: Final = {
 
 def tables(json: Json = False, url: Url = None) -> None:
     """List the tables, including damaged ones with the reasons."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found, damaged = client.tables(), {table.name: table for table in client.damaged_tables()}
     gone = [table for table in damaged.values() if not table.partial]
     if json:
@@ -76,7 +88,7 @@ def describe(
     """Show the columns, the key, the indexes and the buckets of a table."""
     if json and toml:
         raise UsageError("--json and --toml exclude each other: give one of them")
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         if toml:
             typer.echo(to_toml(table_file_values(found)), nl=False)
@@ -123,20 +135,49 @@ def describe(
         )
 
 
-def stats(json: Json = False, url: Url = None) -> None:
-    """Show statistics of the server. --json prints every value in its unit."""
-    with sync.connect(url) as client:
+def stats(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the statistics again and again, with rates, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help=f"With --watch, show the statistics once in this time. Default: {_INTERVAL_SECONDS:g}.",
+        ),
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show statistics of the server. --json prints every value in its unit.
+
+    With --watch, a terminal shows the current values in place, and what has happened per second since the values
+    before. A pipe gets a block each time; with --json, it gets one line with the time, the values and the rates. While
+    the server cannot be reached, the command says so and tries again. Ctrl-C ends it with exit code 0.
+    """
+    if interval is not None and not watch:
+        raise UsageError("--interval is an option of --watch: add --watch")
+    with open_client(url) as client:
+        if watch:
+            watch_stats(client, interval or _INTERVAL_SECONDS, stats_pairs, json=json)
+            return
         found = client.server_stats()
-    values = asdict(found)
     if json:
-        show_json(values)
+        show_json(asdict(found))
         return
+    show_pairs(stats_pairs(found))
+    if found.bases:
+        show_table(*_bases(found.bases))
+
+
+def stats_pairs(found: ServerStats) -> dict[str, str]:
+    """Returns the statistics for people, by their labels; those of columnar bases are left out."""
+    values = asdict(found)
     del values["bases"]
     values["disk"] = _disk(found.disk)
     values["loop_turns"] = " ".join(f"{count:,}" for count in found.loop_turns)
-    show_pairs({_label(name): _format_value(name, value) for name, value in values.items()})
-    if found.bases:
-        show_table(*_bases(found.bases))
+    return {_label(name): _format_value(name, value) for name, value in values.items()}
 
 
 def _damage(table: DamagedTable | None) -> dict[str, object]:

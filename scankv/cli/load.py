@@ -10,6 +10,7 @@ import pyarrow as pa
 import typer
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
 from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
@@ -111,7 +112,7 @@ def load(
         raise UsageError("--key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)
     skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
-    with open_inputs(file, format_, again=create) as sources, sync.connect(url) as client:
+    with open_inputs(file, format_, again=create) as sources, open_client(url) as client:
         if delimiter is not None and sources[0].format is not Format.CSV:
             raise UsageError(f"--delimiter is for csv, and {sources[0].name} is {sources[0].format}: leave it out")
         if create:

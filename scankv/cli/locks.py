@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
@@ -29,7 +30,7 @@ def list_(
     if context.invoked_subcommand is not None:
         context.obj = url
         return
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         locks = client.column_locks(table)
     if json:
         show_json([_summary(lock) for lock in locks])
@@ -58,7 +59,7 @@ def release(
     The exit code is 1 if a lock does not exist; the others are released anyway.
     """
     failed = False
-    with sync.connect(url or context.obj) as client:
+    with open_client(url or context.obj) as client:
         for lock_id in lock_ids:
             try:
                 client.release_column_lock(lock_id)

@@ -9,7 +9,10 @@ import typer
 from scankv.model.errors import UsageError
 
 Url = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: $SCANKV_URL, then localhost:7070.")
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="The server; scankvs://HOST:PORT for TLS. Default: $SCANKV_URL, then localhost:7070."
+    ),
 ]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as database.table.", show_default=False)]
 Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Return only these columns, in this order.")]

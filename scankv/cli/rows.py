@@ -7,6 +7,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.arguments import parse_keys, parse_rows
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
@@ -28,7 +29,7 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
 
     The exit code is 1 if a key has no row.
     """
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         wanted = parse_keys(keys, _key_schema(found))
         rows = found.lookup(wanted)
@@ -60,7 +61,7 @@ def put(
     In a new row they are null. Give all columns if the other columns must not be null or the table's merge engine
     needs them.
     """
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         rows = parse_rows(values, found.schema)
         written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
@@ -69,7 +70,7 @@ def put(
 
 def delete(table: TableName, keys: Keys, url: Url = None) -> None:
     """Delete the rows with these keys. A key without a row is ignored."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         written = found.delete(parse_keys(keys, _key_schema(found)))
     typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
@@ -77,7 +78,7 @@ def delete(table: TableName, keys: Keys, url: Url = None) -> None:
 
 def count(table: TableName, where: Where = None, json: Json = False, url: Url = None) -> None:
     """Count the rows of a table, or the rows that match a predicate."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         rows = client.table(table).count(where)
     if json:
         show_json({"table": table, "rows": rows})

@@ -9,6 +9,7 @@ from typing import IO, Annotated, Final
 import typer
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
@@ -66,7 +67,7 @@ def scan(
         raise UsageError("--format must be csv or jsonl or parquet or arrow to write a file, not table")
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
         raise UsageError(f"{chosen} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(at)
         wanted = wanted.ordered() if ordered else wanted

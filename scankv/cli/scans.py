@@ -5,7 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
-from aio_client import LiveScan, sync
+from aio_client import LiveScan
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
@@ -18,7 +19,7 @@ _MOST_BUCKETS: Final = 8
 
 def ps(json: Json = False, url: Url = None) -> None:
     """List the live scans of all clients, the oldest first."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         scans = client.live_scans()
     if json:
         show_json([asdict(scan) for scan in scans])
@@ -47,7 +48,7 @@ def cancel(
     The exit code is 1 if a scan does not exist; the others are ended anyway.
     """
     failed = False
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         scans = client.live_scans()
         for given in scan_ids:
             try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Settings, Url, settings_of
 from scankv.cli.outcome import require_extra
 
@@ -21,8 +21,28 @@ def serve(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     set_: Settings = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without encryption or authentication.")
+        bool, typer.Option("--insecure", help="Allow to listen beyond this machine without TLS or tokens.")
     ] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="The port that serves metrics and health over HTTP. Default: none.")
+    ] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="The address of this port. Default: 127.0.0.1.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Log as text or json. Default: text.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file with tokens; see `scankv tokens`. Clients need one.")
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate of the server and its chain, in PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authorities that must sign the certificates of clients.")
+    ] = None,
+    audit_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append a line of JSON for each change and each refused call.")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="Log debug, info, warning or error messages. Default: info.")
     ] = None,
@@ -44,16 +64,24 @@ def serve(
     with require_extra("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run
+        from streaming_server.storage.files.memory_limit import memory_limit
     flags = {
-        **settings_of(set_),
         "data": data,
         "host": host,
         "port": port,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
+        "log_format": log_format,
+        "tokens": tokens,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "audit_log": audit_log,
         "log_level": log_level,
     }
-    given = {name: value for name, value in flags.items() if value is not None}
-    settings = load_config(given, config, os.environ)
+    given = settings_of(set_) | {name: value for name, value in flags.items() if value is not None}
+    settings = load_config(given, config, os.environ, memory_bytes=memory_limit())
     if print_config:
         typer.echo(as_toml(settings), nl=False)
         return
@@ -65,5 +93,5 @@ def wait(
     url: Url = None,
 ) -> None:
     """Wait until the server is ready. The exit code is 1 if it is not ready in time."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         client.wait_ready(timeout)

@@ -37,10 +37,15 @@ def show_json(value: object) -> None:
 
 def show_pairs(pairs: Mapping[str, str]) -> None:
     """Prints names and values, one pair per line."""
+    show(pairs_table(pairs))
+
+
+def pairs_table(pairs: Mapping[str, str]) -> Table:
+    """Returns names and values as a printable table, one pair per line."""
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs.items():
         grid.add_row(Text(printable(name), style="dim"), Text(printable(value, lines=True)))
-    show(grid)
+    return grid
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.export import export
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
@@ -35,7 +36,7 @@ def create(
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
     seconds = parse_duration(ttl)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         typer.echo(client.table(table).snapshot(ttl=seconds).id)
 
 
@@ -48,7 +49,7 @@ def list_(
     url: Url = None,
 ) -> None:
     """List the snapshots, the oldest first."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         snapshots = client.snapshots(table)
     if json:
         show_json([_summary(snapshot) for snapshot in snapshots])
@@ -84,7 +85,7 @@ def renew(
 ) -> None:
     """Restart the time to live of a snapshot."""
     seconds = None if ttl is None else parse_duration(ttl)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         snapshot = _find(snapshot_id, client.snapshots())
         snapshot.renew(seconds)
         typer.echo(f"renewed {snapshot.id} for {duration(snapshot.ttl)}")
@@ -97,7 +98,7 @@ def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
     The exit code is 1 if a snapshot does not exist; the others are released anyway.
     """
     failed = False
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         snapshots = client.snapshots()
         for given in snapshot_ids:
             try:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
 from scankv.formats.table_files import read_table_file
 from scankv.model.errors import DataLoss, UsageError
@@ -45,13 +46,13 @@ def create(
         if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_)):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
-        with sync.connect(url) as client:
+        with open_client(url) as client:
             table_file.create(client)
         typer.echo(f"created {table_file.table}")
         return
     if table is None or schema is None or key is None:
         raise UsageError("a new table needs a name, --schema and --key: give all three, or --file")
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         client.create_table(
             table,
             parse_schema(schema),
@@ -70,7 +71,7 @@ def drop(
     url: Url = None,
 ) -> None:
     """Drop a table with all its rows."""
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         # Checked first, so that the command does not ask about a table that does not exist.
         try:
             rows = _rows_of(client.table(table))

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from aio_client import ScanSource, sync
+from aio_client import ScanSource
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import parse_start, parse_stop
 from scankv.cli.show import is_terminal, output, text_cells
@@ -79,7 +80,7 @@ def tail(
     chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
     start = parse_start("--from", from_)
     stop = None if until is None else parse_stop("--until", until)
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
         changes = changes.with_unmatched(unmatched.value)

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from aio_client import sync
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Columns, Json, TableName, Url, Where, split_names
 from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
@@ -49,7 +49,7 @@ def top(
     if every is not None and not watch:
         raise UsageError("--every is an option of --watch: add --watch")
     chosen = split_names(columns) or None
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         found = client.table(table)
         if watch:
             seconds = every or _EVERY_SECONDS

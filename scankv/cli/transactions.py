@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from aio_client import TransactionInfo, sync
+from aio_client import TransactionInfo
+from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
@@ -26,7 +27,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
     if context.invoked_subcommand is not None:
         context.obj = url
         return
-    with sync.connect(url) as client:
+    with open_client(url) as client:
         transactions = client.transactions()
     if json:
         show_json([_summary(each) for each in transactions])
@@ -67,7 +68,7 @@ def abort(
     The exit code is 1 if a transaction does not exist or is being committed; the others are aborted anyway.
     """
     failed = False
-    with sync.connect(url or context.obj) as client:
+    with open_client(url or context.obj) as client:
         for id_ in ids:
             tokens = [each.token for each in client.transactions() if id_ in (each.id, each.token)]
             if not tokens:
@@ -100,7 +101,7 @@ def give_up(
     Use this if stored data is damaged and there is no copy to restore. Everything that can be applied is applied first.
     Losses are printed, and are in the log of the server.
     """
-    with sync.connect(url or context.obj) as client:
+    with open_client(url or context.obj) as client:
         stuck = [each for each in client.transactions() if each.stuck and id_ in (each.id, each.token)]
         if not stuck:
             complain(f"no stuck transaction has the id or token {id_}")

@@ -43,10 +43,13 @@ def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[Arr
 
     Raises:
         SchemaMismatch: The columns of the file are not exactly those of the schema.
+        ValueError: The file is damaged.
     """
     check_file_columns(batches.schema.names, schema)
     first = 0
     for rows in batches:
+        # Arrow trusts the offsets and lengths of a file, and would read outside of its memory.
+        rows.validate(full=True)
         yield ArrowBlock(rows, schema, first)
         first += rows.num_rows
 

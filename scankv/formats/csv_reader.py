@@ -18,7 +18,7 @@ from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from scankv.formats.blocks import BadRows
     from scankv.formats.csv_dialect import CsvOptions
@@ -90,9 +90,23 @@ class CsvFile:
         def on_wrong_length(row: pyarrow.csv.InvalidRow) -> str:
             reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
             wrong.append((first_number + row.number - 1, reason))
+            if "\ufffd" in row.text:
+                unreadable.append(f"{_where(first_number + row.number - 1)}: {reason}, and the row is not UTF-8")
             return "skip"
 
-        table = pyarrow.csv.read_csv(
+        unreadable: list[str] = []
+        if not data.isascii() and (text := data.decode(errors="replace").encode()) != data:
+            # pyarrow cannot pass a row that is not UTF-8 to the handler, and would leave it out without a word.
+            self._read(text, on_wrong_length)
+            wrong.clear()
+            if unreadable:
+                raise ValueError(f"{unreadable[0]}: convert the file to UTF-8")
+        table = self._read(data, on_wrong_length)
+        columns = [column.combine_chunks() for column in table.columns]
+        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong)
+
+    def _read(self, data: bytes, on_wrong_length: Callable[[pyarrow.csv.InvalidRow], str]) -> pa.Table:
+        return pyarrow.csv.read_csv(
             pa.BufferReader(data),
             # A single block, because a row must not cross the end of a block. A single thread, because pyarrow numbers
             # invalid rows only then.
@@ -102,8 +116,6 @@ class CsvFile:
             ),
             self._convert_options,
         )
-        columns = [column.combine_chunks() for column in table.columns]
-        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong)
 
 
 @dataclass(frozen=True, slots=True)

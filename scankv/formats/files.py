@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import lzma
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import zipfile
@@ -14,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Final, cast
+
+import pyarrow as pa
 
 from scankv.model.errors import SchemaMismatch, UsageError
 
@@ -51,6 +56,9 @@ _OF_SUFFIX: Final = {
 # An Arrow file begins with the name of the format, an Arrow stream with the continuation marker of its schema message.
 _OF_MAGIC: Final = {b"PAR1": Format.PARQUET, b"ARRO": Format.ARROW, b"\xff\xff\xff\xff": Format.ARROW}
 _READ_FROM_THE_END: Final = (b"PAR1", b"ARRO", _ZIP)
+# zipfile raises RuntimeError for encrypted members and for methods that it does not know, and lets errors of the
+# decompressors and of `struct` through.
+_DECOMPRESSION_ERRORS: Final = (zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError, struct.error)
 
 
 class BadFile(UsageError):
@@ -194,7 +202,7 @@ def convert_errors(name: str) -> Iterator[None]:
         raise BadFile(f"{name}: {error.message}") from error
     except OSError as error:
         raise BadFile(f"{name}: {error.strerror or error}") from error
-    except (EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+    except (EOFError, ValueError, csv.Error, pa.ArrowException, *_DECOMPRESSION_ERRORS) as error:
         raise BadFile(f"{name}: {error}") from error
 
 

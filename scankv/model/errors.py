@@ -2,6 +2,8 @@
 
     ScanKvError
     ├── ServerRefused            the server refused the request, or could not carry it out
+    │   ├── Unauthenticated
+    │   ├── PermissionDenied
     │   ├── TableNotFound
     │   ├── TableExists
     │   ├── TableRecreated
@@ -11,6 +13,7 @@
     │   │   ├── InvalidKey
     │   │   └── InvalidResumeToken
     │   ├── UnknownField
+    │   ├── UpgradeNotConfirmed
     │   ├── RequestTooLarge
     │   ├── ServerBusy
     │   ├── PositionExpired
@@ -37,10 +40,13 @@
     │   ├── TooManyTransactions
     │   ├── UndoConflict
     │   ├── DiskFull
+    │   ├── DiskFailed
     │   ├── DataLoss
+    │   │   └── NewerFormat
     │   └── InternalError
     ├── ConnectionFailed         the call did not reach the server, or the connection broke
     │   ├── Unavailable
+    │   ├── TlsHandshakeFailed
     │   ├── DeadlineExceeded
     │   ├── ServerDraining
     │   ├── ScanStalled
@@ -101,6 +107,35 @@ class ScanKvError(Exception):
 
 class ServerRefused(ScanKvError):
     """The server understood the request and refused it, or could not carry it out. A plain retry does not help."""
+
+
+class Unauthenticated(ServerRefused):
+    """The call has no valid token. Nothing was done.
+
+    The server gives no hint whether the token is missing, malformed, unknown, expired or revoked; its log has the
+    cause for an operator. A stream that is open when its token expires or is revoked ends with this error.
+
+    What to do:
+        Connect with a valid token: `connect(url, token=...)`. `scankv tokens list` on the machine of the server shows
+        which tokens are valid, and `scankv tokens create` makes one.
+    """
+
+    code = "UNAUTHENTICATED"
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(ServerRefused):
+    """The token of the call does not grant what the call needs. Nothing was done.
+
+    `details` has the missing `role` (`read`, `write` or `admin`), and `table` if the client named the table itself.
+    Whether the table exists makes no difference.
+
+    What to do:
+        Ask the operator of the server for a token with the role that the message names.
+    """
+
+    code = "PERMISSION_DENIED"
+    reason = "PERMISSION_DENIED"
 
 
 class TableNotFound(ServerRefused):
@@ -203,6 +238,21 @@ class UnknownField(ServerRefused):
     reason = "UNKNOWN_FIELD"
 
 
+class UpgradeNotConfirmed(ServerRefused):
+    """The request needs a newer format of the data directory, and the upgrade to that format is not confirmed.
+
+    `details` has `format`, the number of the format that the directory has. Nothing was changed. A client of this
+    version never raises this error: it repeats the request in a form that every format can store.
+
+    What to do:
+        Stop the server, and confirm the upgrade with `scankv upgrade DIR --confirm`. Servers of earlier versions can no
+        longer open the directory afterwards.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "UPGRADE_NOT_CONFIRMED"
+
+
 class RequestTooLarge(ServerRefused):
     """A request, a row or a result exceeds its limit.
 
@@ -215,13 +265,13 @@ class RequestTooLarge(ServerRefused):
 
 
 class ServerBusy(ServerRefused):
-    """The server has reached its limit of request bytes in memory, or of open files.
+    """The server has reached its limit of request bytes in memory or of open files, or the caller a limit of its own.
 
     `retry_after` says when to try again. A client retries by itself until its operation timeout.
 
     What to do:
         Retry after `retry_after` seconds, with fewer calls at once. If it persists, raise
-        `max_request_bytes_in_flight` or the limit of open files.
+        `max_request_bytes_in_flight`, the limit of open files, or the limit of the caller that the message names.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -257,11 +307,11 @@ class PositionOutOfRange(ServerRefused):
 
 
 class TooManyScans(ServerRefused):
-    """The server has reached its limit of live scans. `retry_after` says when to try again.
+    """The server has reached its limit of live scans, or the caller its own. `retry_after` says when to try again.
 
     What to do:
         Retry after `retry_after` seconds, or read fewer scans at once. `scankv ps` lists the live ones. The
-        limits are `max_live_scans` and `max_live_scans_per_bucket`.
+        limits are `max_live_scans`, `max_live_scans_per_bucket` and `max_caller_scans`.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -521,6 +571,21 @@ class DiskFull(ServerRefused):
     reason = "DISK_FULL"
 
 
+class DiskFailed(ServerRefused):
+    """The disk of the data directory reports errors or is read-only. Reads of rows that the disk returns still work.
+
+    `details` has `directory`, where the server could not read or write. A request that writes to several buckets, or in
+    several steps, may have been written in part.
+
+    What to do:
+        Read the kernel's messages about the disk (`dmesg`), and repair, remount or replace it. The server tries again
+        every few seconds and continues by itself; then retry.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "DISK_FAILED"
+
+
 class DataLoss(ServerRefused):
     """Stored data is damaged. Rows that were read before the error are incomplete.
 
@@ -531,6 +596,19 @@ class DataLoss(ServerRefused):
 
     code = "DATA_LOSS"
     reason = "DATA_LOSS"
+
+
+class NewerFormat(DataLoss):
+    """A file or a record has a format that this server does not know, because a newer ScanKV has written it.
+
+    Nothing is damaged, and nothing was changed. The message names the file or the bucket, and the format.
+
+    What to do:
+        Upgrade the server to the version that wrote the data.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "NEWER_FORMAT"
 
 
 class InternalError(ServerRefused):
@@ -563,6 +641,20 @@ class Unavailable(ConnectionFailed):
 
     code = "UNAVAILABLE"
     reason = "UNAVAILABLE"
+
+
+class TlsHandshakeFailed(ConnectionFailed):
+    """Client and server cannot agree on an encrypted connection: the client does not trust the server's certificate.
+
+    Or the server does not use TLS. The client does not retry, because the next attempt would fail in the same way.
+
+    What to do:
+        Check that the server uses TLS, that `ca` has the authority that issued its certificate, and that the
+        certificate is for the host of the url, or for `server_name`, and has not expired.
+    """
+
+    code = "UNAVAILABLE"
+    reason = "TLS_HANDSHAKE_FAILED"
 
 
 class DeadlineExceeded(ConnectionFailed):

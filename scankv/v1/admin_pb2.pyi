@@ -279,11 +279,15 @@ class StatsResponse(_message.Message):
     CLOCK_JUMPS_FIELD_NUMBER: _builtins.int
     REQUEST_BYTES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     REFUSED_REQUESTS_FIELD_NUMBER: _builtins.int
+    UNREAD_ANSWER_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_ANSWERS_FIELD_NUMBER: _builtins.int
     FILE_LIMIT_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
     FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
     LOOP_TURNS_FIELD_NUMBER: _builtins.int
     LONGEST_LOOP_TURN_MICROS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    STALLED_SCANS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -342,11 +346,20 @@ class StatsResponse(_message.Message):
     request_bytes_in_flight: _builtins.int
     """Bytes of requests over 64 KiB that are in memory now, and requests refused with SERVER_BUSY since the start."""
     refused_requests: _builtins.int
+    unread_answer_bytes: _builtins.int
+    """Bytes of answers that are in memory until their clients read them, and calls refused with SERVER_BUSY since the
+    start because of them.
+    """
+    refused_answers: _builtins.int
     file_limit: _builtins.int
     """The limit of file descriptors of the server process."""
     free_disk_bytes: _builtins.int
     longest_loop_turn_micros: _builtins.int
     """The longest turn."""
+    calls: _builtins.int
+    """Calls that have ended, successfully or not, without those of the health and reflection services."""
+    stalled_scans: _builtins.int
+    """Scans that the server has ended because their reader took nothing."""
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets that were found damaged, as `database.table/bucket`."""
@@ -407,15 +420,19 @@ class StatsResponse(_message.Message):
         clock_jumps: _builtins.int = ...,
         request_bytes_in_flight: _builtins.int = ...,
         refused_requests: _builtins.int = ...,
+        unread_answer_bytes: _builtins.int = ...,
+        refused_answers: _builtins.int = ...,
         file_limit: _builtins.int = ...,
         disk: _table_pb2.DiskUse | None = ...,
         free_disk_bytes: _builtins.int = ...,
         loop_turns: _abc.Iterable[_builtins.int] | None = ...,
         longest_loop_turn_micros: _builtins.int = ...,
+        calls: _builtins.int = ...,
+        stalled_scans: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_results", b"cached_results", "clock_jumps", b"clock_jumps", "clock_offset_millis", b"clock_offset_millis", "closed_commit_barriers", b"closed_commit_barriers", "commits", b"commits", "computed_results", b"computed_results", "damaged_buckets", b"damaged_buckets", "disk", b"disk", "file_limit", b"file_limit", "free_disk_bytes", b"free_disk_bytes", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "longest_loop_turn_micros", b"longest_loop_turn_micros", "loop_turns", b"loop_turns", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "result_cache_bytes", b"result_cache_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_results", b"unchanged_results", "undelivered_errors", b"undelivered_errors", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_results", b"cached_results", "calls", b"calls", "clock_jumps", b"clock_jumps", "clock_offset_millis", b"clock_offset_millis", "closed_commit_barriers", b"closed_commit_barriers", "commits", b"commits", "computed_results", b"computed_results", "damaged_buckets", b"damaged_buckets", "disk", b"disk", "file_limit", b"file_limit", "free_disk_bytes", b"free_disk_bytes", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "longest_loop_turn_micros", b"longest_loop_turn_micros", "loop_turns", b"loop_turns", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_answers", b"refused_answers", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "result_cache_bytes", b"result_cache_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "stalled_scans", b"stalled_scans", "tables", b"tables", "tasks", b"tasks", "unchanged_results", b"unchanged_results", "undelivered_errors", b"undelivered_errors", "unread_answer_bytes", b"unread_answer_bytes", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

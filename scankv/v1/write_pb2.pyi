@@ -158,8 +158,8 @@ class UpsertRequest(_message.Message):
     @_builtins.property
     def encoded_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Instead of `rows`, for few rows: complete rows in the row format of docs/internals/rows.md, at most 1,000. Each
-        row names the id of its schema. Only for tables with the merge engine last_row, without sequence columns and without columns of nested
-        or inexact types. Needs `table_incarnation`; only `writer` and `column_locks` can be combined with it.
+        row names the id of its schema. Only for tables without columns of nested or inexact types, and without floats and
+        decimals in the key. Needs `table_incarnation`; only `writer` and `column_locks` can be combined with it.
         """
 
     def __init__(

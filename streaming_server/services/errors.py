@@ -15,6 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
+from streaming_server.current_call import CURRENT_CALL
 from streaming_server.storage.files.disk_space import resource_error
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class _ErrorMapping(AbstractAsyncContextManager[None]):
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> NoReturn:
     """Ends a call with the status of an error. Raises the exception by which gRPC ends handlers."""
+    if (call := CURRENT_CALL.get()) is not None:
+        call.error = error.reason
     status = status_of(error)
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(grpc.StatusCode[error.code], status.message, trailing_metadata=metadata)

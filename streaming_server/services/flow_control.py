@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from streaming_server.current_call import CURRENT_CALL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
     from scankv.v1 import scan_pb2
     from streaming_server.scan.admission.live_scans import RegisteredScan
+
+# How often a message that is held back looks whether its scan was ended.
+_LOOK_SECONDS: Final = 0.2
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -32,21 +37,38 @@ async def one_in_flight(
     even after an error: gRPC accepts one operation of a kind at a time, so a status sent during a write would be lost,
     and the call would hang. If the reader takes nothing, the call waits here, with these two messages in memory.
     """
-    loop = asyncio.get_running_loop()
+    loop, call = asyncio.get_running_loop(), CURRENT_CALL.get()
+    pace = None if call is None else call.stream_pace
     writes: list[asyncio.Task[None]] = []
 
     async def settle() -> None:
+        began = loop.time()
         while writes:
             await writes.pop()
+        if call is not None:
+            call.waited_seconds += loop.time() - began
+
+    async def hold_back(seconds: float) -> None:
+        began = now = loop.time()
+        while scan.ended is None and now < began + seconds:
+            await asyncio.sleep(min(began + seconds - now, _LOOK_SECONDS))
+            now = loop.time()
+        if call is not None:
+            call.waited_seconds += now - began
 
     async def write(message: bytes) -> None:
         scan.sending_since = began = loop.time()
+        scan.sending_bytes = len(message)
         await context.write(message)
         scan.sending_since, scan.progress_at = None, loop.time()
         scan.last_took = scan.progress_at - began
 
     async def send(message: bytes) -> None:
+        scan.built_bytes = len(message)
         await settle()
+        if pace is not None and (seconds := pace(len(message))):
+            await hold_back(seconds)
+        scan.built_bytes = 0
         if scan.ended is not None:
             raise copy(scan.ended)
         writes.append(asyncio.create_task(write(message)))

@@ -8,22 +8,34 @@ handler as one that reads its message itself.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy
+from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy, TooManyScans
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.access.callers import STREAM_CALLER
+from streaming_server.current_call import CURRENT_CALL
+from streaming_server.scan.admission.memory_pressure import MemoryPressure
+from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
+from streaming_server.services.calls import Calls
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
+from streaming_server.services.permissions import permission_of
+from streaming_server.services.prompt_turns import PromptTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from google.protobuf.message import Message
 
+    from streaming_server.access.callers import CallerIdentity
     from streaming_server.scan.admission.chunk_turns import ChunkTurns
+    from streaming_server.services.audit import AuditedCall
+    from streaming_server.services.authorization import CallGuard
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
 """The most bytes of one message: the Arrow data of a request and its other fields."""
@@ -39,9 +51,24 @@ _PROMPT_SECONDS: Final = 0.02
 """How long a message may be arriving without a claim. Then it claims the memory of the largest message, or is refused.
 So the bytes that arrive without a claim are bounded by the speed of the network."""
 
+_PROMPT_SECONDS_IN_QUEUE: Final = 0.005
+"""The same for a message whose call had to wait for others. If it is small, it has arrived while its call waited."""
+
 _RETRY_SECONDS: Final = 0.25
 
+_CALL_BYTES: Final = 4096
+"""An answer of at most this size is not counted. It takes no more memory than the call itself, whose number is bounded.
+"""
+
+_OF_OPERATORS: Final = ("scankv.v1.AdminService/", "scankv.v1.SnapshotService/", "grpc.")
+
+_MOST_LOGGED: Final = 200  # characters of the name of a table, which the client may have made up
+
 Context = grpc.aio.ServicerContext
+
+if TYPE_CHECKING:
+    # The request, the bytes that it claims, its caller, what counts the bytes of an answer, and its line of audit.
+    _Received: TypeAlias = tuple[Message, int, CallerIdentity | None, Callable[[int], None] | None, AuditedCall | None]
 
 
 class Intake:
@@ -55,31 +82,48 @@ class Intake:
     Bound to the event loop.
 
     Attributes:
+        calls: The measured calls.
+        unread: The answers that clients have not taken yet.
+        pressure: Whether the process has memory left for calls.
         claimed_bytes: The memory that requests of more than 64 KiB claim now.
         refused: The number of requests that were refused for lack of memory since the start.
     """
 
-    def __init__(self, max_bytes: int, receive_seconds: float) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        receive_seconds: float,
+        calls: Calls | None = None,
+        unread: UnreadAnswers | None = None,
+        pressure: MemoryPressure | None = None,
+    ) -> None:
         """Creates an intake without claims.
 
         Args:
             max_bytes: The most bytes of requests over 64 KiB that may be in memory at once.
             receive_seconds: The seconds after the beginning of its call within which a message must have arrived.
+            calls: Measures the calls. None: an object that logs none of them.
+            unread: Bounds the memory of answers. None: nothing does.
+            pressure: Says when the process has too little memory left for calls. None: never.
         """
+        self.calls = calls or Calls(slow_seconds=0)
+        self.pressure = pressure or MemoryPressure(None)
+        self.unread = unread or UnreadAnswers(sys.maxsize, 0)
         self._max_bytes = max_bytes
         self._receive_seconds = receive_seconds
-        self._prompt = asyncio.Semaphore(_PROMPT_CALLS)
+        self._prompt = PromptTurns(_PROMPT_CALLS)
         self.claimed_bytes = 0
         self.refused = 0
 
-    def guard(self, server: grpc.aio.Server, turns: ChunkTurns) -> GuardedServer:
+    def guard(self, server: grpc.aio.Server, turns: ChunkTurns, access: CallGuard | None = None) -> GuardedServer:
         """Returns the object to register services with instead of the server. The intake receives their requests.
 
         Args:
             server: The server.
             turns: Lets scans wait for calls with one response.
+            access: Decides who may make which call. None: everybody may make all calls.
         """
-        return GuardedServer(self, server, turns)
+        return GuardedServer(self, server, turns, access)
 
     async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
         """Receives the next message of a call.
@@ -91,10 +135,15 @@ class Intake:
             ServerBusy: Too little memory is left for the message.
             InvalidRequest: The message did not arrive in time.
         """
-        await self._prompt.acquire()
-        receiving = _IncomingMessage(self, self._receive_seconds)
+        waited = await self._prompt.acquire(context.peer())
+        receiving = _IncomingMessage(
+            self, self._receive_seconds, _PROMPT_SECONDS_IN_QUEUE if waited else _PROMPT_SECONDS
+        )
+        began = time.perf_counter()
         try:
             message: Any = await context.read()
+            if (call := CURRENT_CALL.get()) is not None:
+                call.waited_seconds += time.perf_counter() - began
         except asyncio.CancelledError:
             receiving.end()
             receiving.raise_if_refused()
@@ -133,7 +182,7 @@ class Intake:
 class _IncomingMessage:
     """The receipt of one message: at first without a claim, and after 20 ms either with a claim or refused."""
 
-    def __init__(self, intake: Intake, receive_seconds: float) -> None:
+    def __init__(self, intake: Intake, receive_seconds: float, prompt_seconds: float) -> None:
         self._intake = intake
         self._receive_seconds = receive_seconds
         self._loop = asyncio.get_running_loop()
@@ -141,7 +190,7 @@ class _IncomingMessage:
         self._prompt = True
         self._claimed = 0
         self._refusal: ScanKvError | None = None
-        self._timer = self._loop.call_later(_PROMPT_SECONDS, self._late)
+        self._timer = self._loop.call_later(prompt_seconds, self._late)
 
     def _late(self) -> None:
         self._end_prompt()
@@ -190,13 +239,48 @@ class _IncomingMessage:
             self._intake._next_prompt()
 
 
-class GuardedServer:
-    """Registers the handlers of generated code with the server, wrapped so that the intake reads their requests."""
+class _AnswerMemory:
+    """The memory of the answer of one call. It is released when the client has taken the answer, or is gone."""
 
-    def __init__(self, intake: Intake, server: grpc.aio.Server, turns: ChunkTurns) -> None:
+    __slots__ = ("_context", "_counted", "_unread")
+
+    def __init__(self, unread: UnreadAnswers, context: Context[Any, Any]) -> None:
+        self._unread = unread
+        self._context = context
+        self._counted: UnreadAnswer | None = None
+
+    @property
+    def is_claimed(self) -> bool:
+        return self._counted is not None
+
+    def expect(self, size: int) -> None:
+        self._record().expect(size)
+
+    def claim(self, size: int, *, may_refuse: bool = True) -> None:
+        self._record().claim(size, may_refuse=may_refuse)
+
+    def _record(self) -> UnreadAnswer:
+        counted = self._counted
+        if counted is None:
+            counted = self._counted = self._unread.answer(self._context.peer())
+            # gRPC calls it once flow control has let all of the answer go. Its stub accepts no function.
+            release: Any = lambda _: counted.release()  # noqa: E731
+            self._context.add_done_callback(release)
+        return counted
+
+
+class GuardedServer:
+    """Registers the handlers of generated code with the server, wrapped so that no request gets past the checks.
+
+    A call is authenticated before its message is read. Its message is then received by the intake, parsed, and
+    authorised, and only then its handler runs.
+    """
+
+    def __init__(self, intake: Intake, server: grpc.aio.Server, turns: ChunkTurns, access: CallGuard | None) -> None:
         self._intake = intake
         self._server = server
         self._turns = turns
+        self._access = access
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing, because generated code registers the same handlers again by name."""
@@ -209,12 +293,42 @@ class GuardedServer:
 
     def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
         intake, turns, parse = self._intake, self._turns, _parser(name, handler.request_deserializer)
+        unread, serialize = intake.unread, handler.response_serializer
+        # Operators look at the server, and release what takes memory.
+        pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
+        permission = permission_of(name)
+        access = None if permission.is_open else self._access
+        audit = None if access is None else access.audit
 
-        async def request_of(context: Context[Any, Any]) -> tuple[Message, int]:
+        async def request_of(context: Context[Any, Any]) -> _Received:
+            call = CURRENT_CALL.get()
+            audited = None if audit is None or call is None else audit.begin(call, permission, context)
+            caller, count_bytes = None, None
             try:
+                if access is not None:
+                    caller = await access.authenticate(context, name)
+                    if audited is not None:
+                        audited.caller = caller
+                    access.limiter.admit(caller)
+                    count_bytes = access.limiter.byte_counter(caller)
+                if pressure is not None and pressure.is_high:
+                    raise pressure.refusal()
+                if unread.unread_bytes:
+                    unread.check(context.peer())
                 data, claimed = await intake.receive(context)
                 try:
-                    return parse(data), claimed
+                    if count_bytes is not None:
+                        count_bytes(len(data or b""))
+                    request = parse(data)
+                    if access is not None and caller is not None:
+                        if audited is not None:
+                            audited.read_request(request, len(data or b""))
+                        # The message may have taken long.
+                        caller = access.renew(caller)
+                        tables = access.authorize(caller, permission, request)
+                        if audited is not None:
+                            audited.tables = tables
+                    return request, claimed, caller, count_bytes, audited
                 except BaseException:
                     intake.release(claimed)
                     raise
@@ -222,12 +336,37 @@ class GuardedServer:
                 await end_with(context, error)
                 raise AssertionError("the call is over") from error
 
-        async def answer(_: object, context: Context[Any, Any]) -> object:
+        def may_read_still(access: CallGuard, caller: CallerIdentity, request: Message) -> CallerIdentity:
+            renewed = access.renew(caller)
+            if renewed is not caller:
+                access.authorize(renewed, permission, request)
+            return renewed
+
+        async def answer(_: object, context: Context[Any, Any]) -> bytes:
             turns.begin_call(context)
             try:
-                request, claimed = await request_of(context)
+                request, claimed, caller, count_bytes, audited = await request_of(context)
+                counted = _AnswerMemory(unread, context)
+                if (call := CURRENT_CALL.get()) is not None:
+                    call.answer = counted
                 try:
-                    return await handler.unary_unary(request, context)
+                    response = await handler.unary_unary(request, context)
+                    try:
+                        if access is not None and caller is not None:
+                            if not permission.changes:
+                                # The call may have waited for a change. What is written cannot be refused any more.
+                                caller = may_read_still(access, caller, request)
+                            access.keep_visible(caller, permission, response)
+                        message: bytes = response if serialize is None else serialize(response)
+                        if len(message) > _CALL_BYTES or counted.is_claimed:
+                            counted.claim(len(message), may_refuse=not permission.changes)
+                        if audited is not None:
+                            audited.read_response(response)
+                        if count_bytes is not None:
+                            count_bytes(len(message))
+                    except ScanKvError as error:
+                        await end_with(context, error)
+                    return message
                 finally:
                     del request
                     intake.release(claimed)
@@ -240,44 +379,71 @@ class GuardedServer:
                 turns.end_call(context)
 
         async def stream(_: object, context: Context[Any, Any]) -> None:
-            request, claimed = await request_of(context)
+            request, claimed, caller, _, _ = await request_of(context)
             intake.release(claimed)
-            await handler.unary_stream(request, context)
+            STREAM_CALLER.set(caller)
+            if access is None or caller is None:
+                await handler.unary_stream(request, context)
+                return
+            try:
+                with access.limiter.stream(caller):
+                    if (call := CURRENT_CALL.get()) is not None:
+                        call.stream_pace = access.limiter.stream_pace(caller)
+                    await handler.unary_stream(request, context)
+            except TooManyScans as error:
+                # Of the limiter: handlers end their calls themselves.
+                await end_with(context, error)
 
         async def converse(_: object, context: Context[Any, Any]) -> None:
             async for response in handler.stream_stream(requests_of(context), context):
                 await context.write(response)
 
         async def requests_of(context: Context[Any, Any]) -> AsyncIterator[Message]:
+            call = CURRENT_CALL.get()
+            audited = None if audit is None or call is None else audit.begin(call, permission, context)
             try:
                 while True:
+                    # For each message, because the token may be revoked in the meantime.
+                    caller = None if access is None else await access.authenticate(context, name)
+                    if access is not None and caller is not None:
+                        if audited is not None:
+                            audited.caller = caller
+                        access.limiter.admit(caller)
                     data, claimed = await intake.receive(context)
                     intake.release(claimed)
                     if data is None:
                         return
-                    yield parse(data)
+                    request = parse(data)
+                    if access is not None and caller is not None:
+                        access.authorize(access.renew(caller), permission, request)
+                    yield request
             except ScanKvError as error:
                 await end_with(context, error)
 
-        respond = handler.response_serializer
+        measure = intake.calls.measure
         if handler.unary_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(answer, None, respond)
+            return grpc.stream_unary_rpc_method_handler(measure(name, answer), None, None)
         if handler.unary_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(stream, None, respond)
-        return grpc.stream_stream_rpc_method_handler(converse, None, respond)
+            return grpc.stream_stream_rpc_method_handler(measure(name, stream), None, serialize)
+        return grpc.stream_stream_rpc_method_handler(measure(name, converse), None, serialize)
 
 
 def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  # noqa: ANN401  # gRPC has no type
     message_type: type[Message] = deserialize.__self__  # Generated code registers `FromString` of a message type.
+
+    has_table = "table" in message_type.DESCRIPTOR.fields_by_name
 
     def parse(data: bytes | None) -> Message:
         if data is None:
             raise InvalidRequest(f"the call of {name} has no message")
         check_shape(data, message_type)
         try:
-            return message_type.FromString(data)
+            message = message_type.FromString(data)
         except DecodeError as error:
             # A mistake of the client, so the server logs nothing.
             raise InvalidRequest(f"the message of {name} is not a protobuf message of its type") from error
+        if has_table and (call := CURRENT_CALL.get()) is not None:
+            call.table = message.table[:_MOST_LOGGED]  # type: ignore[attr-defined]
+        return message
 
     return parse

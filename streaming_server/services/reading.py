@@ -10,8 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
+from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.live_scans import RegisteredScan
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
+from streaming_server.scan.execution.explain import plan_text
 from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
@@ -193,6 +195,22 @@ class WholeView:
         return time.thread_time()
 
 
+def explain_if_slow(tables: Tables, request: Request, plan: ReadPlan) -> None:
+    """Lets the log describe the plan of the current call if the call turns out to be slow."""
+    # Not the request, which may be large, and which a finished call should not keep.
+    name = request.table
+    snapshot_id = request.snapshot.snapshot_id if request.HasField("snapshot") else None
+
+    async def describe() -> str:
+        if snapshot_id is None:
+            return plan_text(await tables.table(name).reads.explain(plan))
+        async with tables.snapshots.reading(snapshot_id, name, plan.buckets) as reader:
+            return plan_text(reader.explain(plan))
+
+    if (call := CURRENT_CALL.get()) is not None:
+        call.explain = describe
+
+
 @asynccontextmanager
 async def open_complete_view(
     tables: Tables,
@@ -223,6 +241,7 @@ async def open_complete_view(
         peer=peer,
     )
     with registry.call(scan):
+        explain_if_slow(tables, request, plan)
         async with registry.admit(scan):
             computation.begin_view()
             async with open_view(tables, table, request, plan) as opened:

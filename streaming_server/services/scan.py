@@ -23,7 +23,7 @@ from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
-from streaming_server.services.reading import current_view_of, definition_of, open_view
+from streaming_server.services.reading import current_view_of, definition_of, explain_if_slow, open_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class ScanService:
                 peer=context.peer(),
             )
             with self._registry.call(scan):
+                explain_if_slow(self._tables, request, plan)
                 async with one_in_flight(context, scan) as send, self._registry.admit(scan):
                     async with open_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
@@ -199,11 +200,16 @@ class ScanService:
     async def _stream(
         self, opened: OpenedScan, chunk: ChunkSpec, scan: RegisteredScan, started: float, heartbeat: float, send: Send
     ) -> None:
+        spent, began = 0.0, time.perf_counter()
         for message in stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat):
+            spent += time.perf_counter() - began
             if message is None:
                 await asyncio.sleep(0)
             else:
+                self._registry.chunk_seconds.observe(spent)
+                spent = 0.0
                 await send(message)
             # The first chunks are small. Without a wait, they arrive soon.
             if scan.rows_scanned > FIRST_CHUNK_ROWS:
                 await self._registry.turns.wait()
+            began = time.perf_counter()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, TableRecreated
 from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
+from streaming_server.current_call import claim_answer
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.transactions.undo import UndoOperation
@@ -14,6 +15,7 @@ from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.services.errors import map_errors, status_of
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
+from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
+
+_ERROR_BYTES: Final = 1024
+"""The memory that the answer claims for each row that may fail on its own."""
 
 
 class WriteService(write_pb2_grpc.WriteServiceServicer):
@@ -88,6 +93,10 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             raise TableRecreated(
                 f"table {definition.name} was dropped and created again: open it again", table=definition.name
             )
+        if request.independent:
+            self._tables.require_format(REFUSALS_FORMAT, "independent rows")
+            # Each row may have an error of its own in the answer, and what is written cannot be refused afterwards.
+            claim_answer(_ERROR_BYTES * len(encoded))
         written = await table.writes.write_few(
             encoded, preconditions_of(request), deletes=deletes, independent=request.independent
         )

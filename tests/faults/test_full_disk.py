@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -195,3 +196,53 @@ def test_net_changes_that_cannot_spill_to_a_full_disk_are_refused(disk: SmallDis
         (disk.path / "filler").unlink()
         assert sorted(changes.to_arrow()["k"].to_pylist()) == list(range(40))
     assert "Traceback" not in server.log
+
+
+def test_while_the_reserve_is_in_use_reads_and_deletes_continue_until_writes_do(tmp_path: Path) -> None:
+    settings = ("write_buffer_bytes=4194304", "log_maintenance_seconds=0.1")
+    arguments = [each for setting in settings for each in ("--set", setting)]
+    with small_disk(tmp_path / "disk", 256 << 20) as disk, ServerProcess(disk.path / "data", *arguments) as server:
+        reserve = (256 << 20) // 20
+        with connect(server.url) as client:
+            table = client.create_table("full.kept", SCHEMA, primary_key=["k"], buckets=2, changelog="none")
+            number = 0
+
+            def write() -> None:
+                nonlocal number
+                while True:
+                    table.upsert([{"k": k, "v": os.urandom(4000)} for k in range(number, number + 200)])
+                    number += 200
+
+            with pytest.raises(DiskFull, match=rf"keeps {reserve:,} bytes free \(min_free_bytes\)"):
+                write()
+            # Flushes and compactions of what was written free some space, too.
+            with disk.full(spare_bytes=reserve // 2):
+                assert table.count() == number
+                assert len(table.scan().to_arrow()) == number
+                with pytest.raises(DiskFull, match="min_free_bytes"):
+                    new_table(client, "full.more")
+                with pytest.raises(DiskFull, match="min_free_bytes"), client.transaction() as tx:
+                    tx.upsert(table, [{"k": 0, "v": b"new"}])
+                for first in range(0, number // 2, 200):
+                    table.delete(list(range(first, min(first + 200, number // 2))))
+                with table.snapshot() as snapshot:
+                    assert table.scan().at(snapshot).to_arrow().num_rows == number - number // 2
+                wait_until(lambda: can_write(table), "writing")
+            server.kill()
+            server.restart()
+            assert table.count() == number - number // 2 + 1
+
+
+def test_a_server_that_starts_within_the_reserve_serves_reads_and_deletes(disk: SmallDisk) -> None:
+    with ServerProcess(disk.path / "data") as server, connect(server.url) as client:
+        table = new_table(client, "full.kept")
+        table.upsert([{"k": k, "v": b"old"} for k in range(100)])
+        server.kill()
+        with disk.full(spare_bytes=1 << 20):
+            server.restart()
+            assert table.count() == 100
+            with pytest.raises(DiskFull, match="min_free_bytes"):
+                table.upsert([{"k": 0, "v": b"new"}])
+            table.delete([0])
+            client.drop_table("full.kept")
+        wait_until(lambda: can_write(new_table(client, "full.again")), "writing")

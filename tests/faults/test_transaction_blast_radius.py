@@ -73,8 +73,23 @@ async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | No
 
 
 def crash(data: Path, copy: Path) -> Path:
-    """Copies the state of the disk as if the process was killed now."""
-    return shutil.copytree(data, copy)
+    """Copies the state of the disk as if the process was killed now.
+
+    Threads of the server may still write: then a copy has files of different moments, and another one is taken.
+    """
+
+    def state() -> list[tuple[Path, int, int]]:
+        return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(data.rglob("*"))]
+
+    while True:
+        try:
+            before = state()
+            shutil.copytree(data, copy)
+            if state() == before:
+                return copy
+        except (FileNotFoundError, shutil.Error):  # A file was removed while the copy was taken.
+            pass
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def failing(

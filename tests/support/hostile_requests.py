@@ -96,6 +96,8 @@ def hostile_requests() -> dict[str, bytes]:
         "negative list lengths": _offsets("items offsets", [0, 4, 2, 6]),
         "list offsets beyond the items": _offsets("items offsets", [0, 2, 4, 2**30]),
         "map offsets beyond the entries": _offsets("pairs offsets", [0, 2, 4, 600]),
+        "no rows, and map offsets beyond the memory": _no_rows_and(_offsets("pairs offsets", [2**31 - 1] * 4)),
+        "no rows, and list offsets before the memory": _no_rows_and(_offsets("items offsets", [-(2**31)] * 4)),
     }
     return requests | {name: changed(good, surgery) for name, surgery in surgeries.items()}
 
@@ -114,6 +116,17 @@ def _offsets(buffer: str, offsets: list[int]) -> Callable[[IpcMessage], None]:
         message.body = bytes(body)
 
     return surgery
+
+
+def _no_rows_and(surgery: Callable[[IpcMessage], None]) -> Callable[[IpcMessage], None]:
+    """Returns a surgery that also removes all rows. Arrow's cheap validation does not look at offsets of no rows."""
+
+    def both(message: IpcMessage) -> None:
+        surgery(message)
+        message.set_rows(0)
+        message.change_nodes(lambda _, length, nulls: (0, 0))
+
+    return both
 
 
 def _with_column(name: str, column: pa.Array) -> bytes:

@@ -33,18 +33,19 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of a server: status code and message, and the reason and details of the ErrorInfo, if it has one."""
+    """An error of a server: its status code and message, and its typed details if it has them."""
 
     code: str
     message: str
     reason: str
     details: Mapping[str, str]
+    retry_after: float | None = None
 
 
 class Wire:
-    """The blocking stubs of all services on one channel."""
+    """The blocking stubs of all services on one channel. With a token, every call has it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str | None = None) -> None:
         options = [
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", -1),
@@ -53,6 +54,8 @@ class Wire:
             ("grpc.http2.bdp_probe", 0),
         ]
         self.channel = grpc.insecure_channel(address, options)
+        if token is not None:
+            self.channel = grpc.intercept_channel(self.channel, SendsToken(token))
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
         self.writes = write_pb2_grpc.WriteServiceStub(self.channel)
         self.locks = lock_pb2_grpc.LockServiceStub(self.channel)
@@ -96,6 +99,23 @@ class Wire:
         self.channel.close()
 
 
+class SendsToken(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
+):
+    """Adds a token to every call."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(client_call_details._replace(metadata=self._metadata), request)
+
+    intercept_unary_stream = intercept_unary_unary
+    intercept_stream_stream = intercept_unary_unary  # type: ignore[assignment]
+
+
 def refusal(method: Callable[..., Any], request: Any) -> Refusal:
     """Makes a call that must fail, and returns the error."""
     try:
@@ -111,7 +131,10 @@ def refusal_of(error: grpc.RpcError) -> Refusal:
     """Converts an error of gRPC."""
     assert isinstance(error, grpc.Call)
     status = rpc_status.from_call(error)
-    info = error_details_pb2.ErrorInfo()
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    retry_after = None
     for detail in status.details if status is not None else ():
         detail.Unpack(info)
-    return Refusal(error.code().name, error.details() or "", info.reason, dict(info.metadata))
+        if detail.Unpack(retry):
+            retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return Refusal(error.code().name, error.details() or "", info.reason, dict(info.metadata), retry_after)

@@ -42,6 +42,8 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
     assert set(_checked_figures(found)) == {
         "scan_vs_loop",
         "scan_vs_flight",
+        "tls_scan_rate",
+        "tls_scan_cpu",
         "server_peak_memory",
         "upsert_vs_write_batch",
         "upsert_mode_vs_write_batch",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from . import command_line, cross_references, docstrings, errors, python_api, settings, wire
+from . import command_line, cross_references, docstrings, errors, metrics, permissions, python_api, settings, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,8 @@ MARKER = re.compile(r"^<!-- generated: (\w+) ?(.*?) ?-->$", re.MULTILINE | re.DO
 GENERATORS: dict[str, Callable[..., str]] = {
     "command_line": command_line.describe_commands,
     "errors": errors.describe_errors,
+    "metrics": metrics.describe_metrics,
+    "permissions": permissions.describe_permissions,
     "python": python_api.describe_names,
     "settings": settings.describe_settings,
     "wire": wire.describe_file,

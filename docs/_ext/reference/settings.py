@@ -7,15 +7,17 @@ import re
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
-from streaming_server.config import RANGES, ServerConfig
+from streaming_server.config import NOT_FROM_ENVIRONMENT, RANGES, ServerConfig
 
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_bytes_in_flight": "bytes"}
 KINDS = {int: "integer", float: "number", bool: "`true` or `false`", tuple[str, ...]: "names, separated by commas"}
 # The settings of each group, by their names or prefixes of these. A setting belongs to the first group that fits.
 GROUPS = {
     "The server": "data host port log_level insecure drain_seconds storage_threads",
+    "Monitoring": "metrics log_format slow_request",
+    "Security": "tokens tls_ audit_log max_caller",
     "Memory and files": "block_cache write_buffer result_cache max_open_buckets bucket_idle",
-    "Requests and connections": "max_request request_receive max_calls min_ping max_waiting_calls",
+    "Requests and connections": "max_request max_unread request_r max_connections max_calls min_ping max_waiting_c",
     "Scans": "chunk_bytes max_live max_waiting_scans admission stall max_scan heartbeat",
     "Changes and consumers": "max_followers follow log_ catch_up consumer max_consumers max_retention_hold retention",
     "Snapshots": "snapshot max_snapshot",
@@ -51,7 +53,9 @@ def _describe(field: Field[Any], meaning: str) -> str:
     facts = [
         "required" if field.default is MISSING else f"default {_show(field.default, unit)}",
         unit,
-        f"environment `SCANKV_{field.name.upper()}`",
+        "not in the environment"
+        if field.name in NOT_FROM_ENVIRONMENT
+        else f"environment `SCANKV_{field.name.upper()}`",
     ]
     if field.name in RANGES:
         low, high = RANGES[field.name]
@@ -70,4 +74,4 @@ def _show(value: object, unit: str) -> str:
                 return f"{value // size} {name}"
     if isinstance(value, int | float):
         return f"{value:{',' if value >= 10_000 else ''}.0f}" if float(value).is_integer() else f"{value}"
-    return f"`{value}`"
+    return f"`{value}`" if value != "" else "none"

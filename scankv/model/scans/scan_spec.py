@@ -28,8 +28,8 @@ _MAX_VERSION_BYTES = 1024
 class Resume(enum.StrEnum):
     """Whether an interrupted scan continues by itself.
 
-    By default, a scan of a pinned snapshot continues, because its rows are the same, and a scan of the live table does
-    not.
+    By default, a scan of a pinned snapshot or of the changelog continues, because its rows are the same, and a scan of
+    the live table does not.
     """
 
     NEVER = "never"
@@ -61,7 +61,8 @@ class ScanSpec:
         reverse: Whether each bucket is read in descending key order.
         read_path: What the rows are read from: `auto`, `rocksdb` or `columnar`.
         ordered: Whether the rows of all buckets together are returned in key order.
-        resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot.
+        resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
+            of the changelog.
         log: The changes to read. None: the rows.
         resume_token: The position to continue after, from an earlier scan with the same spec; opaque. None: from the
             start.

@@ -62,17 +62,26 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         SchemaMismatch: A column is missing, unknown or given twice, has another type, or is null although it is NOT
             NULL. The message names column and row, but no value, because the server sends it to the client.
     """
-    _check_names(batch.schema.names, schema)
+    check_columns(batch.schema, schema)
     columns = []
     for field in schema:
         column = batch.column(field.name)
-        if column.type != field.type:
-            raise SchemaMismatch(
-                f'column "{field.name}" is {format_type(field.type)}, not {column.type}', column=field.name
-            )
         _check_nulls(column, field, 0)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_columns(given: pa.Schema, schema: pa.Schema) -> None:
+    """Checks that a schema has exactly the columns of a table, in any order.
+
+    Raises:
+        SchemaMismatch: A column is missing, unknown or given twice, or has another type.
+    """
+    _check_names(given.names, schema)
+    for field in schema:
+        type_ = given.field(field.name).type
+        if type_ != field.type:
+            raise SchemaMismatch(f'column "{field.name}" is {format_type(field.type)}, not {type_}', column=field.name)
 
 
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.offsets import count_of
@@ -69,17 +69,17 @@ class BucketOpener:
         self._held_at_opening: frozenset[str] = frozenset()
 
     def open(self) -> Bucket:
-        """Opens the bucket, for reading only where the disk is full.
+        """Opens the bucket, for reading only where the disk is full or cannot be written.
 
         Raises:
             DataLoss: The bucket is damaged.
-            DiskFull: The bucket cannot be created.
+            DiskFull, DiskFailed: The bucket cannot be created, or cannot be read either.
             ScanKvError: The files cannot be opened.
         """
         check_files_left(self.location)
         try:
             bucket = self._open()
-        except DiskFull as error:
+        except (DiskFull, DiskFailed) as error:
             if not is_complete(self.path):
                 raise  # The bucket could not be created, so it has nothing to read.
             _log.warning("%s can only be read: %s", self.location, error.message)

@@ -121,8 +121,8 @@ class GroupCommit:
         Its failure is raised by `wait`.
         """
         self._unsynced_steps += 1
-        if self._unsynced_steps >= _STEPS_PER_SYNC and self.can_sync:
-            self._running = asyncio.create_task(self._run())
+        if self._unsynced_steps >= _STEPS_PER_SYNC:
+            self.begin()
 
     def abandon_steps(self) -> None:
         """Begins a sync of recorded steps, because their request ends without a wait for them.
@@ -130,9 +130,13 @@ class GroupCommit:
         Otherwise, streams of changes would return these steps only after a later write.
         """
         if self._unsynced_steps:
-            self._unsynced_steps = _STEPS_PER_SYNC
-            if self.can_sync:
-                self._running = asyncio.create_task(self._run())
+            self.begin()
+
+    def begin(self) -> None:
+        """Begins a sync in the background, after the running one if there is one. Its failure is raised by `wait`."""
+        self._unsynced_steps = _STEPS_PER_SYNC
+        if self.can_sync:
+            self._running = asyncio.create_task(self._run())
 
     async def wait(self, offset: int) -> None:
         """Returns once everything below a written offset is durable.

@@ -13,8 +13,9 @@ from scankv.model.errors import DataLoss, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_slot import BaseSlot
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
 from streaming_server.engine.bucket.group_commit import GroupCommit
+from streaming_server.engine.bucket.shared_steps import SharedSteps
 from streaming_server.storage.changelog.bucket_log import ChangelogUsage
-from streaming_server.storage.files.disk_space import has_space
+from streaming_server.storage.files.disk_space import can_write, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import has_files_left
 
@@ -56,6 +57,7 @@ class LiveBucket:
         commits: How many transactions were applied to the bucket since this object was made.
         maintenance: Held for long reads that do not need `mutex`, so that the bucket stays open. A holder must not wait
             for `mutex`.
+        shared_steps: Applies steps of few rows of concurrent requests together.
         table: The name of its table.
         location: The name of the bucket in errors.
         columnar: Its columnar base.
@@ -85,6 +87,7 @@ class LiveBucket:
         self.before: BucketSnapshot | None = None
         self.commits = 0
         self.maintenance = asyncio.Lock()
+        self.shared_steps = SharedSteps(self)
         self.damage: str | None = None
         self.table = table
         self.location = opener.location
@@ -226,6 +229,9 @@ class LiveBucket:
         if not (space and has_files_left()) and before is not None and self._commit.failure is None:
             return  # The bucket can still be read.
         self._repair_at = time.monotonic() + REPAIR_SECONDS
+        # A read-only disk, or one that reports errors, may have free space nevertheless.
+        if before is not None and self._commit.failure is None and not await self.run(can_write, self._opener.path):
+            return
         async with self.maintenance, self._commit.syncing:
             if before is not None and not before.is_read_only:
                 # Here and not in the thread, because streams read `_bucket` on the event loop without the mutex.
@@ -242,7 +248,9 @@ class LiveBucket:
         if bucket is None:
             return
         self._bucket, self._failed_bucket = bucket, None
-        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_when_opened)
+        # This process may know of more that is durable than the files say, if the watermark could not be written.
+        durable = max(bucket.durable_when_opened, self._commit.durable)
+        self._commit.resume(written=self._written, sync=self._sync, durable=durable)
         if bucket.is_writable:
             _log.info("%s accepts writes again", self.location)
 
@@ -311,6 +319,11 @@ class LiveBucket:
         assert bucket is not None
         return bucket
 
+    @property
+    def large_reads(self) -> asyncio.Semaphore:
+        """Hold it while a thread reads rows and until their memory is claimed."""
+        return self._executor.large_reads
+
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex until it ends.
 
@@ -352,6 +365,11 @@ class LiveBucket:
         """Call when a request ends after a step that `write` was told others would follow."""
         if self._commit is not None and self._bucket is not None:
             self._commit.abandon_steps()
+
+    def begin_sync(self) -> None:
+        """Begins a sync of what was written to the open bucket. `wait_durable` waits for it."""
+        if self._commit is not None:
+            self._commit.begin()
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""

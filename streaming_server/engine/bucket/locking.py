@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import DiskFull, Unavailable
+from scankv.model.errors import DiskFailed, DiskFull, Unavailable
 from streaming_server.engine.bucket.commit_barrier import lock_mutexes
 from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS, LiveBucket
 from streaming_server.engine.tasks.executor import all_ended
@@ -52,11 +52,11 @@ async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[in
     Rule: a read returns durable rows only. A crash could undo others.
 
     Raises:
-        Unavailable: The disk is full, so the rows cannot be made durable before the bucket is reopened.
+        Unavailable: The disk is full or fails, so the rows cannot be made durable before the bucket is reopened.
     """
     try:
         await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
-    except DiskFull as error:
+    except (DiskFull, DiskFailed) as error:
         raise Unavailable(
             f"the latest writes to these rows cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
         ) from error

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ROWS
-from scankv.model.types.conform import check_batch
+from scankv.model.types.conform import check_batch, check_columns
 
 
 def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
@@ -40,28 +40,56 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
             for field in declared:
                 if pa.types.is_dictionary(field.type):
                     raise InvalidRequest(f'column "{field.name}" is dictionary-encoded: send plain values')
+            if optional is not None and optional.name in declared.names:
+                schema = schema.append(optional)
+            # Before the rows are read, so that Arrow sees no array of a type that tables cannot have.
+            check_columns(declared, schema)
             batches = _plain_batches(data, declared)
             for batch in batches:
                 batch.validate()
             _check_size(batches)
             for batch in batches:
                 batch.validate(full=True)
+                for column in batch.columns:
+                    _check_empty_children(column)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidRequest(f"the rows are not a valid Arrow IPC stream: {error}") from error
     batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], declared)
-    if optional is not None and optional.name in batch.schema.names:
-        schema = schema.append(optional)
     return check_batch(batch, schema)
 
 
 def _check_size(batches: list[pa.RecordBatch]) -> None:
-    """Raises RequestTooLarge for too many rows or bytes. A short request may refer to the same bytes many times."""
-    rows, size = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
+    """Raises RequestTooLarge for too many rows or bytes. A short request may refer to the same bytes many times.
+
+    The sizes are those of the buffers. `RecordBatch.nbytes` follows offsets, which are not validated yet where an array
+    is empty, and reads outside of the memory of the request.
+    """
+    rows = sum(batch.num_rows for batch in batches)
+    columns = (column for batch in batches for column in batch.columns)
+    size = sum(buffer.size for column in columns for buffer in column.buffers() if buffer is not None)
     if rows > MAX_REQUEST_ROWS or size > MAX_REQUEST_BYTES:
         raise RequestTooLarge(
             f"the request has {rows} rows of {size} bytes; the limits are {MAX_REQUEST_ROWS} rows and "
             f"{MAX_REQUEST_BYTES} bytes: send fewer rows at once"
         )
+
+
+def _check_empty_children(array: pa.Array) -> None:
+    """Raises ValueError if an empty array, at any level, begins outside of its values. Arrow does not validate this."""
+    type_ = array.type
+    if not pa.types.is_nested(type_):
+        return
+    if pa.types.is_struct(type_):
+        for number in range(type_.num_fields):
+            _check_empty_children(array.field(number))
+        return
+    if not len(array):
+        offsets = array.buffers()[1]
+        at = 4 * array.offset
+        first = int.from_bytes(memoryview(offsets)[at : at + 4], "little", signed=True) if offsets else 0
+        if not 0 <= first <= len(array.values):
+            raise ValueError(f"an empty {type_} begins at {first:,} of {len(array.values):,} values")
+    _check_empty_children(array.values)
 
 
 def _plain_batches(data: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:

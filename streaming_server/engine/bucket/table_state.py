@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.admission.live_scans import Abortable
     from streaming_server.storage.bucket.bucket_state import BucketState
+    from streaming_server.storage.files.disk_reserve import DiskReserve
 
 
 class TableState:
@@ -30,6 +31,7 @@ class TableState:
         buckets: Its buckets, by number.
         executor: Runs blocking work.
         clock: The server's clock.
+        reserve: The disk space that writes leave free.
         base_delta_bytes: The memory for the delta of the columnar base of one bucket.
     """
 
@@ -41,6 +43,7 @@ class TableState:
         *,
         executor: StorageExecutor,
         clock: ServerClock,
+        reserve: DiskReserve,
         base_delta_bytes: int,
     ) -> None:
         """Opens nothing.
@@ -51,12 +54,14 @@ class TableState:
             make_bucket: Creates the bucket of a number.
             executor: Runs blocking work.
             clock: The server's clock.
+            reserve: The disk space that writes leave free.
             base_delta_bytes: The memory for the delta of the columnar base of one bucket.
         """
         self.codec = TableCodec.of(definition)
         self.path = path
         self.executor = executor
         self.clock = clock
+        self.reserve = reserve
         self.base_delta_bytes = base_delta_bytes
         self.buckets = [make_bucket(number, self) for number in range(definition.buckets)]
         self._sources: WeakSet[Abortable] = WeakSet()

@@ -95,6 +95,21 @@ class ConsumerInfo:
     damage: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLags:
+    """How far the consumers of a table lag.
+
+    Attributes:
+        consumers: The number of consumers.
+        live: The number of consumers that a stream owns.
+        most: The lag of the consumer that lags most. Changes of buckets that were not opened are not counted.
+    """
+
+    consumers: int
+    live: int
+    most: int
+
+
 def owner_of(consumer_id: str) -> str:
     """Returns the owner name of the consumer's retention hold."""
     return f"consumer:{consumer_id}"

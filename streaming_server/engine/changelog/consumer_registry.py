@@ -14,6 +14,7 @@ from scankv.model.names import check_consumer_id
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     ConsumerInfo,
+    ConsumerLags,
     ConsumerSession,
     ConsumerState,
     TableConsumers,
@@ -239,6 +240,14 @@ class ConsumerRegistry:
         ends = await _ends(table, numbers)
         known, now = sorted(self._known_consumers(table), key=lambda one: one.consumer_id), self._clock.monotonic()
         return [consumer_info(consumer, ends, now) for consumer in known]
+
+    def lags(self, table: TableState) -> ConsumerLags:
+        """Returns how far the consumers of a table lag, from memory. Opens nothing."""
+        known = self._known_consumers(table)
+        ends = {live.number: live.state.log_offset for live in table.buckets if live.state is not None}
+        infos = [consumer_info(consumer, ends, 0.0) for consumer in known]
+        most = max((info.lag for info in infos), default=0)
+        return ConsumerLags(consumers=len(infos), live=sum(info.live for info in infos), most=most)
 
     async def drop(self, table: str) -> None:
         """Forgets the consumers of a table that is being dropped. Call it once the table is closed."""

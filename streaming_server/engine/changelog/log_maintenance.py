@@ -1,4 +1,7 @@
-"""Background maintenance of buckets: makes segments of small records, trims old changes, removes expired writers."""
+"""Background maintenance of buckets: makes segments of small records, trims old changes, removes expired writers.
+
+On a disk that is almost full, it also flushes, so that deleted rows free their space.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,13 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_state import BucketState
+    from streaming_server.storage.files.disk_reserve import DiskReserve
 
 _MANY_FLUSHES: Final = 8
 """After how many flushes on demand the small files that each of them leaves are compacted."""
+
+_LEAST_FLUSHED_BYTES: Final = 32 * 1024
+"""A bucket with fewer unflushed bytes is not flushed to free space."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,6 +44,7 @@ class LogMaintenance(Background):
         seconds: The interval of the maintenance.
         max_held_bytes: How many bytes of one bucket's changelog retention holds may keep beyond its retention.
         clock: The server's clock.
+        reserve: The disk space that writes leave free.
     """
 
     def __init__(
@@ -46,8 +54,10 @@ class LogMaintenance(Background):
         seconds: float,
         max_held_bytes: int,
         clock: ServerClock,
+        reserve: DiskReserve,
     ) -> None:
         self._tables = tables
+        self._reserve = reserve
         self._clock = clock
         self._max_held_bytes = max_held_bytes
         super().__init__(partial(repeat, seconds, self._maintain_all))
@@ -71,6 +81,8 @@ class LogMaintenance(Background):
         while await self._rewrite(table, live):
             pass
         await _compact(live)
+        if self._reserve.is_low:
+            await self._flush(live)
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
@@ -79,6 +91,18 @@ class LogMaintenance(Background):
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
+
+    async def _flush(self, live: LiveBucket) -> None:
+        """Flushes a bucket, if that fits into the reserve.
+
+        Deleted rows free their space only when a compaction finds their tombstones, and it finds none in memory.
+        """
+        async with live.maintenance:
+            bucket = live.open_bucket
+            if bucket is not None and bucket.is_writable:
+                size = bucket.unflushed_bytes
+                if _LEAST_FLUSHED_BYTES <= size <= self._reserve.free // 2:
+                    await live.run(bucket.flush)
 
     async def _rewrite(self, table: TableState, live: LiveBucket) -> bool:
         """Makes one segment, or skips records that are large enough. Returns False if too few records are left."""

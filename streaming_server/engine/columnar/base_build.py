@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARED_BYTES: Final = 256 << 20
-"""Disk space that builds leave for writes. A bucket whose sync finds no space takes no writes until it is reopened."""
+"""Disk space beyond the reserve that builds leave for writes. A bucket whose sync finds no space has to be reopened."""
 
 _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
@@ -184,7 +184,7 @@ class BaseBuild:
         )
         try:
             while (chunk := share.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
-                await share.run(_write, writer, chunk.batch, self._table)
+                await share.run(_write, writer, chunk.batch, self._table, self._table.reserve.bytes)
                 await share.rest()
                 if delta.is_full or not is_wanted():
                     raise BaseNotBuiltError("the writes during its build exceed their memory limit (base_delta_bytes)")
@@ -211,9 +211,9 @@ def _measure_cpu(function: Callable[..., T], *args: object) -> tuple[T, float]:
     return result, time.thread_time() - began
 
 
-def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState) -> None:
+def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState, reserve_bytes: int) -> None:
     """Writes rows to the base. Raises DiskFull if the disk is almost full."""
-    if shutil.disk_usage(table.path).free < SPARED_BYTES:
+    if shutil.disk_usage(table.path).free < SPARED_BYTES + reserve_bytes:
         raise disk_full(table.path, "the remaining space is reserved for writes; free some space")
     if rows.num_rows:
         writer.write(rows, table.codec.keys.encode_stored(rows))

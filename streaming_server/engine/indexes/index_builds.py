@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import Index
     from streaming_server.engine.bucket.live_bucket import BucketStats, LiveBucket
     from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.rows.table_codec import TableCodec
 
 STEP_ROWS = 4096
+RETRY_SECONDS = 5.0
+"""The pause after a step that failed for a reason that may pass."""
 _STEP_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -56,10 +59,13 @@ class IndexBuilds:
 
     Args:
         codec: Returns the current codec of the table.
+        reserve: The disk space that builds leave free.
     """
 
-    def __init__(self, codec: Callable[[], TableCodec]) -> None:
+    def __init__(self, codec: Callable[[], TableCodec], reserve: DiskReserve) -> None:
         self._codec = codec
+        self._reserve = reserve
+        self._retries: set[asyncio.TimerHandle] = set()
         self._waiting: dict[int, LiveBucket] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +96,8 @@ class IndexBuilds:
     async def close(self) -> None:
         """Ends the running build after its step. No other build begins."""
         self._closed = True
+        for timer in self._retries:
+            timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -100,14 +108,29 @@ class IndexBuilds:
                 live = self._waiting.pop(next(iter(self._waiting)))
                 try:
                     await self._keep(live)
-                except ScanKvError as error:
-                    # The bucket is damaged, was closed, or the disk is full. Every use of a damaged bucket reports the
-                    # damage. Otherwise the build continues when the bucket is opened the next time.
+                except DataLoss as error:
+                    # Every use of the bucket reports the damage.
                     _log.warning("indexes of bucket %s of %s: %s", live.number, live.table, error.message)
+                except ScanKvError as error:
+                    # The disk is full or fails, or too many files are open; or the bucket was closed.
+                    _log.warning("indexes of bucket %s of %s: %s", live.number, live.table, error.message)
+                    self._retry(live)
                 except Exception:
                     _log.exception("indexes of bucket %s of %s", live.number, live.table)
         finally:
             self._task = None
+
+    def _retry(self, live: LiveBucket) -> None:
+        """Continues with a bucket after some seconds."""
+        if self._closed:
+            return
+
+        def retry() -> None:
+            self._retries.discard(timer)
+            self.wake(live)
+
+        timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, retry)
+        self._retries.add(timer)
 
     async def _keep(self, live: LiveBucket) -> None:
         async with live.mutex:
@@ -120,15 +143,19 @@ class IndexBuilds:
         """Runs one step of a build. Returns False when nothing is left to build.
 
         Releases the mutex after each step, so that waiting writers get it before the next step.
+
+        Raises:
+            ScanKvError: The step failed for a reason that may pass, such as a full disk.
         """
         async with live.mutex:
             bucket, codec = await live.open(), self._codec()
             left = [id_ for id_ in bucket.builds if id_ in codec.indexes and (live.number, id_) not in self._failures]
             if not left:
                 return False
+            self._reserve.check()
             try:
                 await live.run(build_step, bucket, codec, left[0])
-            except ScanKvError as error:
+            except (RequestTooLarge, DataLoss) as error:
                 self._failures[live.number, left[0]] = _why(error)
                 _log.warning("index %s of bucket %s of %s: %s", left[0], live.number, live.table, error.message)
             return True

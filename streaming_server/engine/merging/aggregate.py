@@ -116,9 +116,13 @@ class AggregateEngine:
         def merge(current: Values | None, rows: Sequence[Values]) -> Values:
             merged = columns.start(current, rows)
             for fold, places in folds:
-                values = fold([merged[place] for place in places], [row[places[0]] for row in rows])
-                for place, value in zip(places, values, strict=True):
-                    merged[place] = value
+                first = places[0]
+                inputs = [row[first] for row in rows] if len(rows) > 1 else (rows[0][first],)
+                if len(places) == 1:
+                    (merged[first],) = fold((merged[first],), inputs)
+                else:
+                    for place, value in zip(places, fold([merged[place] for place in places], inputs), strict=True):
+                        merged[place] = value
             return tuple(merged)
 
         return merge

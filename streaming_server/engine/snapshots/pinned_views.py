@@ -102,7 +102,7 @@ class PinnedViews:
                     raise DataLoss(f"the snapshot manifest in {directory.path} is of another table")
             except DataLoss as error:
                 _log.error("DATA_LOSS: %s", error.message)
-                manifest = DataLoss(error.message, table=definition.name, view=directory.view_id)
+                manifest = type(error)(error.message, table=definition.name, view=directory.view_id)
             views.append(self._add(definition.name, path, directory, manifest))
         return views
 

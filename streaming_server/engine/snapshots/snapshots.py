@@ -353,6 +353,11 @@ class Snapshots:
             check_lease_table(lease, table)
         return lease
 
+    def table_of(self, snapshot_id: str) -> str | None:
+        """Returns the table of a snapshot, even if its lease has just expired; None if no snapshot has this id."""
+        lease = self._leases.get(snapshot_id)
+        return None if lease is None else lease.view.table
+
     async def _renew(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.storage.bucket.writer_states import WriterLimits
+    from streaming_server.storage.files.disk_reserve import DiskReserve
     from streaming_server.storage.files.disk_use import BucketFiles
     from streaming_server.storage.rocks.store import RocksResources
 
@@ -62,6 +63,7 @@ class LiveTable:
         clock: ServerClock,
         locks: TableColumnLocks,
         writer_limits: WriterLimits,
+        reserve: DiskReserve,
         base_delta_bytes: int,
         installed: Installed = MappingProxyType({}),
     ) -> None:
@@ -77,6 +79,7 @@ class LiveTable:
             clock: The server's clock.
             locks: The locks on the table's columns.
             writer_limits: The limits on the writers of each bucket.
+            reserve: The disk space that writes leave free.
             base_delta_bytes: The memory for the delta of the columnar base of one bucket.
             installed: The aggregate functions that the server has from other packages.
         """
@@ -102,13 +105,19 @@ class LiveTable:
             )
 
         self.state = TableState(
-            definition, path, make_bucket, executor=executor, clock=clock, base_delta_bytes=base_delta_bytes
+            definition,
+            path,
+            make_bucket,
+            executor=executor,
+            clock=clock,
+            reserve=reserve,
+            base_delta_bytes=base_delta_bytes,
         )
         self.reads = TableReads(self.state)
         self.writes = TableWrites(self.state, locks, installed)
         self.changes = TableChanges(self.state, catch_up)
         self.pinning = ViewPinner(self.state)
-        self._index_builds = IndexBuilds(lambda: self.state.codec)
+        self._index_builds = IndexBuilds(lambda: self.state.codec, reserve)
 
     @property
     def definition(self) -> TableDefinition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DiskFull, ServerBusy
+from scankv.model.errors import DiskFailed, DiskFull, ServerBusy
 from streaming_server.engine.tasks.background import Background, repeat
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ class ClockKeeper(Background):
         self._stored = self._clock.monotonic()
         try:
             await self._executor.run(self._file.write, self._clock.store())
-        except (DiskFull, ServerBusy, OSError) as error:
+        except (DiskFull, DiskFailed, ServerBusy, OSError) as error:
             # The next server continues from an older state of the clock, which is safe.
             _log.warning("the clock cannot be stored: %s", error)

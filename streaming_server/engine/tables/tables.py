@@ -6,11 +6,18 @@ import asyncio
 import logging
 import shutil
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
+from scankv.model.errors import (
+    DataLoss,
+    InvalidRequest,
+    ScanKvError,
+    ServerDraining,
+    TableNotFound,
+    UpgradeNotConfirmed,
+)
 from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
@@ -36,6 +43,7 @@ from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
+from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
@@ -44,7 +52,7 @@ from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import DataDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -137,6 +145,7 @@ class Tables:
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
         self._base_delta_bytes = config.base_delta_bytes
+        self._reserve = DiskReserve(config.data, config.min_free_bytes)
 
     def _make_maintenance(self, config: ServerConfig) -> None:
         """Makes the background tasks that maintain the tables."""
@@ -145,6 +154,7 @@ class Tables:
             seconds=config.log_maintenance_seconds,
             max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
+            reserve=self._reserve,
         )
         self._idle = IdleBuckets(self._states, most=self._most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseMaintenance(
@@ -165,7 +175,7 @@ class Tables:
         except Exception as error:
             _log.exception("the snapshots, consumers or locks of the table %s cannot be loaded", name)
             self._catalog.mark_unusable(
-                name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})"
+                name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})", error
             )
 
     async def recover(self) -> None:
@@ -189,6 +199,24 @@ class Tables:
     def __len__(self) -> int:
         return len(self._catalog)
 
+    def require_format(self, needed: int, what: str) -> None:
+        """Refuses what the format of the data directory cannot store.
+
+        Args:
+            needed: The oldest format that can store it.
+            what: What is refused, for the error.
+
+        Raises:
+            UpgradeNotConfirmed: The directory has an older format.
+        """
+        found = self._directory.format
+        if found < needed:
+            raise UpgradeNotConfirmed(
+                f"{what} need format {needed} of the data directory, which has format {found}: stop the server, and "
+                "confirm the upgrade with `scankv upgrade DIR --confirm`",
+                format=found,
+            )
+
     def definitions(self) -> list[TableDefinition]:
         """Returns the definitions of all tables, by name, ascending."""
         return [self._catalog.get(name) for name in self._catalog.names()]
@@ -209,6 +237,11 @@ class Tables:
     def live_tables(self) -> Iterable[LiveTable]:
         """Returns the tables that have been used since the start."""
         return self._live.values()
+
+    @property
+    def storage_resources(self) -> RocksResources:
+        """What all buckets share: the block cache, and the durations of their writes and syncs."""
+        return self._resources
 
     def _states(self) -> Iterable[TableState]:
         """Returns the states of the tables that have been used since the start."""
@@ -233,11 +266,17 @@ class Tables:
                 clock=self.clock,
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
+                reserve=self._reserve,
                 base_delta_bytes=self._base_delta_bytes,
                 installed=self._installed,
             )
             self._live[name] = live
         return live
+
+    def check_exists(self, name: str, is_visible: Callable[[str], bool]) -> None:
+        """Raises TableNotFound unless a table exists, even a damaged one. The message suggests only visible tables."""
+        with suppress(DataLoss):
+            self._catalog.get(name, is_visible)
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
         holders = self.snapshots, self.consumers, self.transactions
@@ -255,7 +294,13 @@ class Tables:
         indexes: Sequence[Sequence[str]] = (),
         merging: MergeSpec | None = None,
     ) -> TableDefinition:
-        """Creates a table. Raises TableExists or an InvalidRequest that says what is wrong with the definition."""
+        """Creates a table.
+
+        Raises:
+            TableExists: The name is taken.
+            InvalidRequest: The definition is wrong; the message says where.
+            DiskFull: Less than the reserve of disk space is free, or the disk is full.
+        """
         definition = TableDefinition.create(
             name,
             schema,
@@ -270,6 +315,7 @@ class Tables:
         )
         # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
+        self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition
 
@@ -338,9 +384,19 @@ class Tables:
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
+            except BaseException:
+                # If the disk keeps the table from being dropped, the table is served as after a restart.
+                with suppress(ScanKvError):
+                    self._load(self._catalog.get(name))
+                raise
             finally:
                 self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
+
+    @property
+    def disk_reserve_bytes(self) -> int:
+        """The free space below which writes are refused."""
+        return self._reserve.bytes
 
     async def disk_use(self) -> tuple[DiskBytes, int]:
         """Returns the disk use of the data directory, and the free space there, in bytes.

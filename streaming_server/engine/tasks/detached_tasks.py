@@ -6,10 +6,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from scankv.model.errors import ScanKvError
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 T = TypeVar("T")
+
+_CODES_OF_CLIENTS: Final = ("INVALID_ARGUMENT", "NOT_FOUND")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -44,4 +48,7 @@ class DetachedTasks:
         self._running.discard(task)
         # Retrieving the exception keeps asyncio from logging it when no caller awaits the task any more.
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is not None:
-            _log.error(self._failure, error)
+            # A wrong request, or the end of work on a table that a client drops, is no failure of the server.
+            is_of_client = isinstance(error, ScanKvError) and error.code in _CODES_OF_CLIENTS
+            level = logging.INFO if is_of_client else logging.ERROR
+            _log.log(level, self._failure, error)

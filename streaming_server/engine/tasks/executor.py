@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from streaming_server.engine.tasks.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -38,11 +39,16 @@ class StorageExecutor:
 
     Args:
         threads: The number of pieces of work that run at once.
+
+    Attributes:
+        large_reads: Hold it while a thread reads rows and until their memory is claimed.
     """
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="storage")
-        self._opening = ThreadPoolExecutor(max_workers=_OPENINGS_AT_ONCE, thread_name_prefix="opening")
+        self._threads = WorkerThreads(threads, "storage")
+        # Twice the threads, so that a thread has its next read while the event loop takes the rows of the last one.
+        self.large_reads = asyncio.Semaphore(2 * threads)
+        self._opening = WorkerThreads(_OPENINGS_AT_ONCE, "opening")
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs `function` in a thread and returns its result.
@@ -50,37 +56,38 @@ class StorageExecutor:
         A caller that is cancelled after the work has begun still waits for its end, because it must not release what it
         holds, above all a mutex, while the thread works. Keep the work short.
         """
-        return await self._in(self._pool, function, *args)
+        return await self._in(self._threads, function, *args)
 
     async def run_opening(self, function: Callable[..., T], *args: object) -> T:
         """As `run`, for opening and closing files. These mostly wait for syncs, which the disk can combine."""
         return await self._in(self._opening, function, *args)
 
-    async def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
-        work = pool.submit(function, *args)
-        future = asyncio.wrap_future(work)
+    async def _in(self, threads: WorkerThreads, function: Callable[..., T], *args: object) -> T:
+        work = threads.submit(function, *args)
         cancelled: asyncio.CancelledError | None = None
-        while not future.done():
+        while not work.is_done:
             try:
-                await asyncio.wait([future])
+                await work.wait()
             except asyncio.CancelledError as error:
                 if work.cancel():
                     raise
                 cancelled = error
-        if cancelled is not None:
-            future.exception()
-            try:
-                raise cancelled
-            finally:
-                # Its traceback refers to this frame. The cycle would keep the result until the next garbage collection.
-                del cancelled
+        # The work keeps neither its error nor its result. The traceback of the error refers to the work, and the cycle
+        # would keep megabytes of a refused request until the next garbage collection. The thread may still refer to
+        # the work as well.
+        failure, work.error = work.error, None
         try:
-            return future.result()
+            if cancelled is not None:
+                raise cancelled
+            if failure is not None:
+                raise failure
+            result = work.result
+            del work.result
+            return result
         finally:
-            # As above: the frames of an error may hold megabytes of a refused request.
-            del future, work
+            del work, failure, cancelled
 
     def close(self) -> None:
         """Waits for running work and ends the threads."""
-        self._pool.shutdown()
-        self._opening.shutdown()
+        self._threads.close()
+        self._opening.close()

@@ -26,12 +26,13 @@ class LoopTurns(selectors.DefaultSelector):
     Attributes:
         counts: The number of turns in each class of `BOUNDS_SECONDS`, and of the turns that took longer.
         longest: The seconds of the longest turn.
+        total: The seconds of all turns.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.counts = [0] * (len(BOUNDS_SECONDS) + 1)
-        self.longest = 0.0
+        self.longest = self.total = 0.0
         self._turns_with_events = 0
         self._clock = clock
         self._began: float | None = None
@@ -41,6 +42,7 @@ class LoopTurns(selectors.DefaultSelector):
         if self._began is not None:
             seconds = self._clock() - self._began
             self.counts[bisect_right(BOUNDS_SECONDS, seconds)] += 1
+            self.total += seconds
             if seconds > self.longest:
                 self.longest = seconds
         ready = super().select(timeout)

@@ -117,7 +117,7 @@ class CommitCoordinator:
             ColumnLocked: Another writer has locked columns that the transaction writes.
             TransactionConflict, InvalidRequest, PositionExpired, PositionOutOfRange, RequestTooLarge, DataLoss: As
                 `Verification`; nothing was written.
-            DiskFull: The decision cannot be logged; nothing was written.
+            DiskFull: The disk has no space for its rows, or the decision cannot be logged; nothing was written.
             DataLoss, DiskFull, Unavailable: The transaction is committed, but cannot be applied everywhere now: see
                 `stuck`.
         """
@@ -125,6 +125,9 @@ class CommitCoordinator:
         touched = footprints_of(parts)
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
+            for table in tables.values():
+                # A transaction that is decided but not applied would keep its buckets from being read.
+                table.state.reserve.check_fits(sum(part.size for part in parts))
             await self._executor.run(_sync, transaction.directory, parts)
             repeated = await find_repeated_keys(_files(parts), tables, touched, self._executor)
             with ExitStack() as admissions:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
+from scankv.model.errors import DiskFailed, DiskFull, ScanKvError, TransactionCommitted, Unavailable
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.storage.transactions.staging import READ
 
@@ -50,7 +50,7 @@ def check_hopeless(rolling: RollForward, unreadable: Mapping[str, ScanKvError]) 
         unreadable: Its tables that cannot be used, and why.
     """
     for error in [*rolling.failed.values(), *unreadable.values()]:
-        if isinstance(error, DiskFull | Unavailable):
+        if isinstance(error, DiskFull | DiskFailed | Unavailable):
             raise TransactionCommitted(
                 f"the transaction cannot be given up, because it may still be applied: {error.message}; nothing was "
                 "changed: remove that cause, and the server applies it by itself"

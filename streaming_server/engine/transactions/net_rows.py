@@ -97,6 +97,11 @@ class MergedTransactionRows:
     def __len__(self) -> int:
         return len(self._columns)
 
+    @property
+    def is_few(self) -> bool:
+        """Whether it has few keys, whose change is mostly computed without columns."""
+        return len(self) <= _FEW
+
     def _groups(self) -> Iterator[tuple[Columns, list[bytes]]]:
         """Groups the keys by written columns, because a changelog record has one set of columns."""
         groups: dict[Columns, list[bytes]] = {}

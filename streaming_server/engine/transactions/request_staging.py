@@ -13,7 +13,7 @@ from streaming_server.engine.transactions.delete_all import DeleteAll
 from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
 from streaming_server.engine.transactions.staged_lookup import with_staged
 from streaming_server.engine.transactions.staged_rows import request_check
-from streaming_server.storage.transactions.staging import DELETE, READ, StagedRequest, read_staged_request
+from streaming_server.storage.transactions.staging import DELETE, READ, UPSERT, StagedRequest, read_staged_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,9 +84,12 @@ class RequestStaging:
         Raises:
             TransactionLost, TransactionCommitted: The transaction is no longer open.
             RequestTooLarge: The request, or the transaction with it, exceeds its limit.
+            DiskFull: An upsert, while less than the reserve of disk space is free.
             ScanKvError: The table refuses the write.
         """
         transaction = self._renew(request_id.token)
+        if action == UPSERT:
+            table.state.reserve.check(len(data))
         definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
         with table.writes.locks.admit(kind.columns or None, column_locks):

@@ -7,7 +7,10 @@ full, does not keep the others from getting all of the transaction.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
@@ -19,19 +22,29 @@ from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIde
 from streaming_server.storage.transactions.staging import READ, load_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.engine.transactions.net_rows import Columns
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_change import BucketChange
+    from streaming_server.storage.changelog.records import ChangeOrigin
+    from streaming_server.storage.rows.row_codec import RowCodec
     from streaming_server.storage.transactions.decisions import Decision, Decisions
     from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 _log: Final = logging.getLogger(__name__)
+
+
+class _NetStep(NamedTuple):
+    """The arguments of `apply_change` after the bucket, and the number of keys that are applied after it."""
+
+    change: tuple[Callable[[], BucketChange], RowCodec, WriteStep, ChangeOrigin, int]
+    end_row: int
 
 
 class RollForward:
@@ -201,7 +214,8 @@ class RollForward:
         self, net: Mapping[LiveBucket, MergedTransactionRows], touched: Mapping[str, TableFootprint]
     ) -> None:
         """Applies the remaining rows, merged rows first."""
-        await all_ended(self._apply_net(live, merged) for live, merged in net.items())
+        await self._apply_few({live: merged for live, merged in net.items() if merged.is_few})
+        await all_ended(self._apply_net(live, merged) for live, merged in net.items() if live not in self.failed)
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
         if not plain:
             return
@@ -215,33 +229,61 @@ class RollForward:
         mask = None if repeated is None else repeated.last(request, part.key_array)
         return (part if mask is None else part.where(mask)).by_key()
 
+    async def _apply_few(self, net: Mapping[LiveBucket, MergedTransactionRows]) -> None:
+        """Applies the first step in each bucket, all in one thread: a change of threads takes as long as few rows."""
+        steps: list[tuple[LiveBucket, Bucket, _NetStep]] = []
+        done: list[tuple[LiveBucket, int, int]] = []
+        errors: dict[LiveBucket, Exception] = {}
+
+        def apply() -> None:
+            for live, bucket, step in steps:
+                try:
+                    apply_change(live, bucket, *step.change)
+                except Exception as error:
+                    errors[live] = error
+                else:
+                    done.append((live, step.end_row, bucket.state.log_offset))
+
+        async with AsyncExitStack() as mutexes:
+            # In the order in which everybody locks buckets.
+            for live in sorted(net, key=lambda live: (live.table, live.number)):
+                await mutexes.enter_async_context(live.mutex.bypass_barrier())
+                try:
+                    steps += [(live, await live.open(), step) for step in islice(self._net_steps(live, net[live]), 1)]
+                except Exception as error:
+                    errors[live] = error
+            if steps:
+                await self._executor.run(apply)
+        for step_done in done:
+            self._record_step(*step_done)
+        for live, failure in errors.items():
+            self._fail(live, live.record_error(failure) if isinstance(failure, ScanKvError) else failure)
+
     async def _apply_net(self, live: LiveBucket, net: MergedTransactionRows) -> None:
-        table = self._tables[live.table]
-        indexes = table.state.codec.indexes
         try:
-            for columns, keys in net.steps(self._applied[live], len(indexes)):
+            for step in self._net_steps(live, net):
                 async with live.mutex.bypass_barrier():
-                    await self._apply_step(table, live, net, columns, keys)
+                    bucket = await live.open()
+                    await live.write(apply_change, live, bucket, *step.change)
+                    self._record_step(live, step.end_row, bucket.state.log_offset)
             self._complete.add(live)
         except Exception as error:
             self._fail(live, error)
 
-    async def _apply_step(
-        self, table: LiveTable, live: LiveBucket, net: MergedTransactionRows, columns: Columns, keys: list[bytes]
-    ) -> None:
-        bucket, codec = await live.open(), table.state.codec
-        end_row = self._applied[live] + len(keys)
-        await live.write(
-            apply_change,
-            live,
-            bucket,
-            lambda: net.change(keys, live.number, codec),
-            codec.rows,
-            WriteStep(identity=self._identity, rows=end_row, complete=end_row == len(net)),
-            origin_of(self._decision.writer or None, columns, codec.rows),
-            self._decision.micros,
-        )
-        self._record_step(live, end_row, bucket.state.log_offset)
+    def _net_steps(self, live: LiveBucket, net: MergedTransactionRows) -> Iterator[_NetStep]:
+        """Yields what is left to apply to a bucket, a WriteBatch at a time."""
+        codec = self._tables[live.table].state.codec
+        end_row = self._applied[live]
+        for columns, keys in net.steps(end_row, len(codec.indexes)):
+            end_row += len(keys)
+            change = (
+                partial(net.change, keys, live.number, codec),
+                codec.rows,
+                WriteStep(identity=self._identity, rows=end_row, complete=end_row == len(net)),
+                origin_of(self._decision.writer or None, columns, codec.rows),
+                self._decision.micros,
+            )
+            yield _NetStep(change, end_row)
 
     def _record_step(self, live: LiveBucket, applied: int, offset: int) -> None:
         if offset == self._end_offsets[live]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def _remedy(token: str) -> str:
 def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
     """Returns the error for reads and writes of a bucket that lacks rows of a committed transaction.
 
-    The error is never `DiskFull`, because reads have to wait for the bucket, too.
+    The error is never `DiskFull` or `DiskFailed`, because reads have to wait for the bucket, too.
     """
     what = f"{live.location} lacks rows of a committed transaction, and is not served"
     if isinstance(error, DataLoss):
@@ -56,12 +56,14 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
     return DataLoss(f"{what}, because stored data is damaged: {_remedy(token)}")
 
 
-def retried_kind(error: BaseException) -> type[DiskFull | Unavailable]:
-    """Returns the error class for a retried failure: `DiskFull` where space is the cause."""
-    return DiskFull if isinstance(error, DiskFull) else Unavailable
+def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailable]:
+    """Returns the error class for a retried failure: `DiskFull` or `DiskFailed` where the disk is the cause."""
+    if isinstance(error, DiskFull):
+        return DiskFull
+    return DiskFailed if isinstance(error, DiskFailed) else Unavailable
 
 
-def retried_error(kind: type[DiskFull | Unavailable], what: str, error: BaseException) -> ScanKvError:
+def retried_error(kind: type[DiskFull | DiskFailed | Unavailable], what: str, error: BaseException) -> ScanKvError:
     """Returns the error for a failure that the server retries."""
     cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
     return kind(f"{what}: {cause}; the server retries it every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)

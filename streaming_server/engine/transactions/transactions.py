@@ -129,6 +129,27 @@ class Transactions:
         """The transactions that are neither committed nor aborted, the oldest first."""
         return sorted(self._open.values(), key=lambda each: each.began_at)
 
+    def tables_of(self, token: str, id_: str) -> frozenset[str]:
+        """Returns the tables with writes of the transactions that a token or an id names; empty if it names none.
+
+        Finds open transactions, committed ones, and remembered commits.
+
+        Args:
+            token: A token. Empty: none.
+            id_: An id of a transaction. Empty: none.
+        """
+        tables: set[str] = set()
+        for opened in self._open.values():
+            if opened.token == token or (id_ and opened.options.id == id_):
+                tables.update(name for part in opened.parts.values() for name in part.tables)
+        for decision in self._decisions.unfinished.values():
+            if decision.token == token or (id_ and decision.id == id_):
+                tables.update(decision.tables)
+        for committed in (self._committed.find(token, ""), self._committed.find("", id_)):
+            if committed is not None:
+                tables.update(committed.tables)
+        return frozenset(tables)
+
     @property
     def default_ttl(self) -> float:
         """The time to live, in seconds, of a transaction that does not set one."""

@@ -299,6 +299,10 @@ class ColumnLocks:
                 return locks
         raise lock_lost(lock_id)
 
+    def tables_of(self, lock_id: str) -> list[str]:
+        """Returns the tables that have a lock with this id."""
+        return [name for name, locks in self._tables.items() if locks.has(lock_id)]
+
     def list_locks(self, table: str | None) -> list[HeldColumnLock]:
         """Returns the locks of one table, or of all tables (None), by table and id."""
         chosen = [self.of(table)] if table is not None else [self._tables[name] for name in sorted(self._tables)]

@@ -6,6 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.current_call import claim_answer, expect_answer
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_readable
 from streaming_server.engine.writes.bucket_steps import get_within, total_bytes
 
@@ -22,6 +23,12 @@ _MAX_TRIES: Final = 3
 _MAX_CACHED_KEYS: Final = 256
 """The most keys that are looked up on the event loop, which takes half a millisecond."""
 
+_MAX_CACHED_BYTES: Final = 1024 * 1024
+"""The most bytes of rows that are copied on the event loop."""
+
+_SMALL_BYTES: Final = 64 * 1024
+"""Rows of at most this size claim no memory before their answer is built."""
+
 
 async def lookup_rows(
     buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]]
@@ -34,6 +41,7 @@ async def lookup_rows(
 
     Raises:
         RequestTooLarge: The rows do not fit into an answer.
+        ServerBusy: No memory is left for the answer.
         DataLoss: A bucket is damaged.
     """
     wanted = [(buckets[number], each) for number, each in keys.items()]
@@ -57,7 +65,7 @@ def _find_cached(
 ) -> tuple[list[bytes | None], dict[int, int]] | None:
     """Reads few keys on the event loop, where no writer comes between two buckets.
 
-    Returns None if it would have to wait.
+    Returns None if it would have to wait, or to copy too much.
 
     For few keys, two changes of thread cost ten times as much as reading what is in memory.
     """
@@ -65,13 +73,32 @@ def _find_cached(
         return None
     rows: list[bytes | None] = []
     offsets: dict[int, int] = {}
+    room = _MAX_CACHED_BYTES
     for live, keys in wanted:
         found = live.find_cached(keys)
         if found is None:
             return None
         rows += found[0]
         offsets[live.number] = found[1]
+        if (room := room - total_bytes(found[0])) < 0:
+            return None
     return rows, offsets
+
+
+async def _read(
+    live: LiveBucket, bucket: Bucket | BucketSnapshot, keys: list[bytes], room: int
+) -> tuple[list[bytes | None], int]:
+    """Reads rows in a thread. Returns them, and how many bytes more may be read."""
+    # Bounds the rows that threads have read and that are not claimed yet.
+    async with live.large_reads:
+        expected = min(bucket.state.longest_row * len(keys), room)
+        if expected > _SMALL_BYTES:
+            expect_answer(expected)
+        found = await live.run(get_within, bucket, keys, room)
+        room -= total_bytes(found)
+        if (size := MAX_REQUEST_BYTES - room) > _SMALL_BYTES:
+            claim_answer(size)
+    return found, room
 
 
 async def _read_one_by_one(
@@ -87,9 +114,8 @@ async def _read_one_by_one(
                 raise copy(live.mutex.failure)
             bucket: Bucket | BucketSnapshot = await live.open()
             bucket = live.before or bucket
-            found = await live.run(get_within, bucket, keys, room)
+            found, room = await _read(live, bucket, keys, room)
             offsets[live.number] = bucket.state.log_offset
-        room -= total_bytes(found)
         rows += found
     return rows, offsets
 
@@ -100,7 +126,6 @@ async def _read_together(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tu
     room = MAX_REQUEST_BYTES
     async with lock_buckets([live for live, _ in wanted]) as opened:
         for (live, keys), (_, bucket) in zip(wanted, opened, strict=True):
-            found = await live.run(get_within, bucket, keys, room)
-            room -= total_bytes(found)
+            found, room = await _read(live, bucket, keys, room)
             rows += found
         return rows, {live.number: bucket.state.log_offset for live, bucket in opened}

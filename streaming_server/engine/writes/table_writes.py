@@ -100,8 +100,10 @@ class TableWrites:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: The rows are refused; names the column and row.
             WriterFenced, WriterExpired, TooManyWriters, ColumnLocked, WriteConflict, PositionExpired,
             PositionOutOfRange: A precondition does not hold: see `WriteOperation`.
+            DiskFull: Less than the reserve of disk space is free, or the disk is full.
             DataLoss: A bucket is damaged.
         """
+        self._table.reserve.check(len(data))
         check = self.check_upsert(data, schema_id, kind)
         return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
 
@@ -134,6 +136,8 @@ class TableWrites:
             raise RequestTooLarge(
                 f"the request has {len(data):,} encoded rows; the limit is {MAX_ENCODED_ROWS:,}: send Arrow data"
             )
+        if not deletes:
+            self._table.reserve.check(sum(map(len, data)))
         # One codec for all of it: the table may be altered while a thread reads the rows.
         codec = self._table.codec
         read = partial(self._read_few, data, codec, deletes=deletes, checks_entries=not independent)

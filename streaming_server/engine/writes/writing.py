@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, WriteConflict
 from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.engine.merging.few_rows import FewRows
 from streaming_server.engine.merging.step import restate
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
@@ -85,6 +87,15 @@ class SeparateWrites(NamedTuple):
     refusals: dict[tuple[int, int], ScanKvError]
 
 
+class _NextRows(NamedTuple):
+    """The rows of a step, the number of rows up to its end, the progress that the bucket records, and the merger."""
+
+    rows: BucketRows
+    end: int
+    progress: WriteStep | None
+    merger: Merger
+
+
 class WriteOperation:
     """Applies one request to its buckets.
 
@@ -108,6 +119,7 @@ class WriteOperation:
         self._scope = scope
         self._done: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
+        self._failures: dict[int, Exception] = {}
         self._independent = independent
         self._refusals: dict[int, tuple[RefusedRow, ...]] = {}
         # The buckets whose rows are written one by one, because one of several was refused.
@@ -138,8 +150,56 @@ class WriteOperation:
                         with _steps_of(live):
                             while not await self._step(live, bucket, part):
                                 pass
+                elif self._are_few and not any(answers):
+                    await self._apply_together(opened)
             await all_ended(map(self._write_bucket, self._parts))
         return self._offsets
+
+    @property
+    def _are_few(self) -> bool:
+        """Whether the request has few rows of several buckets."""
+        return len(self._parts) > 1 and all(isinstance(part, FewRows) for part in self._parts)
+
+    async def _apply_together(self, opened: Sequence[tuple[LiveBucket, Bucket]]) -> None:
+        """Applies the first step in every bucket, all in one thread: a change of threads takes as long as few rows.
+
+        Hold the mutexes. `_write_bucket` then applies what is left. It also raises the errors.
+        """
+        functions = [
+            partial(self._apply_first, live, bucket, part, self._next_step(bucket, part, 0))
+            for (live, bucket), part in zip(opened, self._parts, strict=True)
+        ]
+
+        def apply() -> None:
+            for function in functions:
+                function()
+
+        try:
+            await self._scope.table.executor.run(apply)
+        finally:
+            # Also for a caller that was cancelled. All syncs begin now, so they run at the same time.
+            for live, _ in opened:
+                live.begin_sync()
+
+    def _apply_first(self, live: LiveBucket, bucket: Bucket, part: BucketRows, step: _NextRows) -> None:
+        """Applies the first step of a part in a thread, and records its outcome. Raises nothing."""
+        try:
+            apply_rows(live, bucket, step.rows, step.merger, step.progress, self._preconditions.changelog_writer)
+        except (InvalidRequest, RequestTooLarge):
+            pass  # Nothing was written, and the step is refused again when it is applied by itself.
+        except Exception as error:
+            self._failures[part.bucket] = error
+        else:
+            self._done[part.bucket], self._offsets[part.bucket] = step.end, bucket.state.log_offset
+
+    def _prepare_shared(self, live: LiveBucket, part: BucketRows, bucket: Bucket) -> Callable[[], None] | None:
+        """Returns what applies the first step of a part together with other requests. None: it is applied by itself."""
+        identity = self._preconditions.identity
+        if identity is not None and (
+            not bucket.writers.is_cached(identity.writer) or bucket.find_answer(identity) is not None
+        ):
+            return None
+        return partial(self._apply_first, live, bucket, part, self._next_step(bucket, part, 0))
 
     async def run_separately(self) -> SeparateWrites:
         """Applies the request to each bucket by itself. Returns once everything that was applied is durable.
@@ -176,6 +236,11 @@ class WriteOperation:
 
     async def _write_bucket(self, part: BucketRows) -> None:
         live, complete = self._live(part), False
+        if isinstance(part, FewRows) and part.bucket not in self._done and part.bucket not in self._failures:
+            await live.shared_steps.apply(partial(self._prepare_shared, live, part))
+        failure = self._failures.pop(part.bucket, None)
+        if failure is not None:
+            raise live.record_error(failure) if isinstance(failure, ScanKvError) else failure
         with _steps_of(live):
             while not complete and self._done.get(part.bucket) != len(part.keys):
                 async with live.mutex:
@@ -196,31 +261,35 @@ class WriteOperation:
         done, count = self._done.get(number, 0) if answer is None else answer.rows, len(part.keys)
         if done >= count:
             raise InvalidRequest("a request was repeated with other rows: give each request its own sequence")
-        merger = self._scope.merger()
-        most = 1 if number in self._one_by_one else step_rows(bucket.state, len(merger.codec.indexes))
-        end = part.step_end(done, min(done + most, count))
-        rows, writer = part.slice(done, end - done), self._preconditions.changelog_writer
+        step = self._next_step(bucket, part, done)
         try:
             await live.write(
                 apply_rows,
-                *(live, bucket, rows, merger, self._progress(number, end, count), writer),
-                more_follows=end < count,
+                *(live, bucket, step.rows, step.merger, step.progress, self._preconditions.changelog_writer),
+                more_follows=step.end < count,
             )
         except (InvalidRequest, RequestTooLarge) as error:
             if not self._independent:
                 raise
-            if end - done > 1:
+            if step.end - done > 1:
                 self._one_by_one.add(number)
                 return False
             # Independent rows are not checked for indexes before they are merged, so none was added meanwhile.
             cause = error.__cause__ if isinstance(error.__cause__, RequestTooLarge) else error
             refusal = RefusedRow(done, restate(cause, "the row was not written"))
             self._refusals[number] = (*self._refusals.get(number, ()), refusal)
-            progress = self._progress(number, end, count)
+            progress = self._progress(number, step.end, count)
             if progress is not None:
                 await live.write(bucket.record, progress)
-        self._done[number], self._offsets[number] = end, bucket.state.log_offset
-        return end == count
+        self._done[number], self._offsets[number] = step.end, bucket.state.log_offset
+        return step.end == count
+
+    def _next_step(self, bucket: Bucket, part: BucketRows, done: int) -> _NextRows:
+        """Returns the rows of a part that come after the first `done` rows and fit into one WriteBatch."""
+        number, count, merger = part.bucket, len(part.keys), self._scope.merger()
+        most = 1 if number in self._one_by_one else step_rows(bucket.state, len(merger.codec.indexes))
+        end = part.step_end(done, min(done + most, count))
+        return _NextRows(part.slice(done, end - done), end, self._progress(number, end, count), merger)
 
     def _progress(self, bucket: int, end: int, count: int) -> WriteStep | None:
         identity = self._preconditions.identity

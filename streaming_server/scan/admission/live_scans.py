@@ -6,18 +6,22 @@ import asyncio
 import logging
 import math
 import uuid
+from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from scankv.model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from scankv.model.errors import ScanCancelled, ScanKvError, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
+from streaming_server.current_call import CURRENT_CALL
+from streaming_server.histogram import Histogram
 from streaming_server.scan.admission.chunk_turns import ChunkTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from scankv.model.errors import ScanKvError
     from streaming_server.scan.admission.admission import Admission
+    from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
 
 MAX_LARGE_CHUNKS = 8
 """The most scans with large chunks at the same time."""
@@ -54,12 +58,16 @@ class RegisteredScan:
         admitted_at: When the scan was admitted, on the event loop's clock. None before.
         progress_at: When its reader last took a message, or when the scan was admitted.
         sending_since: Since when a message has been waiting for the reader. None if no message is.
+        sending_bytes: The bytes of this message.
+        built_bytes: The bytes of the next message, which waits until this one is sent.
         last_took: How many seconds the reader needed to take the previous message.
         rows_scanned: Rows read from storage.
         bytes_returned: Bytes of Arrow data produced.
         source: The source that the scan reads, once it is open.
         leave: Releases its place among the live scans. None before admission.
         ended: The error that ended the scan early. None if nothing has.
+        caller: Whose stream it is. None: no stream, or no tokens are asked for.
+        unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
     """
 
     table: str
@@ -71,12 +79,16 @@ class RegisteredScan:
     admitted_at: float | None = None
     progress_at: float = 0.0
     sending_since: float | None = None
+    sending_bytes: int = 0
+    built_bytes: int = 0
     last_took: float = 0.0
     rows_scanned: int = 0
     bytes_returned: int = 0
     source: Abortable | None = None
     leave: Callable[[], None] | None = None
     ended: ScanKvError | None = None
+    caller: CallerIdentity | None = field(default_factory=STREAM_CALLER.get)
+    unread: UnreadAnswer | None = None
 
     def hold(self, source: Abortable) -> None:
         """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
@@ -94,6 +106,9 @@ class ScanRegistry:
     Attributes:
         turns: Decides when a scan may build its next chunk.
         started: The number of scans that were admitted since the start of the server.
+        outcomes: How many scans have ended, by kind (`scan` or `changes`) and outcome: `complete`, `cancelled` by the
+            reader, the reason of a typed error in lower case, or `error`.
+        chunk_seconds: How long building each message of a scan took.
 
     Args:
         admission: Admits scans.
@@ -101,6 +116,7 @@ class ScanRegistry:
         stall_timeout: For how many seconds a reader may take nothing.
         max_scan: For how many seconds a scan may last.
         turns_with_events: See `ChunkTurns`.
+        unread: Counts the messages of scans that are over, but whose reader has not taken them. None: nothing does.
     """
 
     def __init__(
@@ -111,7 +127,9 @@ class ScanRegistry:
         stall_timeout: float,
         max_scan: float,
         turns_with_events: Callable[[], int] | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
+        self._unread = unread
         self._admission = admission
         self._following = following
         self._stall_timeout = stall_timeout
@@ -121,6 +139,8 @@ class ScanRegistry:
         self._with_large_chunks: set[RegisteredScan] = set()
         self.turns = ChunkTurns(turns_with_events)
         self.started = 0
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.chunk_seconds = Histogram()
         self._rows_scanned = 0
         self._bytes_returned = 0
 
@@ -133,6 +153,11 @@ class ScanRegistry:
     def waiting(self) -> int:
         """The number of scans that wait to be admitted."""
         return self._admission.waiting + self._following.waiting
+
+    @property
+    def stalled(self) -> int:
+        """The number of scans that were ended because their reader took nothing."""
+        return sum(count for (_, outcome), count in self.outcomes.items() if outcome == ScanStalled.reason.lower())
 
     @property
     def undelivered_errors(self) -> int:
@@ -156,6 +181,26 @@ class ScanRegistry:
         Raises:
             TooManyScans: The connection has too many scans that are over and unread.
         """
+        try:
+            with self._tracked(scan):
+                yield
+        except BaseException as error:
+            # If the scan was ended early, its reader often gives up before it gets the error.
+            self._count_outcome(scan, scan.ended or error)
+            raise
+        self._count_outcome(scan, scan.ended)
+
+    def _count_outcome(self, scan: RegisteredScan, error: BaseException | None) -> None:
+        if error is None:
+            outcome = "complete"
+        elif isinstance(error, ScanKvError):
+            outcome = error.reason.lower()
+        else:
+            outcome = "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "error"
+        self.outcomes["changes" if scan.follows else "scan", outcome] += 1
+
+    @contextmanager
+    def _tracked(self, scan: RegisteredScan) -> Iterator[None]:
         unread = sum(other.peer == scan.peer and self._is_over(other) for other in self._calls.values())
         if unread >= MAX_UNREAD_ENDINGS:
             raise TooManyScans(
@@ -164,11 +209,18 @@ class ScanRegistry:
                 retry_after=1.0,
             )
         self._calls[scan.scan_id] = scan
+        call = CURRENT_CALL.get()
+        if call is not None:
+            call.scan_id, call.may_last = scan.scan_id, scan.follows
         try:
             yield
         finally:
             del self._calls[scan.scan_id]
+            if scan.unread is not None:
+                scan.unread.release()
             self._with_large_chunks.discard(scan)
+            if call is not None:
+                call.rows_scanned, call.bytes_returned = scan.rows_scanned, scan.bytes_returned
 
     @asynccontextmanager
     async def admit(self, scan: RegisteredScan) -> AsyncIterator[None]:
@@ -210,6 +262,11 @@ class ScanRegistry:
         """Counts rows and index entries read by a call that is not a scan."""
         self._rows_scanned += rows
 
+    def table_of(self, scan_id: str) -> str | None:
+        """Returns the table of a live scan; None if no live scan has this id."""
+        scan = self._live.get(scan_id)
+        return None if scan is None else scan.table
+
     def cancel(self, scan_id: str) -> None:
         """Ends a scan on behalf of an operator. Raises ScanNotFound."""
         scan = self._live.get(scan_id)
@@ -221,7 +278,14 @@ class ScanRegistry:
         """Ends a scan with an error: releases its resources and its place, and removes it from the list."""
         if scan.ended is not None:
             return
-        _log.info("ending scan %s of %s by %s: %s", scan.scan_id, scan.table, scan.peer, error.reason)
+        _log.info(
+            "ending scan %s of %s by %s: %s",
+            scan.scan_id,
+            scan.table,
+            scan.peer,
+            error.reason,
+            extra={"scan_id": scan.scan_id, "table": scan.table, "peer": scan.peer, "reason": error.reason},
+        )
         scan.ended = error
         self._retire(scan)
         if scan.source is not None:
@@ -252,6 +316,10 @@ class ScanRegistry:
         if self._live.pop(scan.scan_id, None) is not None:
             self._rows_scanned += scan.rows_scanned
             self._bytes_returned += scan.bytes_returned
+            if self._unread is not None and scan.sending_since is not None:
+                # While it was live, the limit of live scans bounded its memory.
+                scan.unread = self._unread.answer(scan.peer)
+                scan.unread.claim(scan.sending_bytes + scan.built_bytes, may_refuse=False)
 
     def _overdue(self, scan: RegisteredScan, now: float) -> float | None:
         """Ends an overdue scan and returns None; otherwise returns the seconds until it may be overdue."""

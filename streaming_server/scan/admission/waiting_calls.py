@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import ServerDraining
+from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
 if TYPE_CHECKING:
@@ -83,12 +84,15 @@ class WaitingCalls:
         if self._closed is None:
             group = self._group(asked)
             self.waiting += 1
+            began = asyncio.get_running_loop().time()
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await group.calls.wait()
             finally:
                 self.waiting -= 1
+                if (call := CURRENT_CALL.get()) is not None:
+                    call.waited_seconds += asyncio.get_running_loop().time() - began
                 if not group.calls:
                     self._end((asked.source, asked.version), group)
         if self._closed is not None:

@@ -159,7 +159,7 @@ def parse_log_token(token: bytes) -> LogToken:
                 f"the resume token has version {version}: this server reads version {_VERSION}; start again"
             )
         position = _TokenParser(body, _HEAD.size).position(count)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, ValueError) as error:
         raise damaged from error
     return LogToken(table, query, position, None if left == _NO_LIMIT else left)
 
@@ -173,6 +173,8 @@ class _TokenParser:
         offsets: dict[int, int] = {}
         for _ in range(buckets):
             bucket, offsets[bucket] = self._next(_OFFSET)
+        if len(offsets) != buckets:
+            raise ValueError("a bucket is there twice")
         views = []
         for _ in range(self._next(_COUNT)[0]):
             after = self._position()

@@ -20,6 +20,7 @@ from streaming_server.scan.columnar.delta import EMPTY_DELTA
 from streaming_server.scan.columnar.zone_maps import may_match
 from streaming_server.scan.rows.row_representations import keyed_rows
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS
+from streaming_server.storage.files.formats import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,7 +210,7 @@ class BaseCursor:
         return _Columns(self._schema, self._codec, None)
 
     def _locate(self, error: DataLoss) -> DataLoss:
-        return DataLoss(f"{self._location}: {error.message}")
+        return locate(error, self._location)
 
 
 @dataclass(frozen=True, slots=True)

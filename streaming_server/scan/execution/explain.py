@@ -78,6 +78,25 @@ def explain(
     )
 
 
+def plan_text(answer: scan_pb2.ExplainScanResponse) -> str:
+    """Returns a short description of a plan for the log, without values of keys and predicates."""
+    parts = [
+        "reads the columnar base" if answer.read_path == scan_pb2.READ_PATH_COLUMNAR else "reads RocksDB",
+        f"{len(answer.buckets)} buckets",
+        "all keys" if answer.all_keys else f"{answer.range_count} key ranges and {answer.points} keys",
+    ]
+    if answer.index:
+        parts.append(f"found by the index on {', '.join(answer.index)} in {answer.index_range_count} ranges")
+    if answer.residual:
+        parts.append("a residual predicate")
+    parts.append(f"columns read: {', '.join(answer.columns_read)}")
+    if answer.ordered:
+        parts.append("ordered, descending" if answer.reverse else "ordered")
+    if answer.HasField("limit"):
+        parts.append(f"limit {answer.limit}")
+    return "; ".join(parts)
+
+
 def _index_texts(choice: IndexChoice) -> list[str]:
     return [range_text(one, choice.codec.columns) for one in islice(choice.plan.ranges, _RANGES_SHOWN)]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.bucket_log import ChangelogUsage, Segment
     from streaming_server.storage.changelog.records import Changes
     from streaming_server.storage.files.disk_use import FamilyBytes
-    from streaming_server.storage.rocks.store import StoreBatch
+    from streaming_server.storage.rocks.store import RocksStats, StoreBatch
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 _ALL_KEYS = KeyRange()
@@ -113,8 +113,9 @@ class Bucket:
             try:
                 self._state = self._recover()
                 # Opening for writing copies the write-ahead logs into new files and syncs them. Reading alone does not.
-                durable = self._state.log_offset if self._logs_are_durable else self._watermark.read()
-                self.durable_when_opened = durable or 0
+                durable = self._watermark.read() or 0
+                has_all = self._logs_are_durable or self._state.count <= count_of(durable)
+                self.durable_when_opened = self._state.log_offset if has_all else durable
             except BaseException:
                 self._watermark.close()
                 raise
@@ -370,7 +371,11 @@ class Bucket:
                 self._store.check_writable()
             return
         self._store.sync()
-        self._watermark.write(offset)
+        try:
+            self._watermark.write(offset)
+        except (DiskFull, DiskFailed, OSError) as error:
+            # The changes are durable nevertheless. A watermark that is too low only detects less damage.
+            _log.warning("the durable watermark of %s cannot be written: %s", self.location, error)
         self._durable_offset = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
@@ -382,9 +387,18 @@ class Bucket:
         """Returns the bytes of the bucket's SST files, by column family. Takes microseconds."""
         return self._store.family_bytes()
 
+    def rocks_stats(self) -> RocksStats:
+        """Returns RocksDB's own statistics. Takes tens of microseconds."""
+        return self._store.rocks_stats()
+
     def changelog_usage(self) -> ChangelogUsage:
         """Returns how much of the changelog is retained, and by which hold. Takes milliseconds for gigabytes."""
         return self.log.usage(self._state.log_bytes)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """The memory of writes that are not in SST files yet. Takes microseconds."""
+        return self._store.unflushed_bytes
 
     def flush(self) -> None:
         """Moves unflushed writes into SST files."""

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import make_offset
+from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksStore
 
 STATE_KEY: Final = b"state"
 """The key of the state in the column family `meta`."""
+
+_FORMAT: Final = 1
+"""The format of a record that does not name its format in the field `format`. No other format exists yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,9 @@ class BucketState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BucketState:
-        """Reads the result of `to_bytes`."""
+        """Reads the result of `to_bytes`. Raises NewerFormat."""
         stored: dict[str, Any] = json.loads(data)
+        check_format("its state", stored.pop("format", _FORMAT), _FORMAT)
         # JSON has no tuples. Buckets written before indexes existed lack fields.
         tuples: dict[str, Any] = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
         return cls(**{**stored, **tuples})
@@ -91,7 +96,9 @@ def load_state(store: RocksStore) -> BucketState:
     try:
         stored = store.meta.get(STATE_KEY)
         return BucketState() if stored is None else BucketState.from_bytes(stored)
-    except (ValueError, TypeError, KeyError) as error:
+    except DataLoss as error:
+        raise locate(error, store.location) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataLoss(f"{store.location} is damaged: its state cannot be read") from error
     except Exception as error:
         raise store.failure(error) from error

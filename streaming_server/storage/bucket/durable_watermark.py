@@ -10,21 +10,24 @@ harmless; it is never too high.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.files.formats import newer_format
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _WATERMARK = struct.Struct("<8sQ")
 _MAGIC = b"SKVMARK1"
+_FORMAT: Final = 1  # the digit at the end of the magic bytes
 _CHECKSUM = struct.Struct("<I")
 _BYTES = _WATERMARK.size + _CHECKSUM.size
 
@@ -33,7 +36,13 @@ class DurableWatermark:
     """The durable watermark of one open bucket or log. One thread at a time may write it."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or creates it durably with offset 0. Raises DiskFull or DataLoss."""
+        """Opens the file, or creates it durably with offset 0. On a read-only disk, opens it only for reading.
+
+        Raises:
+            DiskFull, DiskFailed: The file cannot be opened or created.
+            DataLoss: The file cannot be read for another reason.
+        """
+        self._path = path
         self._directory = path.parent
         try:
             with translate_disk_errors(path.parent):
@@ -42,19 +51,45 @@ class DurableWatermark:
             raise DataLoss(f"the durable watermark {path} cannot be read: {error}") from error
 
     def _open(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            try:
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                # The disk failed before the file was first created, so nothing is lost.
+                raise error from None
+            return
         try:
             if os.fstat(self._fd).st_size == 0:
-                self.write(0)
-                os.fsync(self._fd)
-                sync_directory(path.parent)
+                self._create(path)
         except BaseException:
             os.close(self._fd)
             raise
 
+    def _create(self, path: Path) -> None:
+        try:
+            self.write(0)
+            os.fsync(self._fd)
+            sync_directory(path.parent)
+        except BaseException:
+            # A part of a watermark would be taken for damage.
+            os.ftruncate(self._fd, 0)
+            raise
+
     def read(self) -> int | None:
-        """Returns the offset up to which the changelog was durable. None: the file is damaged."""
+        """Returns the offset up to which the changelog was durable. None: the file is damaged.
+
+        Raises:
+            NewerFormat: A newer ScanKV has written the file.
+        """
         data = os.pread(self._fd, _BYTES + 1, 0)
+        newer = data[len(_MAGIC) - 1 : len(_MAGIC)]
+        # A file of any length: a newer format may be longer.
+        if data.startswith(_MAGIC[:-1]) and newer.isdigit() and int(newer) > _FORMAT:
+            raise newer_format(f"the durable watermark {self._path}", int(newer), _FORMAT)
         if len(data) != _BYTES:
             return None
         magic, offset = _WATERMARK.unpack_from(data)
@@ -66,8 +101,12 @@ class DurableWatermark:
     def write(self, offset: int) -> None:
         """Records that everything before this offset is durable."""
         body = _WATERMARK.pack(_MAGIC, offset)
+        data = body + _CHECKSUM.pack(google_crc32c.value(body))
         with translate_disk_errors(self._directory):
-            os.pwrite(self._fd, body + _CHECKSUM.pack(google_crc32c.value(body)), 0)
+            # A disk that becomes full takes a part of the first write.
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._fd, data[written:], written)
 
     def close(self) -> None:
         """Closes the file."""

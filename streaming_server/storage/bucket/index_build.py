@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss
+from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
     from streaming_server.storage.rocks.store import RocksStore
+
+_FORMAT: Final = 1
+"""The format of a record that does not name its format in the field `format`. No other format exists yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,9 @@ class IndexBuild:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> IndexBuild:
-        """Reads the result of `to_bytes`."""
+        """Reads the result of `to_bytes`. Raises NewerFormat."""
         fields = json.loads(data)
+        check_format("the progress of an index build", fields.get("format", _FORMAT), _FORMAT)
         return cls(None if fields["key"] is None else bytes.fromhex(fields["key"]), fields["rows"])
 
 
@@ -50,7 +55,9 @@ def load_index_build(store: RocksStore, index: int) -> IndexBuild:
     try:
         stored = store.meta.get(build_key(index))
         return IndexBuild() if stored is None else IndexBuild.from_bytes(stored)
-    except (ValueError, TypeError, KeyError) as error:
+    except DataLoss as error:
+        raise locate(error, store.location) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataLoss(f"{store.location} is damaged: the progress of an index build cannot be read") from error
     except Exception as error:
         raise store.failure(error) from error

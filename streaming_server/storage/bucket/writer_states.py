@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from scankv.model.errors import (
     DataLoss,
     InvalidRequest,
+    NewerFormat,
     TooManyWriters,
     WriterExpired,
     WriterFenced,
     error_for_reason,
 )
 from scankv.model.limits import WRITER_WINDOW
+from streaming_server.storage.files.formats import check_format, locate
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
@@ -222,9 +224,10 @@ class WriterState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WriterState:
-        """Reads the result of `to_bytes`. Raises DataLoss for anything else."""
+        """Reads the result of `to_bytes`. Raises NewerFormat, or DataLoss for anything else."""
         try:
             format_, count, epoch, next_sequence, acked, used = _HEADER.unpack_from(data)
+            check_format("the record of a writer", format_, _FORMAT_WITH_REFUSALS)
             end = _HEADER.size + count * _ANSWER.size
             if format_ not in (_FORMAT, _FORMAT_WITH_REFUSALS) or (format_ == _FORMAT and len(data) != end):
                 raise DataLoss("the record of a writer cannot be read")
@@ -419,13 +422,18 @@ class WriterStates:
 
     def _head(self, stored: bytes) -> tuple[int, int, int, int, int, int]:
         try:
-            return cast("tuple[int, int, int, int, int, int]", _HEADER.unpack_from(stored))
+            head = cast("tuple[int, int, int, int, int, int]", _HEADER.unpack_from(stored))
+            # Rule: a record of an unknown format is neither changed nor forgotten.
+            check_format(f"{self._store.location}: the record of a writer", head[0], _FORMAT_WITH_REFUSALS)
+            return head
         except struct.error as error:
             raise DataLoss(f"{self._store.location} is damaged: the record of a writer cannot be read") from error
 
     def _read(self, stored: bytes) -> WriterState:
         try:
             return WriterState.from_bytes(stored)
+        except NewerFormat as error:
+            raise locate(error, self._store.location) from error
         except DataLoss as error:
             raise DataLoss(f"{self._store.location} is damaged: {error.message}") from error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import (
     MAX_CHANGES_PER_RECORD,
@@ -21,6 +21,7 @@ from streaming_server.storage.changelog.records import (
     record_key,
 )
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
+from streaming_server.storage.files.formats import locate
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class BucketLog:
                 if records and count - count_of(start) + decode_header(key, value).count > max_changes:
                     return records
                 record = decode_record(key, value, definition).between(start, end)
+            except NewerFormat as error:
+                raise locate(error, self._store.location) from error
             except DataLoss as error:
                 raise self._damage(error.message) from error
             if not records and not len(record.changes):

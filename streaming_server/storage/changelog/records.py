@@ -19,6 +19,7 @@ from xxhash import xxh3_128_digest
 from scankv.model.changes.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import DataLoss, SchemaMismatch
 from streaming_server.storage.changelog.offsets import count_of, make_offset
+from streaming_server.storage.files.formats import newer_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -236,11 +237,15 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     """Decodes a record from its stored key and value.
 
     Raises:
+        NewerFormat: The record has an unknown format or flag.
         DataLoss: The record is damaged.
     """
     try:
         (offset,) = _KEY.unpack(key)
-        format_, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
+        format_, flags, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
+        if format_ > _SEGMENT_FORMAT or flags:
+            found = f"{format_} and flags {flags:#x}" if flags else format_
+            raise newer_format(f"the changelog record at offset {offset}", found, _SEGMENT_FORMAT)
         origin = ChangeOrigin(writer, struct.unpack_from(f"<{targets}I", value, _HEADER.size))
         if format_ not in (_RECORD_FORMAT, _SEGMENT_FORMAT):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown format {format_}")

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.storage.columnar.mapped_file import FileBlock, MappedFile
 from streaming_server.storage.files.checked_json import read_checked_json
+from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,6 +138,7 @@ class BaseManifest:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BaseManifest:
         """Reads the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        check_format("the manifest of a columnar base", values["format"], _FORMAT)
         if values["format"] != _FORMAT:
             raise ValueError(f"it has format {values['format']}, not {_FORMAT}")
         return cls(
@@ -264,6 +266,10 @@ def newest_base(directory: Path, location: str) -> ColumnarBase | None:
         try:
             found = ColumnarBase.open(directory / name, location)
             break
+        except NewerFormat as error:
+            # Rule: what a newer version has written is neither read nor removed.
+            _log.error("a columnar base is not read: %s", error.message)
+            return None
         except DataLoss as error:
             _log.error("a damaged columnar base is removed, and will be built again: %s", error)
     remove_bases(directory, but=None if found is None else found.info.name)
@@ -305,6 +311,8 @@ def _read_manifest(path: Path, location: str) -> BaseManifest:
         manifest = BaseManifest.from_json(read_checked_json(path / MANIFEST_FILE))
         if manifest.name != path.name:
             raise ValueError(f"it is the manifest of the base {manifest.name}")
+    except NewerFormat as error:
+        raise locate(error, f"{location}: {path}") from error
     except (DataLoss, ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise DataLoss(f"{location}: the manifest of the columnar base {path} cannot be read: {error}") from error
     return manifest

@@ -10,6 +10,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.cursors.range_reader import STEP_SECONDS, RangeReader, values_projection
+from streaming_server.storage.files.formats import locate
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -207,7 +208,7 @@ class BucketCursor:
             raise self._damage(error) from error
 
     def _damage(self, error: DataLoss) -> DataLoss:
-        return DataLoss(f"{self._store.location}: {error.message}")
+        return locate(error, self._store.location)
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.ranges_reader import RangesReader
+from streaming_server.storage.files.formats import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ class RangesCursor:
         try:
             return self._decoder.decode(pa.array(values, pa.binary()))
         except DataLoss as error:
-            raise DataLoss(f"{self._location}: {error.message}") from error
+            raise locate(error, self._location) from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
         """Like `next_batch`, but returns the rows as they are stored. Does not notice a damaged row."""

@@ -1,19 +1,23 @@
-"""Small JSON files with a checksum: readable for people, and safe against unnoticed bit flips."""
+"""Small JSON files with a checksum and a format: readable for people, and safe against unnoticed bit flips."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
+from streaming_server.storage.files.formats import check_format
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_FORMAT: Final = 1
+"""Of the file and its content. ScanKV 0.1.0 neither writes nor reads it, and has this format."""
 
 
 def write_checked_json(path: Path, content: dict[str, Any]) -> None:
@@ -23,7 +27,7 @@ def write_checked_json(path: Path, content: dict[str, Any]) -> None:
         DiskFull: The disk has no space left; the old file remains.
         OSError: Anything else.
     """
-    text = json.dumps({"crc32c": _checksum(content), "content": content}, indent=2)
+    text = json.dumps({"format": _FORMAT, "crc32c": _checksum(content), "content": content}, indent=2)
     partial = path.with_name(path.name + ".partial")
     with translate_disk_errors(path.parent):
         with partial.open("w") as file:
@@ -38,18 +42,20 @@ def read_checked_json(path: Path) -> dict[str, Any]:
     """Reads what `write_checked_json` wrote.
 
     Raises:
-        DataLoss: The file cannot be read or is damaged. The message names the file.
+        NewerFormat: A newer ScanKV has written the file. The message names the file, as for DataLoss.
+        DataLoss: The file cannot be read or is damaged.
         ServerBusy: Too many files are open.
     """
     try:
         stored = json.loads(path.read_bytes())
+        check_format(f"the file {path}", stored.get("format", _FORMAT), _FORMAT)
         content: dict[str, Any] = stored["content"]
         intact = stored["crc32c"] == _checksum(content)
     except OSError as error:
         if is_out_of_files(error):
             raise too_many_files(f"the file {path} cannot be read") from error
         raise DataLoss(f"the file {path} cannot be read: {error}") from error
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataLoss(f"the file {path} cannot be read: {error}") from error
     if not intact:
         raise DataLoss(f"the file {path} is damaged: its checksum differs; restore it from a copy")

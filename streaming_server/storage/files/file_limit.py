@@ -89,6 +89,11 @@ def max_open_buckets(most: int) -> int:
     return min(most, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
 
 
+def max_connections(most: int) -> int:
+    """Returns how many connections the server accepts: `most`, or fewer when the limit of files is low."""
+    return min(most, max(1, file_limit() // 4))
+
+
 def files_per_store(buckets: int) -> int:
     """Returns how many SST files each of some open buckets may keep open: together half of the limit."""
     return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))

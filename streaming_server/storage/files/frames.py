@@ -1,4 +1,7 @@
-"""Records of append-only files: a small JSON head and a binary payload, with a checksum over both."""
+"""Records of append-only files: a small JSON head and a binary payload, with a checksum over both.
+
+A head may name its format in the field `format`. A head without that field has format 1, the only one so far.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import google_crc32c
 
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.files.formats import check_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 _FRAME: Final = struct.Struct("<4sIII")
 _MAGIC: Final = b"SKVF"
+_FORMAT: Final = 1
 _READ_BYTES: Final = 1 << 20
 
 
@@ -31,6 +36,9 @@ def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
     """Yields the head, the payload and the end position of each record, up to the first torn or damaged one.
 
     Memory: one record. A missing file has no records.
+
+    Raises:
+        NewerFormat: A newer ScanKV has written a record.
     """
     if not path.exists():
         return
@@ -45,7 +53,10 @@ def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
             if google_crc32c.extend(google_crc32c.value(head), payload) != checksum:
                 return
             end += _FRAME.size + head_bytes + payload_bytes
-            yield json.loads(head), payload, end
+            fields = json.loads(head)
+            # The checksum has shown that the record is not torn, so it must not be cut off.
+            check_format(f"a record of {path}", fields.pop("format", _FORMAT), _FORMAT)
+            yield fields, payload, end
 
 
 def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:

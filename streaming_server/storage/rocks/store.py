@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import deque
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Semaphore
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import rocksdict
 
-from scankv.model.errors import DataLoss, DiskFull, InternalError, ScanKvError
-from streaming_server.storage.files.disk_space import disk_full, has_space
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, InternalError, ScanKvError
+from streaming_server.histogram import Histogram
+from streaming_server.storage.files.disk_space import disk_failed, disk_full, find_disk_failure, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import too_many_files
 from streaming_server.storage.files.frames import write_at
+from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ _COMPRESSION = {
 _DENSE = frozenset(["zstd"])
 _BLOCK_BYTES = 16 * 1024
 _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
+_FIRST_FAMILIES = frozenset(["rows", "log", "meta"])  # Checkpoints from before indexes existed have no others.
 # A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
@@ -44,6 +49,7 @@ _ADVICE = (
 # readers skip only about five tombstones per microsecond, and in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
 _PIECE_BYTES = 1 << 20
+_MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
@@ -60,12 +66,16 @@ class RocksResources:
             of absent keys, such as those of inserts, two to three times as fast. Its full size counts as memory of
             unflushed writes from the start, so all filters together take at most a quarter of that memory.
         files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
+        write_seconds: The durations of writes.
+        sync_seconds: The durations of syncs of write-ahead logs.
     """
 
     block_cache: rocksdict.Cache
     write_buffers: rocksdict.WriteBufferManager
     filters: Semaphore
     files_per_store: int = 256
+    write_seconds: Histogram = field(default_factory=Histogram)
+    sync_seconds: Histogram = field(default_factory=Histogram)
 
     @classmethod
     def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int, files_per_store: int = 256) -> RocksResources:
@@ -78,9 +88,50 @@ class RocksResources:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocksStats:
+    """RocksDB's own statistics of one store.
+
+    Attributes:
+        memtable_bytes: The memory of unflushed writes.
+        table_readers_bytes: The estimated memory for indexes and filters of SST files.
+        pending_compaction_bytes: The estimated bytes that compactions have to rewrite.
+        running_compactions: The compactions that run now.
+        running_flushes: The flushes that run now.
+        is_write_stopped: 1 if RocksDB has stopped writes until a flush or a compaction ends; otherwise 0.
+        background_errors: The failed flushes and compactions since the store was opened.
+    """
+
+    memtable_bytes: int
+    table_readers_bytes: int
+    pending_compaction_bytes: int
+    running_compactions: int
+    running_flushes: int
+    is_write_stopped: int
+    background_errors: int
+
+
+# Of each column family, and of the store. RocksDB documents them in `DB::Properties` of include/rocksdb/db.h.
+_FAMILY_PROPERTIES: Final = {
+    "memtable_bytes": "cur-size-all-mem-tables",
+    "table_readers_bytes": "estimate-table-readers-mem",
+    "pending_compaction_bytes": "estimate-pending-compaction-bytes",
+}
+_STORE_PROPERTIES: Final = {
+    "running_compactions": "num-running-compactions",
+    "running_flushes": "num-running-flushes",
+    "is_write_stopped": "is-write-stopped",
+    "background_errors": "background-errors",
+}
+
+
 def is_complete(path: Path) -> bool:
-    """Whether RocksDB has finished creating its database in a directory: it writes the file `CURRENT` last."""
-    return (path / "CURRENT").exists()
+    """Whether a store was completely created in a directory: RocksDB adds the column families after `CURRENT`."""
+    if not (path / "CURRENT").exists():
+        return False
+    with suppress(Exception):
+        return _FIRST_FAMILIES <= set(rocksdict.Rdict.list_cf(str(path)))
+    return True  # Opening it reports what is wrong.
 
 
 class RocksStore:
@@ -89,7 +140,8 @@ class RocksStore:
     Not thread-safe: callers serialize writes and the creation of iterators. `sync`, `flush` and `checkpoint` may run
     concurrently with both. A `read_only` store is a checkpoint, which never changes, or a bucket on a full disk; it
     takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
-    `DiskFull` when no space is left, `ServerBusy` when too many files are open, `InternalError` for anything else.
+    `DiskFull` when no space is left, `DiskFailed` when the disk is read-only or reports an error, `ServerBusy` when too
+    many files are open, `InternalError` for anything else.
 
     Attributes:
         location: The name of the store in errors.
@@ -113,14 +165,14 @@ class RocksStore:
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
         row_options = _options(compression, resources, filtered=self._has_filter)
-        access = rocksdict.AccessType.read_only() if read_only else rocksdict.AccessType.read_write()
+        self._alias: ReadOnlyAlias | None = None
         try:
             # Checkpoints from before indexes existed lack a family, and RocksDB cannot add one when it only reads.
             names = rocksdict.Rdict.list_cf(str(path), options) if read_only else ()
             families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
             families["rows"] = row_options
             families["log"] = _options(compression if compression in _DENSE else "none", resources)
-            self._db = rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
+            self._db = self._open(path, options, families)
         except Exception as error:
             self._release_filter()
             raise self.failure(error) from error
@@ -130,6 +182,23 @@ class RocksStore:
         self._index = self._db.get_column_family("index") if "index" in families else None
         self._handles = {name: self._db.get_column_family_handle(name) for name in families}
         self.sequence = self._db.latest_sequence_number()
+
+    def _open(self, path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+        if not self.is_read_only:
+            access = rocksdict.AccessType.read_write()
+            return rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
+        access = rocksdict.AccessType.read_only()
+        try:
+            return rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
+        except Exception as error:
+            if not isinstance(self.failure(error), DiskFull | DiskFailed):
+                raise
+        self._alias = ReadOnlyAlias(path)
+        try:
+            return rocksdict.Rdict(str(self._alias.path), options, column_families=families, access_type=access)
+        except BaseException:
+            self._alias.remove()
+            raise
 
     @property
     def index(self) -> rocksdict.Rdict:
@@ -153,13 +222,18 @@ class RocksStore:
             return too_many_files(f"{self.location} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
         # A sync reports this while a concurrent write has failed and has not raised its error yet.
-        is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
+        is_unknown = "Writer has previous error" in text
+        is_full = is_full or (is_unknown and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
         # After the first such error, RocksDB reports different ones.
         if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
             return disk_full(self._path, _ADVICE)
         _log.error("%s: %s", self.location, text)
+        if isinstance(self.refusal, DiskFailed) and text.startswith("IO error"):
+            return copy(self.refusal)
+        if (cause := find_disk_failure(text)) is not None or is_unknown:
+            return disk_failed(self._path, cause or "a write has failed")
         return InternalError(f"{self.location} cannot be read or written; the log of the server has RocksDB's message")
 
     def _refuse(self, error: Exception) -> ScanKvError:
@@ -181,7 +255,9 @@ class RocksStore:
         """Applies a batch atomically. It is durable only after a later `sync`."""
         try:
             self.check_writable()
+            began = time.perf_counter()
             self._db.write(batch.writes)
+            self._resources.write_seconds.observe(time.perf_counter() - began)
             self.sequence = self._db.latest_sequence_number()
         except Exception as error:
             # The traceback of the error keeps the batch, whose handles would keep RocksDB's lock beyond `close`.
@@ -197,7 +273,9 @@ class RocksStore:
         if self._sync_failed:
             self.check_writable()
         try:
+            began = time.perf_counter()
             self._db.flush_wal(True)
+            self._resources.sync_seconds.observe(time.perf_counter() - began)
         except Exception as error:
             self._sync_failed = True
             raise self._refuse(error) from error
@@ -273,6 +351,22 @@ class RocksStore:
         rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
         return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
+    def rocks_stats(self) -> RocksStats:
+        """Returns RocksDB's own statistics. Takes tens of microseconds."""
+        families = self._families
+        return RocksStats(
+            **{
+                name: sum(family.property_int_value(f"rocksdb.{key}") or 0 for family in families)
+                for name, key in _FAMILY_PROPERTIES.items()
+            },
+            **{name: self._db.property_int_value(f"rocksdb.{key}") or 0 for name, key in _STORE_PROPERTIES.items()},
+        )
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """The memory of writes that are not in SST files yet. Takes microseconds."""
+        return sum(family.property_int_value(_MEMTABLES) or 0 for family in self._families)
+
     def flush(self) -> None:
         """Moves unflushed writes into SST files."""
         try:
@@ -340,6 +434,8 @@ class RocksStore:
         finally:
             del self._db
             self._release_filter()
+            if self._alias is not None:
+                self._alias.remove()
 
     def _release_filter(self) -> None:
         if self._has_filter:

@@ -25,6 +25,7 @@ from streaming_server.arrays.arrow_buffers import (
     validity_buffer,
     var_offsets,
 )
+from streaming_server.storage.files.formats import newer_format
 from streaming_server.storage.rows.row_keys import RowKeys
 from streaming_server.storage.rows.shredding import assemble, shred
 
@@ -181,7 +182,7 @@ class RowDecoder:
             raise DataLoss(f"a stored row is damaged: {lengths.min()} bytes long")
         headers = np.ascontiguousarray(_fixed_part(values, HEADER.size))
         if not (headers[:, :2] == (ROW_FORMAT, 0)).all():
-            raise DataLoss("a stored row is damaged, or was written by a newer version: unknown row format")
+            raise _unknown_format(headers[:, 0], headers[:, 1])
         schema_ids = headers[:, 2:].copy().view("<u4").reshape(-1)
         pieces: list[pa.RecordBatch] = []
         indices: list[Offsets] = []
@@ -307,3 +308,12 @@ def _without_nulls(layout: RowLayout, fixed: Bytes) -> int:
             bits |= int(np.bitwise_and.reduce(numbers)) << 8 * done
             done += width
     return bits
+
+
+def _unknown_format(formats: np.typing.NDArray[np.uint8], flags: np.typing.NDArray[np.uint8]) -> DataLoss:
+    """Returns the error for rows of which some have an unknown format or unknown flags."""
+    newest, flag = int(formats.max()), int(np.bitwise_or.reduce(flags))
+    if newest > ROW_FORMAT or flag:
+        found = f"{newest} and flags {flag:#x}" if flag else newest
+        return newer_format("a stored row", found, ROW_FORMAT)
+    return DataLoss(f"a stored row is damaged: it has format {int(formats.min())}")

@@ -36,6 +36,8 @@ class SingleEntries:
         ]
         self._covered: Final = [names.index(name) for name in index.covered]
         self._encode_row: Final = RowValues(1, [schema.column(name).type for name in index.covered]).encode
+        # The value of most entries, because few indexes cover columns.
+        self._no_columns: Final = None if index.covered else self._encode_row([])
 
     def entry(self, key: bytes, row: Values) -> tuple[bytes, bytes]:
         """Returns the key and the value of the entry of a row with an encoded primary key.
@@ -43,16 +45,18 @@ class SingleEntries:
         Raises:
             NotExactError: The row has no entry, because its columns are too long; or a value is not exact.
         """
-        parts: list[bytes] = []
+        columns = b""
         for place, encode, mark, nullable in self._columns:
             value = row[place]
             if value is not None:
-                parts.append(mark + encode(value))
+                columns += mark + encode(value)
             elif nullable:
-                parts.append(NULL_MARK)
+                columns += NULL_MARK
             else:
                 raise NotExactError
-        columns = b"".join(parts)
         if len(columns) > MAX_KEY_BYTES:
             raise NotExactError
-        return b"".join((self._prefix, columns, key)), self._encode_row([row[place] for place in self._covered])
+        values = self._no_columns
+        if values is None:
+            values = self._encode_row([row[place] for place in self._covered])
+        return self._prefix + columns + key, values

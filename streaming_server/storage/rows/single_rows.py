@@ -94,8 +94,11 @@ class SingleRowCodec:
         """Returns whether two rows have equal columns, apart from hidden ones, given also as they are stored."""
         if stored == value:
             return True
+        current = self._definition.schema
+        if not self.hidden and stored is not None and stored.startswith(self._values_of(current, hidden=False).header):
+            return False
         # Encoded again, because rows of an older schema have other bytes for the same values.
-        encode, width = self._values_of(self._definition.schema, hidden=False).encode, len(self.schema)
+        encode, width = self._values_of(current, hidden=False).encode, len(self.schema)
         return encode(one[:width]) == encode(other[:width])
 
     def check_required(self, values: Values) -> None:

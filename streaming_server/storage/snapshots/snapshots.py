@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -159,7 +159,7 @@ class ViewDirectory:
         return manifest
 
     def leases(self) -> dict[str, LeaseRecord]:
-        """Reads all leases, by id."""
+        """Reads all leases, by id. Raises NewerFormat."""
         return {file.stem: _read_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
     def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
@@ -254,6 +254,8 @@ def _read_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
         return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True)
+    except NewerFormat:
+        raise
     except (DataLoss, LookupError, ValueError, TypeError) as error:
         _log.error("the lease %s cannot be read and gets the default time to live: %s", file, error)
         # The lease may have been shared, so its id must not be used again.

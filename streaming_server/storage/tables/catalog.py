@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from scankv.model.errors import DataLoss, ScanKvError, TableExists, TableNotFound, did_you_mean
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableExists, TableNotFound, did_you_mean
 from scankv.model.names import TableName
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from streaming_server.storage.tables.data_directory import DataDirectory
@@ -45,11 +46,15 @@ class Catalog:
             try:
                 self._tables[name] = _read(file)
             except DataLoss as error:
-                self.mark_unusable(name, error.message)
+                self.mark_unusable(name, error.message, error)
 
-    def mark_unusable(self, name: str, why: str) -> None:
-        """Makes a damaged table unusable until the server is started again."""
+    def mark_unusable(self, name: str, why: str, error: Exception | None = None) -> None:
+        """Makes a table unusable until the server is started again, because it is damaged or has a newer format."""
         self._tables.pop(name, None)
+        if isinstance(error, NewerFormat):
+            _log.error("table %s cannot be used: %s", name, error.message)
+            self._unusable[name] = NewerFormat(f"table {name} cannot be used: {error.message}", table=name)
+            return
         _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
         self._unusable[name] = DataLoss(
             f"table {name} cannot be used: {why}; restore it from a copy and restart the server, or drop the table",
@@ -72,8 +77,12 @@ class Catalog:
         """Returns the names of all tables, ascending."""
         return sorted(self._tables)
 
-    def get(self, name: str) -> TableDefinition:
+    def get(self, name: str, is_visible: Callable[[str], bool] | None = None) -> TableDefinition:
         """Returns the definition of a table.
+
+        Args:
+            name: The table.
+            is_visible: Whether a table may be suggested. None: all may.
 
         Raises:
             TableNotFound: No table has this name. The message suggests similar names.
@@ -85,7 +94,8 @@ class Catalog:
             raise copy(self._unusable[name])
         if definition is None:
             TableName.parse(name)
-            raise TableNotFound(f'table "{name}" does not exist{did_you_mean(name, self._tables)}', table=name)
+            known = self._tables if is_visible is None else filter(is_visible, self._tables)
+            raise TableNotFound(f'table "{name}" does not exist{did_you_mean(name, known)}', table=name)
         return definition
 
     def path(self, name: str) -> Path:
@@ -107,6 +117,8 @@ class Catalog:
                 path = self.path(definition.name)
                 path.parent.mkdir(exist_ok=True)
                 sync_directory(self._directory.tables)
+                # A start on a failing disk continues without this.
+                sync_directory(self._directory.path)
                 if path.exists():
                     # A directory without a definition is no table.
                     path.rename(self._directory.trash / f"left-{definition.incarnation}")
@@ -130,9 +142,10 @@ class Catalog:
         dropped = self._directory.trash / f"dropped-{uuid.uuid4().hex}"
         with translate_disk_errors(self._directory.path):
             path.rename(dropped)
+            # Even if the sync fails, the files are gone from where the table was.
+            self._tables.pop(name, None)
+            self._unusable.pop(name, None)
             sync_directory(path.parent)
-        self._tables.pop(name, None)
-        self._unusable.pop(name, None)
         return dropped
 
     @staticmethod

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
 
@@ -31,6 +31,9 @@ class ClockFile:
 
         Without the file, service time begins at zero. Then nothing expires early, and data on disk may be kept longer.
 
+        Raises:
+            NewerFormat: A newer ScanKV has written the file.
+
         Args:
             is_new: Whether the data directory is empty, so that the file may be missing.
         """
@@ -39,6 +42,8 @@ class ClockFile:
         try:
             content = read_checked_json(self._path)
             return StoredTimes(**{**content, "doubtful": tuple((start, end) for start, end in content["doubtful"])})
+        except NewerFormat:
+            raise
         except (DataLoss, LookupError, TypeError, ValueError) as error:
             _log.error("DATA_LOSS: %s cannot be read, so service time begins at zero: %s", self._path, error)
             return None

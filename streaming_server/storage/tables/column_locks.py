@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
 
 if TYPE_CHECKING:
@@ -44,12 +44,18 @@ class LockFile:
         self._path = table / "column-locks.json"
 
     def read(self) -> list[LockRecord]:
-        """Returns the stored locks. An unreadable file is logged and counts as empty: locks end soon anyway."""
+        """Returns the stored locks. An unreadable file is logged and counts as empty: locks end soon anyway.
+
+        Raises:
+            NewerFormat: A newer ScanKV has written the file.
+        """
         if not self._path.exists():
             return []
         try:
             content = read_checked_json(self._path)
             return [LockRecord(**{**each, "columns": tuple(each["columns"])}) for each in content["locks"]]
+        except NewerFormat:
+            raise
         except (DataLoss, TypeError, LookupError) as error:
             _log.error("DATA_LOSS: the column locks in %s cannot be read, and have ended: %s", self._path, error)
             return []

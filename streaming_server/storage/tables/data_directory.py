@@ -17,24 +17,34 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import ScanKvError, UsageError
+from scankv.model.errors import DataLoss, ScanKvError, UsageError
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.files.formats import check_format
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FORMAT = 1
+OLDEST_FORMAT: Final = 1
+"""Of ScanKV 0.1.0."""
+REFUSALS_FORMAT: Final = 2
+"""Buckets remember which rows of a request they have refused: see `writer_states`."""
+NEWEST_FORMAT: Final = 2
+"""The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
+one."""
 _FORMAT_FILE = "scankv.json"
 _PRIVATE = 0o700
 # The root of a file system has the first; a crash during the very first start may leave the others.
 _IN_ANY_DIRECTORY = {"lost+found", "LOCK", f"{_FORMAT_FILE}.partial"}
 _MOST_NAMED = 3
+
+_log = logging.getLogger(__name__)
 
 
 class DirectoryLocked(ScanKvError):
@@ -54,12 +64,21 @@ class ForeignDirectory(ScanKvError):
 class DataDirectory:
     """A data directory, locked for this process until `close`.
 
-    A directory that does not belong to ScanKV is never changed. Everything created in it is private to its owner.
+    A directory that does not belong to ScanKV, or has a newer format, is never changed. Everything created in it is
+    private to its owner.
+
+    Rule: a directory keeps its format, and gets nothing that its format does not have, until `confirm` is called. So
+    servers of the version that wrote it can still open it.
+
+    Attributes:
+        path: The directory.
+        format: The number of its format.
 
     Raises:
         DirectoryLocked: Another process has locked the directory; the message names its process id.
         ForeignDirectory: The directory is neither empty nor a ScanKV data directory; the message names its contents.
-        UsageError: The path is no directory, cannot be written, or has the format of a newer version.
+        UsageError: The path is no directory, or cannot be written.
+        NewerFormat: A newer ScanKV has written the directory.
         DataLoss: The format file is damaged.
         DiskFull: The directory is new, and no space is left to set it up.
     """
@@ -72,6 +91,9 @@ class DataDirectory:
         try:
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
             self._refuse_foreign()
+            # Before the lock file is touched.
+            if (path / _FORMAT_FILE).exists():
+                read_format(path)
             self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} is not a directory: give an empty or a new one as data directory") from error
@@ -79,7 +101,7 @@ class DataDirectory:
             raise UsageError(f"the data directory {path} cannot be used: {error.strerror}") from error
         try:
             self._take_lock()
-            self._check_format()
+            self.format = self._find_format()
             self._make_directories()
         except BaseException:
             os.close(self._lock)
@@ -88,11 +110,13 @@ class DataDirectory:
     def _make_directories(self) -> None:
         """Creates missing directories and empties the trash.
 
-        Rule: on a full disk, a data directory that was used before can be used again. Nothing that exists is created
-        again, so no space is needed.
+        Rule: on a disk that is full or fails, a data directory that was used before can be used again. Nothing that
+        exists is created again, so no space is needed.
         """
+        directories = (self.tables, self.trash, self.transactions)
+        is_new = not all(directory.is_dir() for directory in directories)
         with translate_disk_errors(self.path):
-            for directory in (self.tables, self.trash, self.transactions):
+            for directory in directories:
                 directory.mkdir(mode=_PRIVATE, exist_ok=True)
             for entry in list(os.scandir(self.trash)):
                 if entry.is_dir(follow_symlinks=False):
@@ -100,7 +124,13 @@ class DataDirectory:
                 else:
                     with suppress(OSError):
                         os.unlink(entry.path)
-            sync_directory(self.path)
+            try:
+                sync_directory(self.path)
+            except OSError as error:
+                if is_new:
+                    raise
+                # Nothing is written before a later sync of this directory succeeds: see `Catalog.create`.
+                _log.warning("the data directory %s cannot be synced: %s", self.path, error)
 
     def _take_lock(self) -> None:
         try:
@@ -131,18 +161,42 @@ class DataDirectory:
             path=str(self.path),
         )
 
-    def _check_format(self) -> None:
-        file = self.path / _FORMAT_FILE
-        if not file.exists():
-            write_checked_json(file, {"format": _FORMAT})
-            return
-        found = read_checked_json(file).get("format")
-        if found != _FORMAT:
-            raise UsageError(
-                f"the data directory {self.path} has format {found}: this server reads format {_FORMAT}; use a server "
-                "of the version that wrote it"
-            )
+    def _find_format(self) -> int:
+        """Returns the format of the directory. A new directory gets the newest one."""
+        if not (self.path / _FORMAT_FILE).exists():
+            write_checked_json(self.path / _FORMAT_FILE, {"format": NEWEST_FORMAT})
+        return read_format(self.path)
+
+    def confirm(self) -> None:
+        """Gives the directory the newest format, durably. Servers that do not know it refuse the directory afterwards.
+
+        Raises:
+            DiskFull: The disk has no space left; the directory keeps its format.
+        """
+        write_checked_json(self.path / _FORMAT_FILE, {"format": NEWEST_FORMAT})
+        self.format = NEWEST_FORMAT
 
     def close(self) -> None:
         """Releases the lock."""
         os.close(self._lock)
+
+
+def read_format(data: Path) -> int:
+    """Returns the format of a data directory, and changes nothing. A server may use the directory.
+
+    Raises:
+        NewerFormat: A newer ScanKV has written the directory.
+        UsageError: The path is not a ScanKV data directory.
+        DataLoss: The format file is damaged.
+    """
+    file = data / _FORMAT_FILE
+    if not file.is_file():
+        raise UsageError(f"{data} is not a ScanKV data directory, which has a file {_FORMAT_FILE}: give another path")
+    found = read_checked_json(file).get("format")
+    check_format(f"the data directory {data}", found, NEWEST_FORMAT)
+    if not isinstance(found, int) or isinstance(found, bool) or found < OLDEST_FORMAT:
+        raise DataLoss(
+            f"the file {file} names the format {found!r}: formats {OLDEST_FORMAT} to {NEWEST_FORMAT} exist; restore it "
+            "from a copy"
+        )
+    return found

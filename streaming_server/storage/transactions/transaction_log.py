@@ -11,7 +11,7 @@ import logging
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
+from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError, ServerBusy, Unavailable
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
@@ -40,6 +40,7 @@ class TransactionLog:
         directory: The directory of the log, which is created when it is missing.
 
     Raises:
+        NewerFormat: A newer ScanKV has written the log.
         DataLoss: Durable records are missing or damaged, so whether transactions were committed is unknown.
     """
 
@@ -62,7 +63,11 @@ class TransactionLog:
         # Records that a crashed process has written may not be durable.
         self._synced = 0
         self._watermark = DurableWatermark(self._path.with_suffix(".durable"))
-        durable = self._watermark.read()
+        try:
+            durable = self._watermark.read()
+        except BaseException:
+            self._watermark.close()
+            raise
         if durable is None or self.size < durable:
             self._watermark.close()
             raise DataLoss(
@@ -84,12 +89,14 @@ class TransactionLog:
         """Appends a record. With `sync`, all records are durable when this returns. Blocks.
 
         Raises:
-            DiskFull, OSError: The record was not appended; but see `is_uncertain`.
+            DiskFull, DiskFailed, OSError: The record was not appended; but see `is_uncertain`.
             Unavailable: An earlier sync has failed.
         """
         if self.is_uncertain:
             if isinstance(self._cause, DiskFull):
                 raise disk_full(self._directory)
+            if isinstance(self._cause, DiskFailed):
+                raise copy(self._cause)
             raise Unavailable(
                 f"the transaction log {self._path} could not be synced, so no transaction can commit: the server "
                 "rewrites it every few seconds; the log of the server has the reason",
@@ -133,7 +140,7 @@ class TransactionLog:
     def _write_watermark(self) -> None:
         try:
             self._watermark.write(self.size)
-        except (DiskFull, ServerBusy, OSError) as error:
+        except (DiskFull, DiskFailed, ServerBusy, OSError) as error:
             # The records are durable nevertheless. A watermark that is too low only detects less damage.
             _log.warning("the durable watermark of %s cannot be written: %s", self._path, error)
 
@@ -178,7 +185,7 @@ class TransactionLog:
         if not self.is_synced:
             try:
                 write_at(self._path, b"", 0, sync=True)
-            except (DiskFull, ServerBusy, OSError) as error:
+            except (DiskFull, DiskFailed, ServerBusy, OSError) as error:
                 _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
         self._watermark.close()
 

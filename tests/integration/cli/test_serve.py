@@ -11,7 +11,7 @@ import pytest
 
 from aio_client import StartFrom, StopAt
 from aio_client.sync import connect
-from streaming_server.config import address_of
+from streaming_server.addresses import address_of
 from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
 from tests.support.server_process import ServerProcess
@@ -102,7 +102,7 @@ def test_listening_beyond_this_machine_is_logged_as_a_warning(tmp_path: Path, ho
     if host == "127.0.0.1":
         assert warned == []
     else:
-        assert "without encryption or authentication" in warned[0]
+        assert "with no TLS and no tokens, because of --insecure" in warned[0]
 
 
 def test_an_ipv6_host_stands_in_brackets() -> None:
@@ -115,7 +115,9 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, mon
     file.write_text('data = "/from/file"\nport = 1\nmax_live_scans = 2\nchunk_bytes = 4096\n')
     monkeypatch.setenv("SCANKV_PORT", "4")
     monkeypatch.setenv("SCANKV_MAX_LIVE_SCANS", "5")
-    printed = serve("--config", str(file), "--port", "3", "--set", "drain_seconds=1.5", "--print-config")
+    printed = serve(
+        "--config", str(file), "--port", "3", "--set", "drain_seconds=1.5", "--set", "metrics_port=9", "--print-config"
+    )
     assert printed.returncode == 0, printed.stderr
     settings = tomllib.loads(printed.stdout.decode())
     assert settings["data"] == "/from/file"
@@ -123,7 +125,18 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, mon
     assert settings["max_live_scans"] == 5
     assert settings["chunk_bytes"] == 4096
     assert settings["drain_seconds"] == 1.5
+    assert settings["metrics_port"] == 9, "it has an option of its own, which was not given"
     assert settings["host"] == "127.0.0.1"
+
+
+def test_set_takes_settings_that_have_a_flag_of_their_own(tmp_path: Path) -> None:
+    given = ("--set", "metrics_port=3", "--set", f"tokens={tmp_path / 'tokens'}", "--set", "port=4", "--port", "5")
+    printed = serve("--data", str(tmp_path / "data"), *given, "--print-config")
+    assert printed.returncode == 0, printed.stderr
+    settings = tomllib.loads(printed.stdout.decode())
+    assert settings["metrics_port"] == 3
+    assert settings["tokens"] == str(tmp_path / "tokens")
+    assert settings["port"] == 5
 
 
 def test_printed_settings_are_explained_and_are_read_back(tmp_path: Path) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
 import signal
-import struct
-import termios
-import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.command_line import CommandLine
+from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -24,50 +19,11 @@ if TYPE_CHECKING:
 
     from tests.support.server_process import ServerProcess
 
-# The escape sequence with which rich returns to the first line of its output.
-REDRAWN = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
-STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 WATCH = ("--by", "score", "--watch", "--every", "0.1")
 
 
-class Terminal:
-    """A command on its own terminal, and what the terminal shows now."""
-
-    def __init__(self, scankv: CommandLine, *arguments: str, width: int = 100, height: int = 24) -> None:
-        self._controller, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        self.process = scankv.start(*arguments, stdin=terminal, stdout=terminal, stderr=terminal, terminal=True)
-        os.close(terminal)
-        self._received = b""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        os.close(self._controller)
-
-    def _read(self) -> None:
-        try:
-            while data := os.read(self._controller, 65_536):
-                self._received += data
-        except OSError:
-            # This is how reading from a terminal ends.
-            pass
-
-    @property
-    def received(self) -> str:
-        """Returns all output that the terminal has received."""
-        return self._received.decode(errors="replace").replace("\r\n", "\n")
-
-    @property
-    def screen(self) -> str:
-        """Returns what was drawn last."""
-        return STYLES.sub("", REDRAWN.split(self.received)[-1])
+class TopTerminal(Terminal):
+    """A terminal with the rows of a top-N."""
 
     @property
     def rows(self) -> list[list[str]]:
@@ -78,13 +34,6 @@ class Terminal:
         """Waits until the table has these rows."""
         wanted = [row.split() for row in rows]
         wait_until(lambda: self.rows == wanted, f"{wanted}, but {self.screen!r}")
-
-    def interrupt(self) -> int:
-        """Presses Ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(60)
-        self._reader.join()
-        return code
 
 
 @pytest.fixture
@@ -102,7 +51,7 @@ def line_of(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores: str) -> None:
-    with Terminal(scankv, "top", scores, *WATCH, "-n", "3") as terminal:
+    with TopTerminal(scankv, "top", scores, *WATCH, "-n", "3") as terminal:
         terminal.shows("1 ann 31", "2 bob 27", "3 cem null")
         # A row after those that are shown.
         scankv("put", scores, "player=zoe")
@@ -125,7 +74,7 @@ def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores
 
 def test_what_top_can_be_asked_for_can_be_watched(scankv: CommandLine, scores: str) -> None:
     narrowed = ("--ascending", "--columns", "score", "--where", "player <> 'ann'", "-n", "1")
-    with Terminal(scankv, "top", scores, *WATCH, *narrowed) as terminal:
+    with TopTerminal(scankv, "top", scores, *WATCH, *narrowed) as terminal:
         terminal.shows("1 27")
         scankv("put", scores, "player=ann", "score=1")
         scankv("put", scores, "player=dan", "score=2")
@@ -137,7 +86,7 @@ def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProces
     scankv = CommandLine(server.url)
     scankv("create", "cli.r", "--schema", "player string, score int64", "--key", "player")
     scankv("put", "cli.r", "player=ann", "score=1")
-    with Terminal(scankv, "top", "cli.r", *WATCH) as terminal:
+    with TopTerminal(scankv, "top", "cli.r", *WATCH) as terminal:
         terminal.shows("1 ann 1")
         server.kill()
         wait_until(lambda: "reconnecting: " in terminal.screen, "a note")

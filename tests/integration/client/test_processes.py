@@ -44,8 +44,10 @@ def run(shared_server: ServerProcess, sync_client: sync.Client, name: str) -> Ca
 
     def run(script: str, exit_code: int = 0) -> str:
         arguments = [shared_server.url, str(shared_server.process.pid), name]
+        # Python 3.12 and later warn about every fork of a process with threads, which these tests do on purpose.
+        options = ["-X", "dev", "-W", "ignore:This process:DeprecationWarning"]
         done = subprocess.run(
-            [sys.executable, "-X", "dev", "-c", PRELUDE + script, *arguments],
+            [sys.executable, *options, "-c", PRELUDE + script, *arguments],
             capture_output=True,
             text=True,
             timeout=60,

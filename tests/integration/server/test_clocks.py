@@ -308,7 +308,8 @@ async def test_a_server_whose_clock_file_is_lost_serves_and_says_so(
     file = tmp_path / "data" / "clock.json"
     assert "clock.json" not in caplog.text
     if harm == "damaged":
-        file.write_text(file.read_text().replace("1", "2"))
+        stored = json.loads(file.read_text())
+        file.write_text(json.dumps({**stored, "crc32c": stored["crc32c"] ^ 1}))
     else:
         file.unlink()
     async with serving(tmp_path / "data", machine) as (server, client):

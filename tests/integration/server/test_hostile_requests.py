@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scankv.model.limits import MAX_REQUEST_BYTES
 from scankv.v1 import (
@@ -332,3 +333,11 @@ def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
 def test_a_call_that_does_not_exist_is_refused(wire: Wire) -> None:
     method = wire.channel.unary_unary("/scankv.v1.TableService/EraseAll", bytes, bytes)
     assert refusal(method, b"").code == "UNIMPLEMENTED"
+
+
+def test_the_health_service_lists_all_services_and_refuses_long_names(wire: Wire) -> None:
+    health = health_pb2_grpc.HealthStub(wire.channel)
+    statuses = health.List(health_pb2.HealthListRequest()).statuses
+    assert {"", "scankv.v1.ScanService", "scankv.v1.AdminService"} <= set(statuses)
+    assert {each.status for each in statuses.values()} == {health_pb2.HealthCheckResponse.SERVING}
+    assert_refused(refusal(health.Watch, health_pb2.HealthCheckRequest(service="x" * 300)))

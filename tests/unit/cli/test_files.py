@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import struct
 import sys
 import threading
 import zipfile
@@ -39,6 +40,13 @@ def zip_bytes(*members: str) -> bytes:
         for member in members:
             archive.writestr(member, "a\n1\n")
     return sink.getvalue()
+
+
+def changed_zip(place: int, value: int) -> bytes:
+    """Returns an archive with one byte of its directory changed, counted from the signature of the first entry."""
+    content = bytearray(zip_bytes("a.csv"))
+    content[content.index(b"PK\x01\x02") + place] = value
+    return bytes(content)
 
 
 CONTENTS = {
@@ -109,8 +117,11 @@ def test_the_ending_of_a_name_says_its_format() -> None:
         (b"\x1f\x8b" + b"x" * 50, "Unknown compression method"),
         (CONTENTS["zip"][0][:-10], "not a zip file"),
         (zip_bytes("a.csv", "b.csv"), "must have one file, not 2"),
+        (changed_zip(6, 84), "zip file version"),
+        (changed_zip(8, 1), "encrypted"),
+        (changed_zip(10, 99), "compression method"),
     ],
-    ids=["gzip cut short", "no gzip", "zip cut short", "two files"],
+    ids=["gzip cut short", "no gzip", "zip cut short", "two files", "later version", "encrypted", "unknown method"],
 )
 def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     from tests.unit.cli.reading import infer
@@ -137,3 +148,35 @@ def test_a_file_that_cannot_be_opened_is_refused_by_name(tmp_path: Path) -> None
         pass
     with pytest.raises(BadFile, match=r"Is a directory"), open_input(str(tmp_path)):
         pass
+
+
+def test_a_csv_file_that_python_cannot_split_is_refused_by_name(tmp_path: Path) -> None:
+    from tests.unit.cli.reading import infer
+
+    path = tmp_path / "odd.csv"
+    path.write_bytes(b'"a","b\rc"d\re,f\n1,2\n')
+    with pytest.raises(BadFile, match=r"odd\.csv"):
+        infer(path)
+
+
+def test_an_arrow_file_with_offsets_beyond_its_memory_is_refused_by_name(tmp_path: Path) -> None:
+    from tests.unit.cli.reading import read
+
+    path, sink = tmp_path / "bad.arrows", pa.BufferOutputStream()
+    good = pa.table({"a": pa.array(["a", "b"])})
+    with pa.ipc.new_stream(sink, good.schema) as writer:
+        writer.write_table(good)
+    content = sink.getvalue().to_pybytes()
+    place = content.index(struct.pack("<3i", 0, 1, 2))
+    path.write_bytes(content[:place] + struct.pack("<3i", 0, 1, 2**30) + content[place + 12 :])
+    with pytest.raises(BadFile, match=r"bad\.arrows"):
+        read(path, good.schema)
+
+
+def test_a_csv_row_of_wrong_length_that_is_not_utf8_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    from tests.unit.cli.reading import read
+
+    path = tmp_path / "latin.csv"
+    path.write_bytes(b"a,b\n1,2\n\xe4,3,4\n5,6\n")
+    with pytest.raises(BadFile, match="3 fields instead of 2, and the row is not UTF-8"):
+        read(path, pa.schema([("a", pa.int64()), ("b", pa.int64())]), skip=True)

@@ -9,7 +9,6 @@ import pytest
 
 from aio_client import ClientConfig, UsageError, connect, sync
 from aio_client._client.connect import ClientOpener
-from aio_client._transport.config import default_url
 
 MIB = 1 << 20
 
@@ -98,6 +97,7 @@ def test_a_config_survives_pickling_and_can_be_connected_again() -> None:
     )
     assert pickle.loads(pickle.dumps(config)) == config
     assert isinstance(connect(**dataclasses.asdict(config)), ClientOpener)
+    assert connect(**dataclasses.asdict(config))._config == config
 
 
 def test_a_config_cannot_be_changed() -> None:
@@ -137,7 +137,7 @@ def test_without_an_address_the_environment_has_it(
     monkeypatch.delenv("SCANKV_URL", raising=False)
     if variable is not None:
         monkeypatch.setenv("SCANKV_URL", variable)
-    assert default_url() == url
+    assert connect()._config.url == url
 
 
 def test_a_bad_address_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

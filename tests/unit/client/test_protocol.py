@@ -91,7 +91,7 @@ def test_changes_precede_their_rows() -> None:
 
 @pytest.mark.parametrize("changes", [b"", b"\xff", ChangeColumns.of_table(2).to_bytes() + b"\x0a\x02\0\0"])
 def test_changes_that_are_not_of_all_rows_do_not_pass(changes: bytes) -> None:
-    with pytest.raises(ProtocolViolation, match="what happened to 3 rows"):
+    with pytest.raises(ProtocolViolation, match="the change columns of 3 rows"):
         read(of_changes(changes), LOG_SPEC)
 
 

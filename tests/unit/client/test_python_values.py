@@ -131,7 +131,7 @@ def test_a_python_float_takes_the_width_of_its_column() -> None:
     assert column_of([0.1], pa.float32()).equals(pa.array([0.1], pa.float32()))
 
 
-@pytest.mark.parametrize("null", [pd.NaT, pd.NA, np.datetime64("NaT")])
+@pytest.mark.parametrize("null", [pd.NaT, pd.NA, np.datetime64("NaT", "ns")])
 def test_the_nulls_of_other_libraries_are_nulls(null: object) -> None:
     assert column_of([null], pa.timestamp("ns")).null_count == 1
 

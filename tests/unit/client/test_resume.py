@@ -16,6 +16,7 @@ from aio_client import (
     InternalError,
     InvalidRequest,
     InvalidResumeToken,
+    PermissionDenied,
     ProtocolViolation,
     Resume,
     Resumption,
@@ -27,7 +28,9 @@ from aio_client import (
     ServerDraining,
     SnapshotLost,
     TableNotFound,
+    TlsHandshakeFailed,
     TooManyScans,
+    Unauthenticated,
     Unavailable,
 )
 from aio_client._scan.progress import ScanProgress
@@ -58,6 +61,9 @@ FATAL = [
     InvalidResumeToken,
     ProtocolViolation,
     InternalError,
+    TlsHandshakeFailed,
+    Unauthenticated,
+    PermissionDenied,
 ]
 
 LIVE = ScanSpec("a.b")
@@ -121,7 +127,7 @@ def test_only_a_scan_that_knows_where_it_stands_waits_for_a_server(error: type[S
 
 
 def test_every_error_of_the_connection_is_in_the_tables() -> None:
-    decided_here = {*BROKEN, *CUT}
+    decided_here = {*BROKEN, *CUT, *FATAL}
     # ScanInterrupted is made only after a verdict.
     assert {cls.__name__ for cls in ConnectionFailed.__subclasses__()} - {"ScanInterrupted"} <= {
         cls.__name__ for cls in decided_here

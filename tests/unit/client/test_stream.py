@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pyarrow as pa
@@ -185,7 +185,8 @@ async def test_a_stall_before_the_header_ends_with_the_attempt_timeout() -> None
 async def test_a_stall_in_the_middle_ends_with_the_shorter_timeout(
     server: type[KeepsItsContract], token: bytes | None, timeout: str
 ) -> None:
-    async with serving(stalling := server()) as url, connect(url, **{timeout: 1}) as client:
+    timeouts: dict[str, Any] = {timeout: 1}
+    async with serving(stalling := server()) as url, connect(url, **timeouts) as client:
         with pytest.raises(DeadlineExceeded, match=r"sent nothing for (1|0\.\d+) s") as caught:
             await read(client.scan(SPEC))
         assert caught.value.resume_token == token

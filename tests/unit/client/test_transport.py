@@ -187,9 +187,9 @@ async def _once_connected(client: Client) -> None:
 @pytest.mark.parametrize("schema", [None, "player string", [("player", pa.string())]])
 async def test_a_schema_of_another_kind_is_refused_before_it_is_sent(schema: object) -> None:
     async with connect("localhost:1") as client:
-        with pytest.raises(UsageError, match=r"schema is a pyarrow\.Schema, not a"):
+        with pytest.raises(UsageError, match=r"schema must be a pyarrow\.Schema, not a"):
             await client.create_table("a.b", schema, primary_key=["player"])
-        with pytest.raises(UsageError, match=r"add_columns is a pyarrow\.Schema, not a|nothing to alter"):
+        with pytest.raises(UsageError, match=r"add_columns must be a pyarrow\.Schema, not a|nothing to alter"):
             await client.alter_table("a.b", add_columns=schema)
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from scankv.model.errors import ScanKvError, SchemaMismatch, TableNotFound
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 
 pytestmark = pytest.mark.asyncio
@@ -57,3 +58,17 @@ async def test_a_failure_is_raised_to_the_caller_and_logged_on_request(
         await asyncio.shield(tasks.start(fail()))
     await tasks.join()
     assert caplog.messages == messages
+
+
+@pytest.mark.parametrize("error", [TableNotFound("the table was dropped"), SchemaMismatch("no such column")])
+async def test_the_end_of_work_on_a_dropped_table_or_a_wrong_request_is_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture, error: ScanKvError
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    tasks = DetachedTasks("it failed: %s")
+    with caplog.at_level("INFO"), pytest.raises(type(error)):
+        await asyncio.shield(tasks.start(fail()))
+    await tasks.join()
+    assert [record.levelname for record in caplog.records if record.message.startswith("it failed")] == ["INFO"]

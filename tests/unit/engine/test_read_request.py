@@ -40,6 +40,12 @@ def test_a_hostile_request_is_refused(name: str) -> None:
         read_request(HOSTILE[name], SCHEMA)
 
 
+def test_a_type_that_no_table_has_is_refused_without_rows() -> None:
+    schema = SCHEMA.set(1, pa.field("n", pa.month_day_nano_interval()))
+    with pytest.raises(SchemaMismatch, match='"n" is int64'):
+        read_request(ipc_stream(schema), SCHEMA)
+
+
 def test_a_request_over_the_limit_is_refused_unread() -> None:
     with pytest.raises(RequestTooLarge):
         read_request(bytes(MAX_REQUEST_BYTES + 1), SCHEMA)

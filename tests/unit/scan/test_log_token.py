@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +62,18 @@ def test_a_token_of_rows_is_none_of_changes() -> None:
     for wrong in (b"", b"nonsense", bytes(100)):
         with pytest.raises(InvalidResumeToken):
             read_log_token(wrong, fingerprint())
+
+
+def test_a_token_that_names_a_bucket_twice_is_refused() -> None:
+    """Anyone can compute the checksum of a token."""
+    at = ScanPosition(1, b"key")
+    position = LogPosition({1: 5, 2: 6}, at, (LaterView(at, {1: 7, 2: 8}),), scanning=True)
+    body = LogTokenWriter(fingerprint()).token(position, None)[:-4]
+    one, two = (struct.pack("<Hq", bucket, offset) for bucket, offset in position.offsets.items())
+    twice = body.replace(one + two, one + one)
+    assert twice != body
+    with pytest.raises(InvalidResumeToken, match="damaged"):
+        read_log_token(twice + struct.pack("<I", google_crc32c.value(twice)), fingerprint())
 
 
 def test_too_many_cuts_among_the_rows_are_an_error_and_no_shortened_token() -> None:

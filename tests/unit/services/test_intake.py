@@ -23,6 +23,9 @@ class Arrives:
         if message is not None:
             self.message.set_result(message)
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def read(self) -> Any:
         return await self.message
 

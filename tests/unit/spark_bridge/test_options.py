@@ -68,7 +68,8 @@ def test_every_option_is_read_in_every_spelling() -> None:
     ("options", "message"),
     [
         ({"splitz": "3"}, 'no option "splitz"; did you mean "splits"'),
-        ({"token_file": "x"}, 'no option "token_file"'),
+        ({"secret_file": "x"}, 'no option "secret_file"'),
+        ({"token": "x"}, 'no option "token": Spark shows and stores options'),
         ({"splits": "many"}, "option splits must be a whole number, not 'many'"),
         ({"splits": "0"}, "option splits must be a whole number between 1 and 1,024, not 0"),
         ({"splits": "2", "limit": "5"}, "option splits cannot be combined with limit"),

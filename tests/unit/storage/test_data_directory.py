@@ -9,14 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from scankv.model.errors import ScanKvError, UsageError
+from scankv.model.errors import NewerFormat, ScanKvError, UsageError
 from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
-from streaming_server.storage.tables.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
+from streaming_server.storage.tables.data_directory import (
+    NEWEST_FORMAT,
+    OLDEST_FORMAT,
+    DataDirectory,
+    DirectoryLocked,
+    ForeignDirectory,
+    read_format,
+)
 
 HOLD = """
 import sys
 from pathlib import Path
-from streaming_server.storage.tables.data_directory import DataDirectory
+from streaming_server.storage.tables.data_directory import (
+    NEWEST_FORMAT,
+    OLDEST_FORMAT,
+    DataDirectory,
+    DirectoryLocked,
+    ForeignDirectory,
+    read_format,
+)
 directory = DataDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -130,9 +144,32 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    write_checked_json(tmp_path / "scankv.json", {"format": 2})
-    with pytest.raises(UsageError, match="format 2"):
+    write_checked_json(tmp_path / "scankv.json", {"format": NEWEST_FORMAT + 1})
+    before = contents(tmp_path)
+    with pytest.raises(NewerFormat, match=f"{tmp_path} has format {NEWEST_FORMAT + 1}, .* upgrade the server"):
         DataDirectory(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_an_older_format_stays_until_it_is_confirmed(tmp_path: Path) -> None:
+    write_checked_json(tmp_path / "scankv.json", {"format": OLDEST_FORMAT})
+    DataDirectory(tmp_path).close()
+    assert read_format(tmp_path) == OLDEST_FORMAT
+    directory = DataDirectory(tmp_path)
+    directory.confirm()
+    directory.close()
+    assert read_format(tmp_path) == NEWEST_FORMAT
+
+
+def test_a_new_directory_has_the_newest_format(tmp_path: Path) -> None:
+    DataDirectory(tmp_path / "new").close()
+    assert read_format(tmp_path / "new") == NEWEST_FORMAT
+
+
+def test_the_format_of_another_directory_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a ScanKV data directory"):
+        read_format(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\xff", '{"format": null}', "{}", '{"format": "1"}'])

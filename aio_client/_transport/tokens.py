@@ -1,0 +1,206 @@
+"""The token that authenticates a client: where it comes from, and how it stays out of everything but the calls.
+
+A *source* says where the token is. Sources are compared, shown and pickled, so none of them shows or pickles a token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Final, NoReturn
+
+from aio_client._input.immutable import Immutable
+from scankv.model.errors import UsageError
+
+# gRPC refuses metadata of more than 16 KiB, and other headers need some of that.
+_MAX_TOKEN_BYTES: Final = 12 * 1024
+# What HTTP allows in a header, without spaces.
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+
+class TokenSource(Immutable, ABC):
+    """Where a token comes from. Its `repr` and its pickles never contain the token."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self) -> str:
+        """Returns the token as it is now.
+
+        Raises:
+            UsageError: There is no token, or it cannot be sent.
+        """
+
+    def version(self) -> object:
+        """Returns a value that changes when the token may have changed, at little cost. None: never, or unknown."""
+        return None
+
+
+class TokenFile(TokenSource):
+    """A file that contains a token, and nothing else but white space around it.
+
+    The client reads the file again when it changes, and when the server refuses the token. So a token can be replaced
+    while clients are connected. Picklable: a pickle has the path, and the process that unpickles it reads its own file.
+
+    Attributes:
+        path: The file; `~` stands for the home directory of the user whose process reads the file.
+    """
+
+    __slots__ = ("path",)
+
+    path: str
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads nothing yet.
+
+        Args:
+            path: The file.
+
+        Raises:
+            UsageError: The path is empty or no path.
+        """
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise UsageError(f"the path of a token file must be a path, not {type(path).__name__}", option="token")
+        self._set(path=os.fspath(path))
+
+    def read(self) -> str:
+        """See `TokenSource.read`."""
+        try:
+            with open(Path(self.path).expanduser(), "rb") as file:
+                data = file.read(_MAX_TOKEN_BYTES + 1024)
+        except OSError as error:
+            raise UsageError(
+                f"the token file {self.path} cannot be read: {error.strerror}; it must contain a token", option="token"
+            ) from None
+        return check_token(data.decode("latin-1").strip(), f"the token file {self.path}")
+
+    def version(self) -> object:
+        """See `TokenSource.version`."""
+        try:
+            status = os.stat(Path(self.path).expanduser())
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def __repr__(self) -> str:
+        return f"TokenFile({self.path!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenFile, (self.path,)
+
+
+class TokenEnv(TokenSource):
+    """An environment variable that contains a token.
+
+    Picklable: a pickle has the name of the variable, and the process that unpickles it reads its own environment.
+
+    Attributes:
+        name: The name of the variable.
+    """
+
+    __slots__ = ("name",)
+
+    name: str
+
+    def __init__(self, name: str) -> None:
+        """Reads nothing yet.
+
+        Args:
+            name: The name of the variable.
+
+        Raises:
+            UsageError: The name cannot be that of a variable.
+        """
+        # A token that is given by mistake must not appear in the message.
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(
+                "the name of an environment variable with a token must be a letter or _, followed by letters, digits "
+                "and _, and the given one is not: give the name of the variable, not the token",
+                option="token",
+            )
+        self._set(name=name)
+
+    def read(self) -> str:
+        """See `TokenSource.read`."""
+        token = os.environ.get(self.name, "").strip()
+        if not token:
+            raise UsageError(
+                f"the environment variable {self.name} must contain a token, and it is not set in this process",
+                option="token",
+            )
+        return check_token(token, f"the environment variable {self.name}")
+
+    def __repr__(self) -> str:
+        return f"TokenEnv({self.name!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenEnv, (self.name,)
+
+
+class TokenText(TokenSource):
+    """A token that the caller has given as text. Cannot be pickled, because a pickle would contain it."""
+
+    __slots__ = ("_token",)
+
+    _token: str
+
+    def __init__(self, token: str) -> None:
+        """Raises UsageError if the token cannot be sent."""
+        self._set(_token=check_token(token, "token"))
+
+    def read(self) -> str:
+        """See `TokenSource.read`."""
+        return self._token
+
+    def __repr__(self) -> str:
+        return "<a token>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a token that was given as text is not pickled, because whoever reads the pickle could use it: give a "
+            "TokenFile or a TokenEnv, which is pickled as a path or a name",
+            option="token",
+        )
+
+
+def token_source(token: object) -> TokenSource | None:
+    """Returns the source for the argument `token` of `connect`; None for None.
+
+    Raises:
+        UsageError: It is neither text nor a path nor a source, or cannot be sent as a token.
+    """
+    match token:
+        case None | TokenSource():
+            return token
+        case str():
+            return TokenText(token)
+        case os.PathLike():
+            return TokenFile(token)
+    raise UsageError(
+        f"token must be a str, the path of a file as pathlib.Path or TokenFile, or a TokenEnv, not a "
+        f"{type(token).__name__}",
+        option="token",
+    )
+
+
+def check_token(token: str, where: str) -> str:
+    """Returns the token. The message of an error says where it is, and never contains it.
+
+    Raises:
+        UsageError: The token is empty, too long, or has a character that a header must not have.
+    """
+    if not token:
+        raise UsageError(f"{where} must contain a token, and is empty", option="token")
+    if len(token) > _MAX_TOKEN_BYTES:
+        raise UsageError(
+            f"{where} has more than {_MAX_TOKEN_BYTES:,} bytes, which is the limit of a token: is it another file?",
+            option="token",
+        )
+    if not _TOKEN.fullmatch(token):
+        raise UsageError(
+            f"{where} must contain one token of visible ASCII characters, and has others (which are not shown here)",
+            option="token",
+        )
+    return token

@@ -1,0 +1,31 @@
+"""Describes what each call needs, from the permission table of the server."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from streaming_server.services.permissions import PERMISSIONS
+
+if TYPE_CHECKING:
+    from streaming_server.services.permissions import Permission
+
+
+def describe_permissions() -> str:
+    """Returns a table for each service: what its calls need, how answers are filtered, and what is audited."""
+    parts = []
+    for service, calls in groupby(PERMISSIONS.items(), lambda item: item[0].partition("/")[0]):
+        parts += [f"## `{service}`\n", "| call | needs | the answer | the audit log |", "|---|---|---|---|"]
+        parts += [_row(method.partition("/")[2], permission) for method, permission in calls]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _row(call: str, permission: Permission) -> str:
+    needs = "; ".join(f"`{each.role.text}` for {each.scope.text}" for each in permission.requirements)
+    shown = ", ".join(f"`{visible.field}`" for visible in permission.visible)
+    filtered = f"has only items of {shown} whose tables the caller may read" if shown else "is complete"
+    audited = "has a line" if permission.changes else "never has a line"
+    if permission.requirements and not permission.changes:
+        audited = "has a line if the call is refused"
+    return f"| `{call}` | {needs or 'nothing, not even a token'} | {filtered} | {audited} |"

@@ -1,0 +1,1 @@
+"""A Grafana dashboard and Prometheus alert rules, as files: `grafana-dashboard.json` and `alerts.yml`."""

@@ -1,0 +1,134 @@
+"""Who calls: tokens are verified here, and the token file is read again when it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import UsageError
+from streaming_server.access.grants import Grants
+from streaming_server.access.token_file import id_of, read_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from streaming_server.access.token_file import TokenRecord
+
+_log = logging.getLogger(__name__)
+
+_NO_HASH: Final = bytes(hashlib.sha256().digest_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallerIdentity:
+    """Who made a call, and what the caller may do. Immutable.
+
+    Attributes:
+        principal: The name of the caller in the audit log.
+        grants: What the caller may do.
+        token_id: The id of the caller's token in the token file. Empty: another source vouches for the caller.
+        expires_at: The seconds since 1970 UTC at which the token stops being valid. None: it does not expire.
+        limits: The limits that the token sets, by name. Others are those of the server for every caller.
+    """
+
+    principal: str
+    grants: Grants
+    token_id: str = ""
+    expires_at: float | None = None
+    limits: tuple[tuple[str, float], ...] = ()
+
+
+ANYBODY: Final = CallerIdentity("", Grants(["admin:*"]))
+"""The caller where no tokens are asked for."""
+
+STREAM_CALLER: ContextVar[CallerIdentity | None] = ContextVar("stream_caller", default=None)
+"""The caller of the stream that the current task serves. None: no stream, or no tokens are asked for."""
+
+
+class TokenStore:
+    """The tokens of a token file. Bound to the event loop.
+
+    If the file changes and cannot be read any more, the tokens that were read last stay valid, and the log says why:
+    a mistake in the file must not lock everybody out.
+
+    Args:
+        path: The token file.
+        now: Returns the seconds since 1970 UTC.
+
+    Raises:
+        UsageError: The file cannot be used.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self._path = path
+        self._now = now
+        self._seen = self._identity()
+        self._load(read_tokens(path))
+
+    def _load(self, records: dict[str, TokenRecord]) -> None:
+        # The ids of tokens that were verified, so that only the first call with each computes its hash.
+        self._verified: dict[str, str] = {}
+        self._hashes = {id_: bytes.fromhex(record.sha256) for id_, record in records.items()}
+        self._revoked = {id_ for id_, record in records.items() if record.revoked is not None}
+        self._callers = {
+            id_: CallerIdentity(
+                record.principal, Grants(record.grants), id_, record.expires_at, tuple(record.limits.items())
+            )
+            for id_, record in records.items()
+        }
+
+    def verify(self, token: str) -> CallerIdentity | str:
+        """Returns the caller with a token, or why the token is refused, for the log only."""
+        if (id_ := self._verified.get(token)) is not None:
+            return self._current(id_)
+        id_ = id_of(token)
+        if id_ is None:
+            return "the token is malformed"
+        if id_ not in self._hashes:
+            self.reload()
+        # Takes the same time whether the id is known or not.
+        presented = hashlib.sha256(token.encode()).digest()
+        if not hmac.compare_digest(presented, self._hashes.get(id_, _NO_HASH)):
+            return "the token is unknown"
+        self._verified[token] = id_
+        return self._current(id_)
+
+    def renewed(self, caller: CallerIdentity) -> CallerIdentity | str:
+        """Returns a caller who was verified before as of now, or why the caller's token is no longer valid."""
+        if caller.token_id not in self._callers:
+            return "the token was removed from the token file"
+        return self._current(caller.token_id)
+
+    def _current(self, id_: str) -> CallerIdentity | str:
+        caller = self._callers[id_]
+        if id_ in self._revoked:
+            return f"the token {id_} of {caller.principal} was revoked"
+        if caller.expires_at is not None and caller.expires_at <= self._now():
+            return f"the token {id_} of {caller.principal} has expired"
+        return caller
+
+    def reload(self) -> None:
+        """Reads the file again if it has changed."""
+        identity = self._identity()
+        if identity == self._seen:
+            return
+        self._seen = identity
+        try:
+            records = read_tokens(self._path)
+        except UsageError as error:
+            _log.error("the tokens read last stay valid, because of an error: %s", error.message)
+            return
+        self._load(records)
+        _log.info("read %d tokens from %s, because it has changed", len(records), self._path)
+
+    def _identity(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

@@ -1,0 +1,1 @@
+"""Metrics for monitoring systems: which exist, where their values come from, and the HTTP port that serves them."""

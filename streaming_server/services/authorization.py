@@ -1,0 +1,218 @@
+"""Authenticates and authorises every call, before its handler runs. The table of permissions says what calls need."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
+from streaming_server.access.callers import ANYBODY, CallerIdentity
+from streaming_server.access.grants import Role
+from streaming_server.access.limits import CallerLimiter, CallerLimits
+from streaming_server.services.permissions import (
+    EveryTable,
+    NamedById,
+    NamedTable,
+    Resources,
+    SomeTable,
+    ids_in,
+    keep_visible,
+)
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message
+
+    from streaming_server.access.authentication import Authenticator
+    from streaming_server.services.audit import AuditTrail
+    from streaming_server.services.permissions import Permission, Requirement
+
+_SCHEME: Final = "bearer "
+# As in the client. The server lets 16 KiB of metadata in.
+_MAX_TOKEN: Final = 12 * 1024
+_MAX_REFUSALS_LOGGED: Final = 100
+
+_log = logging.getLogger(__name__)
+
+
+class CallGuard:
+    """Decides who may make which call. Bound to the event loop.
+
+    Args:
+        resources: Where ids in requests are resolved to tables.
+        tokens: Verifies tokens. None: the server asks for none.
+        limiter: Counts what each caller takes. None: without limits.
+        audit: Records calls in the audit log. None: there is no audit log.
+
+    Attributes:
+        limiter: Counts what each caller takes.
+        audit: Records calls in the audit log. None: there is no audit log.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        tokens: Authenticator | None,
+        limiter: CallerLimiter | None = None,
+        audit: AuditTrail | None = None,
+    ) -> None:
+        self.limiter = limiter or CallerLimiter(CallerLimits(), time.monotonic)
+        self.audit = audit
+        self._resources = resources
+        self._tokens = tokens
+        self._minute = 0.0
+        self._refusals = 0
+
+    async def authenticate(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> CallerIdentity:
+        """Returns who makes a call, from its metadata.
+
+        Raises:
+            Unauthenticated: The call has no valid token. Only the log has the reason.
+        """
+        if self._tokens is None:
+            return ANYBODY
+        token = _token_of(context)
+        found = (
+            "the call has no token, or more than one, or too long a one"
+            if token is None
+            else await self._tokens.verify(token)
+        )
+        if isinstance(found, CallerIdentity):
+            return found
+        self._log_refusal(f"refused {method} from {context.peer()}: {found}")
+        raise _unauthenticated()
+
+    def renew(self, caller: CallerIdentity) -> CallerIdentity:
+        """Returns a caller with the rights as of now, after the call has waited.
+
+        Raises:
+            Unauthenticated: The token was revoked or has expired in the meantime.
+        """
+        found = caller if self._tokens is None else self._tokens.renewed(caller)
+        if isinstance(found, CallerIdentity):
+            return found
+        self._log_refusal(f"refused a running call of {caller.principal}: {found}")
+        raise _unauthenticated()
+
+    def _log_refusal(self, message: str) -> None:
+        """Logs a refused call, unless many were logged within the last minute: refusals must not fill the disk."""
+        minute = time.monotonic() // 60
+        if minute != self._minute:
+            if self._refusals > _MAX_REFUSALS_LOGGED:
+                _log.warning("%d more calls were refused for their tokens", self._refusals - _MAX_REFUSALS_LOGGED)
+            self._minute, self._refusals = minute, 0
+        self._refusals += 1
+        if self._refusals <= _MAX_REFUSALS_LOGGED:
+            _log.warning("%s", message)
+
+    def authorize(self, caller: CallerIdentity, permission: Permission, request: Message) -> list[str]:
+        """Checks that a caller may make a call.
+
+        Returns:
+            The tables that the request names by itself or by ids.
+
+        Raises:
+            PermissionDenied: The caller lacks a role.
+            TableNotFound: A table does not exist. The message suggests only tables that the caller may read.
+        """
+        tables: list[str] = []
+        for requirement in permission.requirements:
+            tables += self._check(caller, requirement, request)
+        return tables
+
+    def _check(self, caller: CallerIdentity, requirement: Requirement, request: Message) -> list[str]:
+        role, scope, grants = requirement.role, requirement.scope, caller.grants
+        if isinstance(scope, NamedTable):
+            name: str = getattr(request, scope.field)
+            if not name and scope.may_be_empty:
+                return self._check_somewhere(caller, role)
+            if not grants.allow(role, name):
+                raise PermissionDenied(
+                    f'the call needs the role {role.text} for table "{name}", which the token does not grant: ask the '
+                    "operator of the server for a token with it",
+                    role=role.text,
+                    table=name,
+                )
+            if scope.exists and not grants.allow_everywhere(Role.READ):
+                self._resources.tables.check_exists(name, lambda table: grants.allow(Role.READ, table))
+            return [name]
+        if isinstance(scope, NamedById):
+            tables = list(scope.resolve(self._resources, *ids_in(request, scope.fields)))
+            for table in tables:
+                if not grants.allow(role, table):
+                    # Without the name of the table, which the caller may not know.
+                    raise PermissionDenied(
+                        f"the call needs the role {role.text} for every table of the {scope.what} that it names, which "
+                        "the token does not grant: ask the operator of the server for a token with it",
+                        role=role.text,
+                    )
+            return tables or self._check_somewhere(caller, role)
+        if isinstance(scope, SomeTable):
+            return self._check_somewhere(caller, role)
+        assert isinstance(scope, EveryTable)
+        if not grants.allow_everywhere(role):
+            raise PermissionDenied(
+                f"the call needs the role {role.text} for all tables, as in {role.text}:*, which the token does not "
+                "grant: ask the operator of the server for a token with it",
+                role=role.text,
+            )
+        return []
+
+    def _check_somewhere(self, caller: CallerIdentity, role: Role) -> list[str]:
+        if not caller.grants.allow_somewhere(role):
+            raise PermissionDenied(
+                f"the call needs the role {role.text}, which the token does not grant for any table: ask the operator "
+                "of the server for a token with it",
+                role=role.text,
+            )
+        return []
+
+    def keep_visible(self, caller: CallerIdentity, permission: Permission, response: object) -> None:
+        """Removes from a response what the caller may not read."""
+        if permission.visible:
+            grants = caller.grants
+            everything = grants.allow_everywhere(Role.READ)
+            keep_visible(response, permission, lambda table: grants.allow(Role.READ, table), everything=everything)
+
+    async def check_streams(self) -> None:
+        """Reads files again that have changed, and ends the streams whose callers have lost their rights."""
+        if self._tokens is None:
+            return
+        self._tokens.reload()
+        for scan in self._resources.registry.live:
+            if scan.caller is not None and (error := self._refusal_of(scan.caller, scan.table)) is not None:
+                self._resources.registry.end(scan, error)
+
+    def _refusal_of(self, caller: CallerIdentity, table: str) -> ScanKvError | None:
+        assert self._tokens is not None
+        found = self._tokens.renewed(caller)
+        if not isinstance(found, CallerIdentity):
+            _log.warning("ending a stream of %s over %s: %s", caller.principal, table, found)
+            return _unauthenticated()
+        if not found.grants.allow(Role.READ, table):
+            return PermissionDenied(
+                f'the token no longer grants the role read for table "{table}", so the server ended the stream: ask '
+                "the operator of the server for a token with it",
+                role=Role.READ.text,
+                table=table,
+            )
+        return None
+
+
+def _unauthenticated() -> Unauthenticated:
+    return Unauthenticated(
+        "the call has no valid token: name a file with one in SCANKV_TOKEN_FILE, or give it to "
+        "connect(url, token=...); the operator of the server creates tokens with: scankv tokens create"
+    )
+
+
+def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """Returns the token of a call; None without one, or with several."""
+    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    if len(found) != 1 or not isinstance(found[0], str):
+        return None
+    value = found[0]
+    if value[: len(_SCHEME)].lower() != _SCHEME or len(value) > len(_SCHEME) + _MAX_TOKEN:
+        return None
+    return value[len(_SCHEME) :]

@@ -1,0 +1,284 @@
+"""What every call of every service needs: the permission table.
+
+Rule: an id grants nothing. A call that names a snapshot, a lock, a scan or a transaction needs its role for their
+tables, like a call that names the tables themselves. Resume tokens, versions and log offsets are only used together
+with the name of their table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from scankv.model.errors import UsageError
+from streaming_server.access.grants import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from google.protobuf.message import Message
+
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+
+READ, WRITE, ADMIN = Role.READ, Role.WRITE, Role.ADMIN
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTable:
+    """The table that a field of the request names.
+
+    Attributes:
+        field: The field.
+        may_be_empty: Whether an empty field stands for all tables that the caller may use.
+        exists: Whether the table must exist.
+    """
+
+    field: str = "table"
+    may_be_empty: bool = False
+    exists: bool = True
+
+    @property
+    def text(self) -> str:
+        return f"the table in `{self.field}`" + (", if it is given" if self.may_be_empty else "")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedById:
+    """The tables of something that fields of the request name by ids.
+
+    Attributes:
+        what: What has the ids.
+        fields: The fields. A dot stands between a message and its field.
+        resolve: Returns the tables, given the resources of the server and the ids.
+    """
+
+    what: str
+    fields: tuple[str, ...]
+    resolve: Callable[..., Iterable[str]]
+
+    @property
+    def text(self) -> str:
+        return f"every table of the {self.what} in {' and '.join(f'`{field}`' for field in self.fields)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SomeTable:
+    """Any table: the call needs its role in one grant or another."""
+
+    text: str = "any table"
+
+
+@dataclass(frozen=True, slots=True)
+class EveryTable:
+    """The server as a whole: the call needs its role in a grant for every table."""
+
+    text: str = "every table (a grant for `*`)"
+
+
+Scope: TypeAlias = NamedTable | NamedById | SomeTable | EveryTable
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A role, and the tables for which a call needs it."""
+
+    role: Role
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleItems:
+    """A list in the response, from which items of tables that the caller may not read are removed.
+
+    Attributes:
+        field: The list.
+        tables: The field of an item with its table or tables. An item without tables is shown only to callers who may
+            read every table.
+    """
+
+    field: str
+    tables: str
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What one call needs. Immutable.
+
+    Attributes:
+        requirements: All that the caller must have. Empty: the call is open to everybody, even without a token.
+        visible: The lists of the response that are filtered.
+        changes: Whether the call changes something. The audit log has a line for it.
+    """
+
+    requirements: tuple[Requirement, ...] = ()
+    visible: tuple[VisibleItems, ...] = ()
+    changes: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.requirements
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Where ids are resolved to tables."""
+
+    tables: Tables
+    registry: ScanRegistry
+
+
+def _snapshot_tables(resources: Resources, snapshot_id: str) -> Iterable[str]:
+    table = resources.tables.snapshots.table_of(snapshot_id)
+    return () if table is None else (table,)
+
+
+def _lock_tables(resources: Resources, lock_id: str) -> Iterable[str]:
+    return resources.tables.locks.tables_of(lock_id)
+
+
+def _scan_tables(resources: Resources, scan_id: str) -> Iterable[str]:
+    table = resources.registry.table_of(scan_id)
+    return () if table is None else (table,)
+
+
+def _token_tables(resources: Resources, token: str) -> Iterable[str]:
+    return resources.tables.transactions.tables_of(token, "")
+
+
+def _id_tables(resources: Resources, id_: str) -> Iterable[str]:
+    return resources.tables.transactions.tables_of("", id_)
+
+
+def _transaction_tables(resources: Resources, token: str, id_: str) -> Iterable[str]:
+    return resources.tables.transactions.tables_of(token, id_)
+
+
+def _needs(role: Role, *scopes: Scope, changes: bool = False) -> Permission:
+    return Permission(tuple(Requirement(role, scope) for scope in scopes), changes=changes or role > READ)
+
+
+def _lists(field: str, tables: str, scope: Scope, *more: VisibleItems) -> Permission:
+    return Permission((Requirement(READ, scope),), (VisibleItems(field, tables), *more))
+
+
+_TABLE: Final = NamedTable()
+_NAME: Final = NamedTable("name")
+_FILTER: Final = NamedTable(may_be_empty=True)
+_SNAPSHOT: Final = NamedById("snapshot", ("snapshot_id",), _snapshot_tables)
+_PINNED: Final = NamedById("snapshot", ("snapshot.snapshot_id",), _snapshot_tables)
+_LOCK: Final = NamedById("column lock", ("lock_id",), _lock_tables)
+_TOKEN: Final = NamedById("transaction", ("token",), _token_tables)
+_STAGED: Final = NamedById("transaction", ("transaction.token",), _token_tables)
+
+_OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
+    "TableService": {
+        "CreateTable": _needs(ADMIN, NamedTable("name", exists=False)),
+        "DropTable": _needs(ADMIN, _NAME),
+        "AlterTable": _needs(ADMIN, _NAME),
+        "GetTable": _needs(READ, _NAME),
+        "ListTables": _lists("tables", "name", SomeTable(), VisibleItems("damaged", "name")),
+    },
+    "ScanService": {
+        "ScanKv": _needs(READ, _TABLE, _PINNED),
+        "ExplainScan": _needs(READ, _TABLE, _PINNED),
+    },
+    "LookupService": {
+        "Lookup": _needs(READ, _TABLE),
+        "Count": _needs(READ, _TABLE, _PINNED),
+        "Aggregate": _needs(READ, _TABLE, _PINNED),
+        "TopN": _needs(READ, _TABLE, _PINNED),
+    },
+    "WriteService": {
+        "Upsert": _needs(WRITE, _TABLE, _STAGED),
+        "Delete": _needs(WRITE, _TABLE, _STAGED),
+        "OpenWriter": _needs(WRITE, _TABLE),
+        "Undo": _needs(WRITE, _TABLE),
+    },
+    "LockService": {
+        "LockColumns": _needs(WRITE, _TABLE, _LOCK),
+        "RenewColumnLock": _needs(WRITE, _LOCK),
+        "ReleaseColumnLock": _needs(WRITE, _LOCK),
+        "ListColumnLocks": _lists("locks", "table", _FILTER),
+    },
+    "SnapshotService": {
+        "PinSnapshot": _needs(
+            READ,
+            _TABLE,
+            NamedById("snapshot", ("lease_id",), _snapshot_tables),
+            NamedById("snapshot", ("same_view_as",), _snapshot_tables),
+            changes=True,
+        ),
+        "RenewSnapshot": _needs(READ, _SNAPSHOT, changes=True),
+        "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True),
+        "ListSnapshots": _lists("snapshots", "table", _FILTER),
+        "SplitSnapshot": _needs(READ, _SNAPSHOT),
+    },
+    "TransactionService": {
+        "BeginTransaction": _needs(WRITE, SomeTable(), NamedById("transaction", ("id",), _id_tables)),
+        "GetForUpdate": _needs(WRITE, _TABLE, _TOKEN),
+        "LookupStaged": Permission((Requirement(READ, _TABLE), Requirement(WRITE, _TOKEN))),
+        "StageDeleteAll": _needs(WRITE, _TABLE, _TOKEN),
+        "CommitTransaction": _needs(WRITE, NamedById("transaction", ("token", "id"), _transaction_tables)),
+        "AbortTransaction": _needs(WRITE, _TOKEN),
+        "GiveUpTransaction": _needs(ADMIN, _TOKEN),
+        "ListTransactions": _lists("transactions", "tables", SomeTable()),
+    },
+    "ConsumerService": {
+        "ListConsumers": _needs(READ, _TABLE),
+        "CommitPosition": _needs(READ, _TABLE, changes=True),
+        "ResetConsumer": _needs(WRITE, _TABLE),
+        "DeleteConsumer": _needs(WRITE, _TABLE),
+    },
+    "AdminService": {
+        "Stats": _needs(READ, EveryTable()),
+        "ListScans": _lists("scans", "table", SomeTable()),
+        "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),
+        "CheckTable": _needs(READ, _TABLE),
+    },
+}
+
+_REFLECTION: Final = _needs(READ, SomeTable())
+_OPEN: Final = Permission()
+
+PERMISSIONS: Final[dict[str, Permission]] = {
+    **{
+        f"scankv.v1.{service}/{method}": permission
+        for service, methods in _OF_SCANKV.items()
+        for method, permission in methods.items()
+    },
+    # Load balancers and process managers ask for health, and have no tokens.
+    "grpc.health.v1.Health/Check": _OPEN,
+    "grpc.health.v1.Health/Watch": _OPEN,
+    "grpc.health.v1.Health/List": _OPEN,
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _REFLECTION,
+}
+"""What each call needs, by `package.Service/Method`."""
+
+
+def permission_of(method: str) -> Permission:
+    """Returns what a call needs. Raises UsageError for a call that the table lacks, which must not be served."""
+    if method not in PERMISSIONS:
+        raise UsageError(
+            f"the permission table lacks the call {method}: add it to streaming_server/services/permissions.py"
+        )
+    return PERMISSIONS[method]
+
+
+def ids_in(request: Message, fields: Iterable[str]) -> list[str]:
+    """Returns the ids in fields of a request. Absent messages have empty ids."""
+    return [str(reduce(getattr, field.split("."), cast("Any", request))) for field in fields]
+
+
+def keep_visible(response: Any, permission: Permission, may_read: Callable[[str], bool], *, everything: bool) -> None:  # noqa: ANN401  # a message
+    """Removes the items of a response whose tables the caller may not all read."""
+    if everything:
+        return
+    for visible in permission.visible:
+        items = getattr(response, visible.field)
+        for index in reversed(range(len(items))):
+            value = getattr(items[index], visible.tables)
+            tables = [value] if isinstance(value, str) else list(value)
+            if not tables or not all(map(may_read, tables)):
+                del items[index]

@@ -1,0 +1,110 @@
+"""The reserve: disk space that writes leave free, so that deletes, drops, retention and compaction can free more."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.storage.files.disk_space import disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_LARGEST_SHARE: Final = 20
+"""The reserve is at most the disk's size divided by this."""
+_SECONDS: Final = 1.0
+"""How long an answer of the system about free space is used."""
+_GROWTH: Final = 3
+"""Bytes written for each byte of a request: to the write-ahead log, to a table file, and by a compaction."""
+_LEAST_BYTES: Final = 1 << 20
+_ADVICE: Final = (
+    "the server keeps {reserve:,} bytes free (min_free_bytes) for reads, deletes, drops and compaction, which "
+    "continue; to write again, free some space or enlarge the disk"
+)
+
+_log: Final = logging.getLogger(__name__)
+
+
+class DiskReserve:
+    """Refuses writes while less than the reserve is free. Bound to the event loop.
+
+    Asks the system for the free space at most once a second; sooner after many bytes were written, and while writes are
+    refused.
+
+    Args:
+        directory: The data directory.
+        least_bytes: The reserve in bytes; on a small disk, a twentieth of the disk instead. 0: no reserve.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, directory: Path, least_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._least_bytes = least_bytes
+        self._clock = clock
+        self._asked_at: float | None = None
+        self._free = self._reserve = 0
+        self._written = 0
+        self._was_low = False
+
+    @property
+    def bytes(self) -> int:
+        """The reserve in bytes."""
+        self._ask()
+        return self._reserve
+
+    @property
+    def free(self) -> int:
+        """The free space of the disk in bytes."""
+        self._ask()
+        return self._free
+
+    @property
+    def is_low(self) -> bool:
+        """Whether less than the reserve is free, so that writes are refused."""
+        self._ask()
+        return self._free < self._reserve
+
+    def check(self, size: int = 0) -> None:
+        """Admits a write.
+
+        Args:
+            size: The bytes of the request.
+
+        Raises:
+            DiskFull: Less than the reserve is free.
+        """
+        self._written += _GROWTH * size
+        if self.is_low:
+            raise disk_full(self._directory, _ADVICE.format(reserve=self._reserve))
+
+    def check_fits(self, size: int) -> None:
+        """Admits a write that must not be made in part, even from the reserve.
+
+        Raises:
+            DiskFull: The disk has no space for it.
+        """
+        self._asked_at = None
+        self._ask()
+        if self._asked_at is not None and self._free < _GROWTH * size + _LEAST_BYTES:
+            raise disk_full(self._directory)
+
+    def _ask(self) -> None:
+        now = self._clock()
+        is_recent = self._asked_at is not None and now - self._asked_at < _SECONDS
+        if is_recent and not self._was_low and self._written <= self._reserve // 4:
+            return
+        try:
+            disk = shutil.disk_usage(self._directory)
+        except OSError:
+            return  # A failing disk; writes report it.
+        self._asked_at, self._written = now, 0
+        self._free, self._reserve = disk.free, min(self._least_bytes, disk.total // _LARGEST_SHARE)
+        if (is_low := disk.free < self._reserve) != self._was_low:
+            self._was_low = is_low
+            if is_low:
+                _log.warning("writes are refused: %s", disk_full(self._directory, "the reserve is in use").message)
+            else:
+                _log.info("writes are accepted again: %d bytes are free", disk.free)

@@ -1,0 +1,221 @@
+"""The audit log of a running server: what has a line, and what no line has."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import PermissionDenied, Tls, Unauthenticated, col, connect
+from streaming_server.services.audit import MAX_UNAUTHENTICATED
+from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import small_disk
+from tests.support.tls_server import TlsServer
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aio_client import Client, Table
+
+SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.string())])
+DROP = "scankv.v1.TableService/DropTable"
+LIST = "scankv.v1.TableService/ListTables"
+SECRETS = ("secret-key", "secret-value", "secret-predicate", "secret-staged")
+
+
+class AuditedServer(SecuredServer):
+    """A server with tokens and an audit log."""
+
+    def __init__(self, process: ServerProcess, issuer: TokenIssuer, path: Path) -> None:
+        super().__init__(process.url, issuer)
+        self.process = process
+        self.path = path
+        self.read = 0
+
+    def new_lines(self, count: int) -> list[dict[str, Any]]:
+        """Returns the next lines of the audit log, once there are as many. Fails if there are more."""
+        wait_until(lambda: len(self._lines()) >= self.read + count, "written")
+        new = self._lines()[self.read :]
+        assert len(new) == count, new
+        self.read += count
+        return new
+
+    def skip_lines(self) -> None:
+        """Lets the next lines begin after a call that is made now."""
+        mark = f"mark.{uuid.uuid4().hex}"
+        self.root.code(DROP, name=mark)
+        wait_until(lambda: mark in self.path.read_text(), "written")
+        self.read = len(self._lines())
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuditedServer]:
+    directory = tmp_path_factory.mktemp("audit")
+    issuer, path = TokenIssuer(directory / "tokens"), directory / "audit.log"
+    arguments = ("--tokens", str(issuer.path), "--audit-log", str(path), "--log-format", "json")
+    with (
+        ServerProcess(directory / "data", *arguments) as process,
+        AuditedServer(process, issuer, path) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def server(running: AuditedServer) -> AuditedServer:
+    running.skip_lines()
+    return running
+
+
+async def new_table(client: Client, name: str) -> Table:
+    return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
+
+
+@pytest.mark.asyncio
+async def test_changes_have_a_line_with_who_what_and_the_outcome(server: AuditedServer) -> None:
+    token = server.issuer.create("admin:audit.*", principal="etl")
+    async with connect(server.address, token=token) as client:
+        table = await new_table(client, "audit.changes")
+        await table.upsert([{"k": "a", "v": "1"}])
+        await table.upsert([{"k": str(number), "v": "1"} for number in range(500)])
+        await table.delete(["a"])
+        async with table.snapshot() as snapshot:
+            snapshot_id = snapshot.id
+        await table.get("a")
+        await table.scan().to_arrow()
+        await client.drop_table("audit.changes")
+    created, one, many, deleted, pinned, released, dropped = server.new_lines(7)
+    for line in (created, one, many, deleted, pinned, released, dropped):
+        assert line["time"].endswith("Z")
+        assert (line["principal"], line["token_id"]) == ("etl", token.split("_")[1])
+        assert line["peer"].startswith(("ipv4:127.0.0.1:", "ipv6:"))
+        assert line["tables"] == ["audit.changes"]
+        assert (line["code"], line["error"]) == ("OK", None)
+        assert 0 < line["seconds"] < 60
+        assert line["request_bytes"] > 0
+    assert [line["method"] for line in (created, one, many, deleted, pinned, released, dropped)] == [
+        "TableService/CreateTable",
+        "WriteService/Upsert",
+        "WriteService/Upsert",
+        "WriteService/Delete",
+        "SnapshotService/PinSnapshot",
+        "SnapshotService/ReleaseSnapshot",
+        "TableService/DropTable",
+    ]
+    assert [line["rows"] for line in (one, many, deleted)] == [1, 500, 1]
+    assert released["resources"] == {"snapshot_id": snapshot_id}
+
+
+@pytest.mark.asyncio
+async def test_refused_and_failed_calls_have_a_line(server: AuditedServer) -> None:
+    async with connect(server.address, token=server.issuer.root) as client:
+        await new_table(client, "audit.refused")
+    server.new_lines(1)
+    reader = server.issuer.create("read:audit.*", principal="reader")
+    async with connect(server.address, token=reader) as client:
+        with pytest.raises(PermissionDenied):
+            await (await client.table("audit.refused")).upsert([{"k": "a", "v": "b"}])
+        with pytest.raises(PermissionDenied):
+            await client.table("other.table")
+    async with connect(server.address, token=f"{reader}x") as client:
+        with pytest.raises(Unauthenticated):
+            await client.tables()
+    assert server.root.code(DROP, name="audit.none") == "NOT_FOUND"
+    write, read, unknown, failed = server.new_lines(4)
+    assert (write["principal"], write["method"], write["tables"]) == (
+        "reader",
+        "WriteService/Upsert",
+        ["audit.refused"],
+    )
+    assert (write["code"], write["error"]) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
+    assert (read["method"], read["tables"], read["code"]) == (
+        "TableService/GetTable",
+        ["other.table"],
+        "PERMISSION_DENIED",
+    )
+    assert (unknown["principal"], unknown["token_id"], unknown["code"]) == (None, None, "UNAUTHENTICATED")
+    assert (failed["code"], failed["error"], failed["tables"]) == ("NOT_FOUND", "TABLE_NOT_FOUND", ["audit.none"])
+
+
+@pytest.mark.asyncio
+async def test_no_line_has_rows_keys_predicates_or_tokens(server: AuditedServer) -> None:
+    token = server.issuer.create("admin:*", principal="careful")
+    async with connect(server.address, token=token) as client:
+        table = await new_table(client, "audit.secrets")
+        await table.upsert([{"k": "secret-key", "v": "secret-value"}])
+        await table.delete(["secret-key"])
+        await table.scan(where=col("v") == "secret-predicate").to_arrow()
+        async with await client.transaction() as transaction:
+            await transaction.upsert(table, [{"k": "secret-staged", "v": "secret-value"}])
+            (opened,) = await client.transactions()
+        async with connect(server.address, token=server.issuer.create("read:none.*")) as other:
+            with pytest.raises(PermissionDenied):
+                await other.table("audit.secrets")
+    server.skip_lines()
+    text = server.path.read_text() + server.process.log
+    assert '"method": "TransactionService/CommitTransaction", "tables": ["audit.secrets"]' in text
+    for secret in (*SECRETS, token.split("_", 2)[2], opened.token):
+        assert secret not in text
+        assert base64.b64encode(secret.encode()).decode().rstrip("=") not in text
+
+
+def test_a_flood_of_calls_without_a_token_takes_few_lines(server: AuditedServer) -> None:
+    caller = TokenCaller(server.channel)
+    for _ in range(MAX_UNAUTHENTICATED + 500):
+        assert caller.code(LIST) == "UNAUTHENTICATED"
+    assert server.root.code(DROP, name="audit.none") == "NOT_FOUND"
+    wait_until(lambda: "audit.none" in server.path.read_text().splitlines()[-1], "written")
+    # A minute may have ended in between.
+    assert len(server.path.read_text().splitlines()) - server.read <= 2 * MAX_UNAUTHENTICATED
+
+
+def test_lines_follow_a_rotation_and_are_complete_at_the_end(tmp_path: Path) -> None:
+    issuer, path = TokenIssuer(tmp_path / "tokens"), tmp_path / "audit.log"
+    with ServerProcess(tmp_path / "data", "--tokens", str(issuer.path), "--audit-log", str(path)) as process:
+        with SecuredServer(process.url, issuer) as server:
+            assert server.root.code(DROP, name="audit.first") == "NOT_FOUND"
+            wait_until(lambda: "audit.first" in path.read_text(), "written")
+            path.rename(tmp_path / "audit.log.1")
+            for number in range(50):
+                server.root.code(DROP, name=f"audit.t{number}")
+        assert process.stop() == 0
+    tables = [json.loads(line)["tables"] for line in path.read_text().splitlines()]
+    assert tables == [[f"audit.t{number}"] for number in range(50)]
+
+
+@pytest.mark.asyncio
+async def test_calls_continue_while_the_disk_of_the_audit_log_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256 * 1024) as disk:
+        path = disk.path / "audit.log"
+        with ServerProcess(tmp_path / "data", "--audit-log", str(path)) as process:
+            async with connect(process.url) as client:
+                with disk.full():
+                    table = await new_table(client, "audit.full")
+                    for number in range(50):
+                        await table.upsert([{"k": str(number), "v": "x"}])
+                    wait_until(lambda: "cannot be written: No space left" in process.log, "reported")
+                wait_until(lambda: path.read_text().count("WriteService/Upsert") == 50, "written once there is space")
+                lines = [json.loads(line) for line in path.read_text().splitlines()]
+                # Without tokens, nobody is known by name.
+                assert {line["principal"] for line in lines} == {None}
+
+
+@pytest.mark.asyncio
+async def test_a_line_names_the_certificate_of_the_client(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    with TlsServer(tmp_path, "--audit-log", str(path), client_certificates=True) as server:
+        certificate, key = server.authority.issue("etl.example")
+        tls = Tls(ca=server.authority.path, certificate=certificate, key=key)
+        async with connect(server.url, token=server.root, tls=tls) as client:
+            await new_table(client, "audit.tls")
+        wait_until(lambda: path.read_text(), "written")
+    assert json.loads(path.read_text().splitlines()[0])["tls_client"] == "etl.example"

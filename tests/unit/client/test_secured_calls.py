@@ -1,0 +1,345 @@
+"""Calls to servers that use TLS and want a token: what is sent, what is trusted, and how a token is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # not in the stubs
+
+from aio_client import (
+    Client,
+    PermissionDenied,
+    ScanInterrupted,
+    ScanSpec,
+    Tls,
+    TlsHandshakeFailed,
+    TokenFile,
+    Unauthenticated,
+    Unavailable,
+    connect,
+    sync,
+)
+from scankv.v1 import table_pb2
+from scankv.v1.scan_pb2_grpc import add_ScanServiceServicer_to_server
+from scankv.v1.table_pb2_grpc import add_TableServiceServicer_to_server
+from tests.support.certificates import Authority
+from tests.unit.client.messages import whole_scan
+from tests.unit.client.misbehaving import KeepsItsContract, OnlyTables
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from scankv.v1.scan_pb2 import ScanKvResponse
+    from tests.unit.client.misbehaving import Context
+
+pytestmark = pytest.mark.asyncio
+
+SECRET = "s3cr3t-Xq7"
+SCAN = ScanSpec(table="game.scores")
+
+
+class WantsTokens(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Refuses calls without one of the tokens. Records the tokens that have come.
+
+    Attributes:
+        valid: The tokens that are accepted.
+        came: The authorization of every call.
+        code: The status of the refusal.
+    """
+
+    def __init__(self, *valid: str) -> None:
+        self.valid = set(valid)
+        self.came: list[str | None] = []
+        self.code = grpc.StatusCode.UNAUTHENTICATED
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        came = dict(details.invocation_metadata).get("authorization")
+        self.came.append(came)
+        if came is not None and came.removeprefix("Bearer ") in self.valid:
+            return await continuation(details)
+        handler = await continuation(details)
+
+        async def refuse(_request: object, context: Any) -> None:
+            await context.abort(self.code, "who are you?")
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+class HasNoTables(OnlyTables):
+    async def ListTables(self, request: Any, context: Any) -> table_pb2.ListTablesResponse:
+        return table_pb2.ListTablesResponse()
+
+
+class EndsStreamsOfOldTokens(KeepsItsContract):
+    """Ends the first scan after its first chunk, once `expired` is set; answers later scans completely."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expired = asyncio.Event()
+        self.scans = 0
+
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        self.scans += 1
+        if self.scans > 1:
+            async for message in super().messages(context):
+                yield message
+            return
+        for message in whole_scan()[:2]:
+            yield message
+        await self.expired.wait()
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")
+
+
+@asynccontextmanager
+async def serving(
+    tokens: WantsTokens,
+    credentials: grpc.ServerCredentials | None = None,
+    scans: KeepsItsContract | None = None,
+    *,
+    host: str = "localhost",
+) -> AsyncIterator[str]:
+    """Runs a server that answers scans, `ListTables` and health checks; yields its address."""
+    server = grpc.aio.server(interceptors=[tokens])
+    add_ScanServiceServicer_to_server(scans or KeepsItsContract(), server)
+    add_TableServiceServicer_to_server(HasNoTables(), server)
+    servicer = health_aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        await server.stop(None)
+
+
+def server_credentials(certificate: tuple[Path, Path], clients: Authority | None = None) -> grpc.ServerCredentials:
+    """Returns the credentials of a server. With `clients`, it requires certificates of that authority."""
+    chain, key = (path.read_bytes() for path in certificate)
+    roots = None if clients is None else clients.path.read_bytes()
+    return grpc.ssl_server_credentials([(key, chain)], roots, clients is not None)
+
+
+def calls_of(client: Client) -> tuple[Callable[[], Awaitable[object]], ...]:
+    """Calls of each kind: with one answer, a stream, and a health check."""
+    return client.tables, client.scan(SCAN).to_arrow, client.wait_ready
+
+
+async def test_every_call_sends_the_token() -> None:
+    tokens = WantsTokens(SECRET)
+    async with serving(tokens) as url, connect(url, token=SECRET) as client:
+        await client.wait_ready(30)
+        assert await client.tables() == []
+        assert (await client.scan(SCAN).to_arrow()).num_rows > 0
+    assert tokens.came == [f"Bearer {SECRET}"] * 3
+
+
+async def test_a_client_without_a_token_sends_none() -> None:
+    tokens = WantsTokens()
+    async with serving(tokens) as url, connect(url) as client:
+        with pytest.raises(Unauthenticated, match="who are you"):
+            await client.tables()
+    assert tokens.came == [None]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(grpc.StatusCode.UNAUTHENTICATED, Unauthenticated), (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied)],
+)
+async def test_a_refused_token_is_sent_once_and_not_shown(
+    code: grpc.StatusCode, error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    tokens = WantsTokens("another")
+    tokens.code = code
+    async with serving(tokens) as url, connect(url, token=SECRET) as client:
+        for call in calls_of(client):
+            tokens.came.clear()
+            with pytest.raises(error) as caught:
+                await call()
+            assert len(tokens.came) == 1
+            assert SECRET not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert SECRET not in caplog.text
+
+
+async def test_a_replaced_token_file_is_used_once_the_old_token_is_refused(tmp_path: Path) -> None:
+    tokens, file = WantsTokens("first"), tmp_path / "token"
+    file.write_text("first\n")
+    async with serving(tokens) as url, connect(url, token=file) as client:
+        for number, call in enumerate(calls_of(client)):
+            await call()
+            tokens.valid = {f"token-{number}"}
+            with pytest.raises(Unauthenticated):
+                await call()
+            file.write_text(f"token-{number}\n")
+            tokens.came.clear()
+            await call()
+            assert tokens.came[-1] == f"Bearer token-{number}"
+            assert len(tokens.came) <= 2
+
+
+async def test_a_scan_whose_token_expires_continues_with_the_new_token(tmp_path: Path) -> None:
+    tokens, scans, file = WantsTokens("first", "second"), EndsStreamsOfOldTokens(), tmp_path / "token"
+    file.write_text("first")
+    async with serving(tokens, scans=scans) as url, connect(url, token=TokenFile(file)) as client:
+        async with client.scan(ScanSpec(table="game.scores")).stream() as stream:
+            await anext(stream)
+            file.write_text("second")
+            scans.expired.set()
+            # A scan of live rows is not continued by itself.
+            with pytest.raises(ScanInterrupted, match="its token is no longer valid; there is a new one") as caught:
+                await anext(stream)
+        assert caught.value.resume_token is not None
+        assert tokens.came == ["Bearer first"]
+        assert (await client.scan(SCAN).to_arrow()).num_rows > 0
+        assert tokens.came == ["Bearer first", "Bearer second"]
+
+
+async def test_a_scan_whose_token_expires_fails_if_there_is_no_other(tmp_path: Path) -> None:
+    tokens, scans, file = WantsTokens("first"), EndsStreamsOfOldTokens(), tmp_path / "token"
+    file.write_text("first")
+    async with serving(tokens, scans=scans) as url, connect(url, token=file) as client:
+        async with client.scan(SCAN).stream() as stream:
+            await anext(stream)
+            scans.expired.set()
+            with pytest.raises(Unauthenticated):
+                await anext(stream)
+
+
+# ---- TLS ----
+
+
+async def test_a_client_trusts_the_authority_that_is_given(tmp_path: Path) -> None:
+    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
+    async with serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address:
+        for ca in (authority.path, str(authority.path), authority.path.read_bytes()):
+            async with connect(f"scankvs://{address}", token=SECRET, tls=Tls(ca=ca)) as client:
+                await client.wait_ready(30)
+                assert await client.tables() == []
+                assert (await client.scan(SCAN).to_arrow()).num_rows > 0
+        with_argument = connect(address, token=SECRET, tls=Tls(ca=authority.path))
+        async with with_argument as client:
+            assert await client.tables() == []
+    assert set(tokens.came) == {f"Bearer {SECRET}"}
+
+
+async def test_a_blocking_client_uses_tls_and_the_token(tmp_path: Path) -> None:
+    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
+
+    def list_tables(url: str) -> list[Any]:
+        with sync.connect(url, token=SECRET, tls=Tls(ca=authority.path)) as client:
+            return client.tables()
+
+    async with serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address:
+        assert await asyncio.to_thread(list_tables, f"scankvs://{address}") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expired", "message"),
+    [
+        ("localhost", True, r"certificate has expired"),
+        ("db.example.com", False, "certificate is for another host"),
+    ],
+)
+async def test_a_server_with_a_wrong_certificate_gets_no_token(
+    tmp_path: Path, name: str, expired: bool, message: str
+) -> None:
+    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
+    credentials = server_credentials(authority.issue("server", name, expired=expired))
+    async with (
+        serving(tokens, credentials) as address,
+        connect(address, token=SECRET, tls=Tls(ca=authority.path)) as client,
+    ):
+        for call in calls_of(client):
+            with pytest.raises(TlsHandshakeFailed, match=message) as caught:
+                await call()
+            assert caught.value.details == {"address": address}
+    assert tokens.came == []
+
+
+async def test_a_server_of_an_unknown_authority_gets_no_token(tmp_path: Path) -> None:
+    authority, other, tokens = Authority(tmp_path), Authority(tmp_path, "other"), WantsTokens(SECRET)
+    async with serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address:
+        for tls in (True, Tls(ca=other.path)):
+            async with connect(address, token=SECRET, tls=tls) as client:
+                with pytest.raises(TlsHandshakeFailed, match=r"not trusted.*name the authority"):
+                    await client.tables()
+    assert tokens.came == []
+
+
+async def test_a_server_without_tls_gets_no_token() -> None:
+    tokens = WantsTokens(SECRET)
+    async with serving(tokens) as address, connect(address, token=SECRET, tls=True) as client:
+        with pytest.raises(TlsHandshakeFailed, match="it does not use TLS"):
+            await client.tables()
+    assert tokens.came == []
+
+
+async def test_a_server_with_tls_is_hinted_at_if_the_client_uses_none(tmp_path: Path) -> None:
+    credentials = server_credentials(Authority(tmp_path).issue("server", "localhost"))
+    async with serving(WantsTokens(), credentials) as address, connect(address, operation_timeout=0.5) as client:
+        with pytest.raises(Unavailable, match="it may require TLS, or a client certificate"):
+            await client.tables()
+
+
+async def test_the_name_in_the_certificate_may_be_given(tmp_path: Path) -> None:
+    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
+    async with serving(tokens, server_credentials(authority.issue("server", "db.example.com"))) as address:
+        tls = Tls(ca=authority.path, server_name="db.example.com")
+        async with connect(address, token=SECRET, tls=tls) as client:
+            assert await client.tables() == []
+
+
+async def test_a_client_certificate_is_sent_where_it_is_required(tmp_path: Path) -> None:
+    authority, other, tokens = Authority(tmp_path), Authority(tmp_path, "other"), WantsTokens(SECRET)
+    certificate, key = authority.issue("client")
+    wrong_certificate, wrong_key = other.issue("wrong")
+    credentials = server_credentials(authority.issue("server", "localhost"), clients=authority)
+    async with serving(tokens, credentials) as address:
+        async with connect(
+            address, token=SECRET, tls=Tls(ca=authority.path, certificate=certificate, key=key)
+        ) as client:
+            assert await client.tables() == []
+        tokens.came.clear()
+        for tls in (
+            Tls(ca=authority.path),
+            Tls(ca=authority.path, certificate=wrong_certificate, key=wrong_key),
+        ):
+            async with connect(address, token=SECRET, tls=tls, operation_timeout=0.5) as client:
+                with pytest.raises(Unavailable):
+                    await client.tables()
+    assert tokens.came == []
+
+
+async def test_renewed_certificates_are_used_for_new_connections(tmp_path: Path) -> None:
+    authority, tokens = Authority(tmp_path), WantsTokens(SECRET)
+    (tmp_path / "client-ca").mkdir()
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Authority(tmp_path / "client-ca").path.read_bytes())
+    async with (
+        serving(tokens, server_credentials(authority.issue("server", "localhost"))) as address,
+        connect(address, token=SECRET, tls=Tls(ca=ca)) as client,
+    ):
+        with pytest.raises(TlsHandshakeFailed):
+            await client.tables()
+        # While the file is being replaced, the client keeps what it has read.
+        ca.write_bytes(b"")
+        with pytest.raises(TlsHandshakeFailed):
+            await client.tables()
+        ca.write_bytes(authority.path.read_bytes())
+        with pytest.raises(TlsHandshakeFailed):
+            await client.tables()
+        assert await client.tables() == []

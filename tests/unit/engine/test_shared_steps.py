@@ -1,0 +1,136 @@
+"""Requests of several clients for one bucket: applied together, each with its own outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from scankv.model.errors import Unavailable, WriterFenced
+from scankv.model.tables.merge_functions import aggregate_of
+from scankv.model.tables.merge_spec import MergeSpec
+from streaming_server.engine.writes.writing import WritePreconditions
+from streaming_server.storage.bucket.writer_states import WriteIdentity
+from tests.support.examples import FACTOR
+from tests.support.snapshots import tables_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.engine.writes.table_writes import FewWritten
+
+pytestmark = pytest.mark.asyncio
+
+SUMS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("total", pa.int8())])
+CLIENTS = 16
+
+
+async def sums(tables: Tables) -> LiveTable:
+    await tables.create(
+        "test.sums",
+        SUMS,
+        primary_key=["k"],
+        bucket_key=(),
+        buckets=1,
+        options={"merge_engine": "aggregate"},
+        merging=MergeSpec(aggregates=(aggregate_of("total", "sum"),)),
+    )
+    return tables.table("test.sums")
+
+
+async def add(table: LiveTable, writer: int, sequence: int, key: int, total: int, epoch: int = 0) -> FewWritten:
+    identity = WriteIdentity(writer=f"w{writer}", epoch=epoch, sequence=sequence, acked_below=sequence)
+    single = table.state.codec.single
+    assert single is not None
+    conditions = WritePreconditions(identity=identity)
+    row = single.encode((key, total))
+    return await table.writes.write_few([row], conditions, deletes=False, independent=True)
+
+
+async def totals_of(table: LiveTable) -> dict[int, int]:
+    bucket = await table.buckets[0].open()
+    single = table.state.codec.single
+    assert single is not None
+    keys = [single.encode_key((key, None), 0) for key in range(200)]
+    rows = [single.decode(row) for row in bucket.get(keys) if row is not None]
+    return {row[0]: row[1] for row in rows}
+
+
+async def open_writers(table: LiveTable) -> None:
+    """Makes all writers known, because the first request of a writer is applied by itself."""
+    for writer in range(CLIENTS):
+        await add(table, writer, 0, 0, 0)
+
+
+async def test_concurrent_requests_share_syncs_and_have_their_own_offsets(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await sums(tables)
+        await open_writers(table)
+        syncs = table.buckets[0].syncs
+        written = await asyncio.gather(*(add(table, writer, 1, 1 + writer, 1) for writer in range(CLIENTS)))
+        assert table.buckets[0].syncs - syncs <= 3
+        assert len({each.offsets[0] for each in written}) == CLIENTS
+        assert await totals_of(table) == {0: 0} | {1 + writer: 1 for writer in range(CLIENTS)}
+
+
+async def test_a_refused_or_fenced_request_does_not_affect_its_neighbours(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await sums(tables)
+        await open_writers(table)
+        await add(table, 0, 1, 7, 127)
+        await table.writes.open_writer("w1")
+        outcomes = await asyncio.gather(
+            *(add(table, writer, 2, 7 if writer == 3 else 10 + writer, 1) for writer in range(CLIENTS)),
+            return_exceptions=True,
+        )
+        for writer, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if writer == 1:
+                assert isinstance(outcome.errors[0], WriterFenced)
+            elif writer == 3:
+                assert "the sum does not fit int8; the row was not written" in outcome.errors[0].message
+            else:
+                assert outcome.errors == {}
+        good = {10 + writer: 1 for writer in range(CLIENTS) if writer not in (1, 3)}
+        assert await totals_of(table) == {0: 0, 7: 127} | good
+
+
+async def test_all_waiting_requests_learn_why_a_bucket_cannot_be_used(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await sums(tables)
+        await open_writers(table)
+        live = table.buckets[0]
+        await live.mutex.acquire()
+        calls = [asyncio.create_task(add(table, writer, 1, writer, 1)) for writer in range(CLIENTS)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        live.refuse(Unavailable("the table is being moved"))
+        live.mutex.release()
+        for outcome in await asyncio.gather(*calls):
+            assert outcome.errors[0].message == "the table is being moved"
+
+
+async def test_random_cancellations_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await sums(tables)
+        await open_writers(table)
+        chance, rounds, cancelled = random.Random(18), min(20 * FACTOR, 120), 0
+        for sequence in range(1, rounds + 1):
+            calls = [asyncio.create_task(add(table, writer, sequence, 1 + writer, 1)) for writer in range(CLIENTS)]
+            for _ in range(chance.randrange(40)):
+                await asyncio.sleep(0)
+            for call in chance.sample(calls, CLIENTS // 2):
+                call.cancel()
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            cancelled += sum(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+            # Repeated, as by a client that does not know the outcome.
+            await asyncio.gather(*(add(table, writer, sequence, 1 + writer, 1) for writer in range(CLIENTS)))
+        assert cancelled > rounds
+        assert await totals_of(table) == {0: 0} | {1 + writer: rounds for writer in range(CLIENTS)}
+        assert not table.buckets[0].mutex.locked()

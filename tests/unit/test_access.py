@@ -1,0 +1,162 @@
+"""Grants, the token file, and when a token is valid."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scankv.model.errors import UsageError
+from streaming_server.access.callers import CallerIdentity, TokenStore
+from streaming_server.access.grants import Grants, Role
+from streaming_server.access.token_file import create_token, id_of, read_tokens, revoke_tokens
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def create(path: Path, *grants: str, **options: Any) -> str:
+    return create_token(path, "etl", grants or ("read:*",), now=NOW, **options)[1]
+
+
+def store(path: Path, seconds: float = 0.0) -> TokenStore:
+    return TokenStore(path, lambda: NOW.timestamp() + seconds)
+
+
+def test_a_role_includes_the_lower_ones_for_the_tables_of_its_pattern() -> None:
+    grants = Grants(["read:sales.*", "write:sales.o?ders", "admin:tmp.[a-c]*"])
+    assert grants.allow(Role.READ, "sales.customers")
+    assert not grants.allow(Role.WRITE, "sales.customers")
+    assert grants.allow(Role.WRITE, "sales.orders")
+    assert not grants.allow(Role.ADMIN, "sales.orders")
+    assert grants.allow(Role.READ, "tmp.bx")
+    assert grants.allow(Role.ADMIN, "tmp.bx")
+    assert not grants.allow(Role.READ, "tmp.x")
+    assert not grants.allow(Role.READ, "SALES.customers")
+    assert not grants.allow(Role.READ, "other.sales.x")
+    assert grants.allow_somewhere(Role.ADMIN)
+    assert not grants.allow_everywhere(Role.READ)
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.*"])
+def test_two_patterns_stand_for_the_server(pattern: str) -> None:
+    assert Grants([f"write:{pattern}"]).allow_everywhere(Role.WRITE)
+    assert not Grants([f"write:{pattern}"]).allow_everywhere(Role.ADMIN)
+    assert not Grants(["write:?*"]).allow_everywhere(Role.WRITE)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "read", "read:", "owner:*", "READ:*", ":x", "read: x", "read:x\n", "read:" + "x" * 301]
+)
+def test_a_malformed_grant_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not valid: write read, write or admin, a colon, and a pattern"):
+        Grants([text])
+
+
+def test_the_file_has_the_hash_of_a_token_and_belongs_to_its_user(path: Path) -> None:
+    token = create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert token.split("_", 2)[2] not in path.read_text()
+    ((id_, record),) = read_tokens(path).items()
+    assert id_ == id_of(token) == record.id
+    assert record.sha256 not in repr(record)
+    assert [file.name for file in path.parent.iterdir()] == ["tokens"]
+
+
+def test_a_valid_token_has_its_caller_and_others_a_reason_for_the_log(path: Path) -> None:
+    token, expiring, revoked = (
+        create(path, "read:a.*"),
+        create(path, expires=NOW + timedelta(hours=1)),
+        create(path),
+    )
+    assert revoke_tokens(path, [id_of(revoked) or "", "none"], now=NOW) == ["none"]
+    tokens = store(path, 3599)
+    caller = tokens.verify(token)
+    assert isinstance(caller, CallerIdentity)
+    assert (caller.principal, caller.grants.texts) == ("etl", ("read:a.*",))
+    assert isinstance(tokens.verify(expiring), CallerIdentity)
+    assert store(path, 3600).verify(expiring) == f"the token {id_of(expiring)} of etl has expired"
+    assert tokens.verify(revoked) == f"the token {id_of(revoked)} of etl was revoked"
+    for wrong in (token[:-1], token + "x", f"skv_{id_of(token)}_wrong", "skv_none_secret"):
+        assert tokens.verify(wrong) == "the token is unknown"
+    for malformed in ("", "skv", "skv_", "skv_a", "skv__b", "x_y_z", token.removeprefix("skv_")):
+        assert tokens.verify(malformed) == "the token is malformed"
+
+
+def test_no_reason_and_no_repr_has_a_token(path: Path) -> None:
+    token = create(path)
+    secret = token.split("_", 2)[2]
+    tokens = store(path)
+    assert secret not in f"{tokens.verify(token)!r} {tokens!r} {tokens.verify(token + 'x')!r}"
+
+
+def test_changes_of_the_file_are_read_at_once_for_new_tokens_and_on_reload_for_others(path: Path) -> None:
+    first = create(path)
+    tokens = store(path)
+    caller = tokens.verify(first)
+    assert isinstance(caller, CallerIdentity)
+    second = create(path)
+    assert isinstance(tokens.verify(second), CallerIdentity)
+    revoke_tokens(path, [caller.token_id], now=NOW)
+    tokens.reload()
+    assert isinstance(tokens.renewed(caller), str)
+
+
+def test_tokens_stay_valid_when_the_file_is_damaged_or_gone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    token = create(path)
+    tokens = store(path)
+    path.write_text("not a record")
+    tokens.reload()
+    assert isinstance(tokens.verify(token), CallerIdentity)
+    path.unlink()
+    tokens.reload()
+    assert isinstance(tokens.verify(token), CallerIdentity)
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
+
+
+def test_an_unusable_file_is_refused_without_its_content(path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file or directory; create a token with"):
+        read_tokens(path)
+    create(path)
+    record = json.loads(path.read_text())
+    for wrong, problem in (
+        ("secret", "it is not JSON"),
+        ("[]", "it must be a JSON object with created, expires"),
+        (json.dumps({**record, "extra": 1}), "it must be a JSON object"),
+        (json.dumps({**record, "grants": ["owner:x"]}), "is not valid: write read"),
+        (json.dumps({**record, "grants": 5}), "a field has a value of the wrong type"),
+        (json.dumps({**record, "sha256": "ab"}), "sha256 must be 64 hexadecimal digits"),
+        (json.dumps({**record, "sha256": "secret"}), "wrong type"),
+        (json.dumps({**record, "expires": "2026-01-01T00:00:00"}), "a time has no time zone"),
+        (json.dumps(record) + "\n" + json.dumps(record), "occurs twice"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UsageError, match=problem) as caught:
+            read_tokens(path)
+        assert "secret" not in caught.value.message
+    path.write_text("")
+    path.chmod(0o620)
+    with pytest.raises(UsageError, match="other users may change the token file"):
+        read_tokens(path)
+
+
+def test_a_token_needs_a_grant_a_name_and_a_future(path: Path) -> None:
+    for principal, grants, expires in (
+        ("", ["read:*"], None),
+        ("a\n", ["read:*"], None),
+        ("a", [], None),
+        ("a", ["read:*"], NOW),
+    ):
+        with pytest.raises(UsageError):
+            create_token(path, principal, grants, now=NOW, expires=expires)
+    assert not path.exists()
