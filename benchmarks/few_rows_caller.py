@@ -85,10 +85,12 @@ class FewRowsCaller:
         url: The address of the server.
         server: The id of the server's process.
         rows: The number of rows of the table for `GET`, `LOOKUP` and `UPSERT`, which are rows of T4.
+        token: The token of the client. None: it has none.
     """
 
-    def __init__(self, url: str, server: int, rows: int) -> None:
+    def __init__(self, url: str, server: int, rows: int, token: str | None = None) -> None:
         self._url = url
+        self._token = token
         self._server = server
         self._rows = rows
         self._runner = asyncio.Runner()
@@ -115,7 +117,7 @@ class FewRowsCaller:
         return self._runner.run(self._measure(work, seconds, callers))
 
     async def _open(self) -> None:
-        self._client = await connect(self._url)
+        self._client = await connect(self._url, token=self._token)
         self._table = await self._client.create_table(_TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
         for batch in t4.batches(self._rows, _LOAD_ROWS):
             await self._table.upsert(batch)

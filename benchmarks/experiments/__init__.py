@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.experiments import chunk_rows, compression, metrics, sending
+from benchmarks.experiments import chunk_rows, compression, metrics, sending, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,4 +16,5 @@ EXPERIMENTS: Final[Mapping[str, Benchmark]] = {
     "chunk-rows": chunk_rows.run,
     "sending": sending.run,
     "metrics": metrics.run,
+    "tokens": tokens.run,
 }

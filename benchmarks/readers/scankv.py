@@ -23,10 +23,12 @@ class ClientReader:
         url: The address of the server.
         table: The table to read.
         tls: The TLS settings of the client. None: no TLS.
+        token: The token of the client. None: it has none.
     """
 
-    def __init__(self, url: str, table: str = t4.TABLE, tls: Tls | None = None) -> None:
+    def __init__(self, url: str, table: str = t4.TABLE, tls: Tls | None = None, token: str | None = None) -> None:
         self._url = url
+        self._token = token
         self._tls = tls
         self._name = table
         self._runner = asyncio.Runner()
@@ -36,7 +38,7 @@ class ClientReader:
         return self
 
     async def _connect(self) -> None:
-        self._client = await connect(self._url, tls=self._tls)
+        self._client = await connect(self._url, token=self._token, tls=self._tls)
         self._table = await self._client.table(self._name)
 
     def __exit__(self, *_: object) -> None:
