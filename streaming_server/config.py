@@ -86,6 +86,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "writer_ttl_seconds": (1, 10 * 365 * 86_400),
     "max_writers_per_bucket": (1, 10_000_000),
     "max_transactions": (1, 1_000_000),
+    "max_locked_keys": (0, 100_000_000),
     "max_transaction_bytes": (_MEBIBYTE, 1 << 50),
     "transaction_ttl_seconds": (MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
     "committed_transaction_seconds": (60, 10 * 365 * 86_400),
@@ -237,6 +238,7 @@ class ServerConfig:
             writers of clients that wrote to it within the last hour, one for each of their concurrent writes.
         max_transactions: The most transactions that are open at once, which means neither committed nor aborted.
         max_transaction_bytes: The most bytes that one transaction may stage.
+        max_locked_keys: The most keys that all transactions together may lock. A locked key takes some 300 bytes.
         transaction_ttl_seconds: A transaction without calls for this long is aborted, unless it sets a time to live of
             its own.
         committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
@@ -330,6 +332,7 @@ class ServerConfig:
     writer_ttl_seconds: float = 7 * 86_400.0
     max_writers_per_bucket: int = 100_000
     max_transactions: int = 1000
+    max_locked_keys: int = 1_000_000
     max_transaction_bytes: int = 4 * 1024 * _MEBIBYTE
     transaction_ttl_seconds: float = 3600.0
     committed_transaction_seconds: float = 7 * 86_400.0

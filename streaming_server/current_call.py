@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 
 class AnswerClaim(Protocol):
@@ -31,7 +33,7 @@ class CurrentCall:
         method: The method, as `SERVICE/METHOD`.
         table: The name of the table that the call reads. Empty: none, or not known.
         scan_id: The id of its scan. Empty: it is not a scan.
-        waited_seconds: For how long the call has waited for its client, or for changes.
+        waited_seconds: For how long the call has waited for its client, for changes, or for locks.
         may_last: Whether the call follows changes, so that it may last forever.
         error: The reason of the error with which the call ends. Empty: none, or not known.
         stream_pace: Takes the bytes of a message, and returns the seconds to hold it back. None: no limit.
@@ -100,6 +102,17 @@ class CurrentCall:
 
 CURRENT_CALL: Final[ContextVar[CurrentCall | None]] = ContextVar("scankv_current_call", default=None)
 """The call that the current task serves, if it serves one."""
+
+
+@contextmanager
+def count_waiting() -> Iterator[None]:
+    """Counts the time in the block as waiting of the current call, so that the call does not count as slow."""
+    call, began = CURRENT_CALL.get(), time.perf_counter()
+    try:
+        yield
+    finally:
+        if call is not None:
+            call.waited_seconds += time.perf_counter() - began
 
 
 def expect_answer(size: int) -> None:

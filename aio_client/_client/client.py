@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
-    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import LostWrites, TransactionInfo
     from aio_client._scan.snapshot import Snapshot
     from aio_client._transport.config import ClientConfig
@@ -368,6 +368,8 @@ class Client:
         ttl: float | None = None,
         writer: str | None = None,
         attempt: str | None = None,
+        lock: LockMode | None = None,
+        lock_timeout: float | None = None,
     ) -> TransactionOpener:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -395,6 +397,12 @@ class Client:
             attempt: With an id: every caller, in any process, that begins the id with the same attempt gets the open
                 transaction instead of aborting it; each then stages with `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _
                 -`. Default: each call is an attempt of its own.
+            lock: "keys": the transaction locks each key that it reads with `get_for_update`, before it reads, and each
+                key that it writes, until its end. Other transactions that lock the same keys wait, so none of them has
+                to be repeated; other writers do not wait. A restart of the server ends such a transaction
+                (TransactionLost). Default: no locks.
+            lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
+                LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
 
         Returns:
             An object for `async with` or `await`, which begins a `Transaction` each time.
@@ -403,7 +411,7 @@ class Client:
             TooManyTransactions: The server has as many open transactions as it allows.
             UsageError: An argument is invalid; InvalidRequest for `id` or `writer`.
         """
-        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt)
+        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt, lock, lock_timeout)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Joins a transaction that was begun elsewhere. Its owner commits it, and names the parts that count.

@@ -15,6 +15,7 @@ from aio_client._input.awaitable import AwaitableOpener
 from aio_client._transport.lease import ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from scankv.model.errors import ConnectionFailed, ScanKvError, UsageError
+from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
 ConflictMode: TypeAlias = Literal["last_wins", "abort"]
 """What a commit does if other writers have changed the transaction's keys since it first wrote to their table."""
+
+LockMode: TypeAlias = Literal["keys"]
+"""What a transaction locks: the keys that it reads with `get_for_update` and that it writes."""
+
+_LOCK_SECONDS: Final = 10.0
 
 # An abort that the server does not answer must not delay the end of the block: the transaction expires by itself.
 _ABORT_SECONDS: Final = 5.0
@@ -49,10 +55,15 @@ class Transaction(TransactionPart):
     """
 
     def __init__(
-        self, transport: Transport, id_: str, token: str, committed: transaction_pb2.CommitTransactionResponse | None
+        self,
+        transport: Transport,
+        id_: str,
+        token: str,
+        committed: transaction_pb2.CommitTransactionResponse | None,
+        lock_timeout: float | None = None,
     ) -> None:
         """Called by `TransactionOpener`."""
-        super().__init__(transport, token, _MAIN)
+        super().__init__(transport, token, _MAIN, lock_timeout)
         self._id = id_
         self._result = None if committed is None else CommitResult.of(committed)
 
@@ -184,12 +195,21 @@ class TransactionOpener(AwaitableOpener):
         ttl: float | None,
         writer: str | None,
         attempt: str | None,
+        lock: LockMode | None,
+        lock_timeout: float | None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for invalid arguments."""
         if not isinstance(conflict, str) or conflict not in _MODES:
             raise UsageError(f'conflict must be "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
             raise UsageError("attempt needs a transaction with an id: also give id", option="attempt")
+        if lock not in (None, "keys"):
+            raise UsageError(f'lock must be "keys" or None, not {lock!r}', option="lock")
+        if lock_timeout is not None and lock is None:
+            raise UsageError(
+                'lock_timeout needs a transaction that locks keys: also give lock="keys"', option="lock_timeout"
+            )
+        self._lock_timeout = None if lock is None else _lock_timeout_of(lock_timeout)
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
             id="" if id_ is None else text_of(id_, "id"),
@@ -197,6 +217,8 @@ class TransactionOpener(AwaitableOpener):
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
             writer="" if writer is None else text_of(writer, "writer"),
             attempt="" if attempt is None else text_of(attempt, "attempt"),
+            lock_keys=self._lock_timeout is not None,
+            lock_wait_millis=round(1000 * (self._lock_timeout or 0)),
         )
         self._transaction: Transaction | None = None
 
@@ -211,7 +233,7 @@ class TransactionOpener(AwaitableOpener):
         calls = self._transport
         answer = await call_again(calls, lambda: calls.services.transactions.BeginTransaction, request)
         committed = answer.committed if answer.HasField("committed") else None
-        return Transaction(self._transport, request.id, answer.token, committed)
+        return Transaction(self._transport, request.id, answer.token, committed, self._lock_timeout)
 
     async def __aenter__(self) -> Transaction:
         if self._transaction is not None:
@@ -253,6 +275,18 @@ async def give_up_transaction(transport: Transport, token: str) -> list[LostWrit
         lambda: transport.services.transactions.GiveUpTransaction, request, repeatable=False
     )
     return [LostWrites.of(each) for each in response.lost]
+
+
+def _lock_timeout_of(seconds: float | None) -> float:
+    """Returns the seconds that a call may wait for locks. Raises UsageError for an invalid number."""
+    if seconds is None:
+        return _LOCK_SECONDS
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_WAIT_MILLIS / 1000:
+        raise UsageError(
+            f"lock_timeout must be a number of seconds from 0 to {MAX_WAIT_MILLIS / 1000:g}, not {seconds!r}",
+            option="lock_timeout",
+        )
+    return float(seconds)
 
 
 def _size(part: TransactionPart | tuple[str, int]) -> transaction_pb2.TransactionPartSize:

@@ -44,6 +44,8 @@ class TransactionInfo:
         committing: Whether it is being committed.
         stuck: Why it is committed and could not be applied everywhere, and what to do; empty otherwise. See
             `Client.give_up_transaction`.
+        locked_keys: How many keys it has locked.
+        waits_for: The tokens of the transactions for whose locks it waits now.
     """
 
     token: str
@@ -57,6 +59,8 @@ class TransactionInfo:
     remaining: float
     committing: bool
     stuck: str
+    locked_keys: int = 0
+    waits_for: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, message: transaction_pb2.OpenTransaction) -> TransactionInfo:
@@ -74,6 +78,8 @@ class TransactionInfo:
             remaining=message.remaining_millis / 1000,
             committing=message.committing,
             stuck=message.stuck,
+            locked_keys=message.locked_keys,
+            waits_for=tuple(message.waits_for),
         )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from aio_client._input.data import rows_of
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.optional import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, join_answers
-from aio_client._transport.repeatable_calls import call_again
+from aio_client._transport.repeatable_calls import call_again, call_again_and_wait
 from aio_client._write.column_locks import lock_ids_of
 from aio_client._write.write_requests import WritePieces, mode_of
 from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
@@ -19,15 +19,19 @@ from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
+    from google.protobuf.message import Message
 
     from aio_client._client.table import Table
     from aio_client._input.data import Data
-    from aio_client._transport.transport import Transport
+    from aio_client._transport.transport import Method, Transport
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
+
+_Request = TypeVar("_Request", bound="Message")
+_Response = TypeVar("_Response")
 
 
 class TransactionPart:
@@ -39,8 +43,9 @@ class TransactionPart:
     Belongs to the event loop of its client. Calls of several tasks are made one after another.
     """
 
-    def __init__(self, transport: Transport, token: str, part: str) -> None:
+    def __init__(self, transport: Transport, token: str, part: str, lock_timeout: float | None = None) -> None:
         """Called by `Client.transaction_part` and `Transaction`."""
+        self._lock_timeout = lock_timeout
         self._token = token
         self._part = part
         self._requests = 0
@@ -196,8 +201,9 @@ class TransactionPart:
     async def get_for_update(
         self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"
     ) -> pa.Table:
-        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then. Takes no locks.
+        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then.
 
+        With `lock="keys"`, locks the keys first, so that only writers that take no locks can change them.
         Returns what is committed, without what this transaction has staged. The rows of one call must fit into 32 MiB
         for every 10,000 keys.
 
@@ -214,6 +220,7 @@ class TransactionPart:
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
             RequestTooLarge: The rows do not fit into an answer.
+            LockTimeout, DeadlockDetected, TooManyLocks: The keys cannot be locked.
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
@@ -277,9 +284,8 @@ class TransactionPart:
             request = transaction_pb2.GetForUpdateRequest(
                 token=self.token, part=self.part, sequence=self.requests, table=table.name, keys=to_ipc(keys)
             )
-            calls = self._transport
             with self._staging():
-                response = await call_again(calls, lambda: calls.services.transactions.GetForUpdate, request)
+                response = await self._call(lambda services: services.transactions.GetForUpdate, request)
         return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
@@ -310,7 +316,13 @@ class TransactionPart:
         self._requests += 1
 
     async def _write(self, request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> write_pb2.WriteResponse:
-        calls = self._transport
         if isinstance(request, write_pb2.DeleteRequest):
-            return await call_again(calls, lambda: calls.services.writes.Delete, request)
-        return await call_again(calls, lambda: calls.services.writes.Upsert, request)
+            return await self._call(lambda services: services.writes.Delete, request)
+        return await self._call(lambda services: services.writes.Upsert, request)
+
+    async def _call(self, method: Callable[[Any], Method[_Request, _Response]], request: _Request) -> _Response:
+        """Makes a call that may lock keys, until it is answered."""
+        calls = self._transport
+        if self._lock_timeout is None:
+            return await call_again(calls, lambda: method(calls.services), request)
+        return await call_again_and_wait(calls, method, request, self._lock_timeout)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.table_statistics import BucketStatistics
-    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._queries.aggregate import Ties
@@ -334,6 +334,8 @@ class Client(BlockingClient):
         ttl: float | None = None,
         writer: str | None = None,
         attempt: str | None = None,
+        lock: LockMode | None = None,
+        lock_timeout: float | None = None,
     ) -> Transaction:
         """Begins a transaction: writes to any tables of the server that become visible together, or never.
 
@@ -361,6 +363,12 @@ class Client(BlockingClient):
             attempt: With an id: every caller, in any process, that begins the id with the same attempt gets the open
                 transaction instead of aborting it; each then stages with `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _
                 -`. Default: each call is an attempt of its own.
+            lock: "keys": the transaction locks each key that it reads with `get_for_update`, before it reads, and each
+                key that it writes, until its end. Other transactions that lock the same keys wait, so none of them has
+                to be repeated; other writers do not wait. A restart of the server ends such a transaction
+                (TransactionLost). Default: no locks.
+            lock_timeout: With `lock`: how many seconds a call waits for keys that others have locked, before it raises
+                LockTimeout: 0 to 60, and at most `ttl`. Default: 10.
 
         Returns:
             The `Transaction`.
@@ -372,7 +380,9 @@ class Client(BlockingClient):
         return Transaction(
             self._runner,
             self._runner.call(
-                lambda: self._aio.transaction(id, conflict=conflict, ttl=ttl, writer=writer, attempt=attempt)
+                lambda: self._aio.transaction(
+                    id, conflict=conflict, ttl=ttl, writer=writer, attempt=attempt, lock=lock, lock_timeout=lock_timeout
+                )
             ),
         )
 
@@ -1857,8 +1867,9 @@ class TransactionPart(Blocking):
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
-        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then. Takes no locks.
+        """Reads the rows with these keys, and makes the commit fail if one of them has changed by then.
 
+        With `lock="keys"`, locks the keys first, so that only writers that take no locks can change them.
         Returns what is committed, without what this transaction has staged. The rows of one call must fit into 32 MiB
         for every 10,000 keys.
 
@@ -1875,6 +1886,7 @@ class TransactionPart(Blocking):
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
             RequestTooLarge: The rows do not fit into an answer.
+            LockTimeout, DeadlockDetected, TooManyLocks: The keys cannot be locked.
         """
         return self._runner.call(lambda: self._aio.get_for_update(unwrap(table), keys, missing=missing))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aio_client._transport.retry import PASSING_ERRORS
+from aio_client._transport.retry import PASSING_ERRORS, with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.v1 import consumer_pb2
 
@@ -28,6 +29,26 @@ async def commit_position(transport: Transport, table: str, consumer_id: str, fe
     request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
     response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
     return LogOffsets.of(response.log_offsets, response.table_incarnation)
+
+
+async def call_again_and_wait(
+    transport: Transport, method: Callable[[Any], Method[_Request, _Response]], request: _Request, wait: float
+) -> _Response:
+    """As `call_again`, for a call that may wait at the server. It delays no other calls of the client.
+
+    Args:
+        transport: The client's connections.
+        method: Returns the call from the services of a connection.
+        request: The request.
+        wait: For how many seconds the server may wait before it answers.
+    """
+
+    async def attempt(deadline: float) -> _Response:
+        timeout = min(wait + transport.config.attempt_timeout, max(0.001, deadline - time.monotonic()))
+        return await transport.call_and_wait(method, request, timeout)
+
+    timeout = wait + transport.config.operation_timeout
+    return await with_retries(attempt, timeout=timeout, retries=lambda error: isinstance(error, PASSING_ERRORS))
 
 
 async def call_again(

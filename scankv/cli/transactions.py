@@ -33,7 +33,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
         show_json([_summary(each) for each in transactions])
     elif transactions:
         show_table(
-            ["token", "id", "tables", "rows", "bytes", "age", "left"],
+            ["token", "id", "tables", "rows", "bytes", "locks", "age", "left"],
             [
                 [
                     each.token,
@@ -41,6 +41,7 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
                     ",".join(each.tables) or "-",
                     each.rows,
                     each.bytes,
+                    each.locked_keys,
                     duration(each.age_seconds),
                     "stuck" if each.stuck else "committing" if each.committing else duration(each.remaining),
                 ]
@@ -48,6 +49,8 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
             ],
         )
         for each in transactions:
+            if each.waits_for:
+                typer.echo(f"{each.id or each.token} waits for locks of {', '.join(each.waits_for)}", err=True)
             if each.stuck:
                 typer.echo(f"{each.id or each.token}: {each.stuck}", err=True)
     else:
@@ -141,4 +144,6 @@ def _summary(transaction: TransactionInfo) -> dict[str, object]:
         "remaining_seconds": round(transaction.remaining, 3),
         "committing": transaction.committing,
         "stuck": transaction.stuck,
+        "locked_keys": transaction.locked_keys,
+        "waits_for": list(transaction.waits_for),
     }

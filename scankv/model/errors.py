@@ -36,6 +36,8 @@
     │   ├── TooManyLocks
     │   ├── TransactionLost
     │   ├── TransactionConflict
+    │   │   ├── LockTimeout
+    │   │   └── DeadlockDetected
     │   ├── TransactionCommitted
     │   ├── TooManyTransactions
     │   ├── UndoConflict
@@ -487,10 +489,11 @@ class LockLost(ServerRefused):
 
 
 class TooManyLocks(ServerRefused):
-    """A table has reached its limit of column locks.
+    """A table has reached its limit of column locks, or the server that of keys locked by transactions.
 
     What to do:
-        Release locks that are no longer needed: `scankv locks` lists them.
+        Release column locks that are no longer needed: `scankv locks` lists them. Commit or abort transactions that
+        have locked many keys: `scankv transactions` lists them. Their limit is `max_locked_keys`.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -519,6 +522,30 @@ class TransactionConflict(ServerRefused):
 
     code = "ABORTED"
     reason = "TRANSACTION_CONFLICT"
+
+
+class LockTimeout(TransactionConflict):
+    """Other transactions have held locks on keys that the transaction needs. The request was not staged.
+
+    What to do:
+        Abort the transaction and begin it again, or give it a longer `lock_timeout`. `scankv transactions` shows which
+        transactions hold locks, and which wait for them.
+    """
+
+    code = "ABORTED"
+    reason = "LOCK_TIMEOUT"
+
+
+class DeadlockDetected(TransactionConflict):
+    """A transaction that has locked a key which this one needs waits for this one itself. The request was not staged.
+
+    What to do:
+        Abort the transaction and begin it again: the other one then continues. Deadlocks do not occur if all
+        transactions lock their keys in the same order.
+    """
+
+    code = "ABORTED"
+    reason = "DEADLOCK_DETECTED"
 
 
 class TransactionCommitted(ServerRefused):

@@ -13,6 +13,12 @@ before it serves.
 
 When two transactions, or a transaction and a plain write, write the same keys, the later commit wins, unless the
 transaction was begun with CONFLICT_MODE_ABORT or has read the keys with GetForUpdate.
+
+A transaction with `lock_keys` locks each key when it reads it with GetForUpdate or stages a write of it, before it
+reads, until it is committed, aborted or lost. Other transactions with `lock_keys` that need the key wait. Writes
+outside of transactions, and transactions without `lock_keys`, do not. Calls that lock add these errors: ABORTED
+LOCK_TIMEOUT, DEADLOCK_DETECTED; RESOURCE_EXHAUSTED TOO_MANY_LOCKS. Locks are in memory: if the server is restarted,
+open transactions with `lock_keys` are lost.
 """
 
 from collections import abc as _abc
@@ -64,6 +70,8 @@ class BeginTransactionRequest(_message.Message):
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
+    LOCK_KEYS_FIELD_NUMBER: _builtins.int
+    LOCK_WAIT_MILLIS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Identifies the transaction across crashes of its writer: 1 to 128 characters. Empty: no id, and the commit is
     remembered for an hour.
@@ -75,6 +83,10 @@ class BeginTransactionRequest(_message.Message):
     """Makes repeating this call safe: 1 to 64 of `A-Z a-z 0-9 _ -`."""
     writer: _builtins.str
     """The writer that the changes of the transaction belong to, for Undo: 1 to 128 of `A-Z a-z 0-9 . _ : -`. Empty: none."""
+    lock_keys: _builtins.bool
+    """Whether the transaction locks the keys that it reads with GetForUpdate and that it writes."""
+    lock_wait_millis: _builtins.int
+    """With `lock_keys`: how long one call may wait for keys, up to 60,000. 0: it does not wait."""
     def __init__(
         self,
         *,
@@ -83,10 +95,12 @@ class BeginTransactionRequest(_message.Message):
         ttl_millis: _builtins.int = ...,
         attempt: _builtins.str = ...,
         writer: _builtins.str = ...,
+        lock_keys: _builtins.bool = ...,
+        lock_wait_millis: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conflict_mode", b"conflict_mode", "id", b"id", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conflict_mode", b"conflict_mode", "id", b"id", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +616,8 @@ class OpenTransaction(_message.Message):
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     COMMITTING_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
+    LOCKED_KEYS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     id: _builtins.str
     conflict_mode: Global___ConflictMode.ValueType
@@ -618,10 +634,14 @@ class OpenTransaction(_message.Message):
     """Whether the transaction is being committed."""
     stuck: _builtins.str
     """Why the committed transaction could not be applied everywhere, and what to do. Empty: the transaction is not stuck."""
+    locked_keys: _builtins.int
+    """How many keys it has locked, and the tokens of the transactions for whose locks it waits now."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ascending."""
 
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -636,10 +656,12 @@ class OpenTransaction(_message.Message):
         remaining_millis: _builtins.int = ...,
         committing: _builtins.bool = ...,
         stuck: _builtins.str = ...,
+        locked_keys: _builtins.int = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bytes", b"bytes", "committing", b"committing", "conflict_mode", b"conflict_mode", "id", b"id", "remaining_millis", b"remaining_millis", "rows", b"rows", "stuck", b"stuck", "tables", b"tables", "token", b"token", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bytes", b"bytes", "committing", b"committing", "conflict_mode", b"conflict_mode", "id", b"id", "locked_keys", b"locked_keys", "remaining_millis", b"remaining_millis", "rows", b"rows", "stuck", b"stuck", "tables", b"tables", "token", b"token", "ttl_millis", b"ttl_millis", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,7 +91,7 @@ class TransactionServiceServicer:
 
     def GetForUpdate(self, request, context):
         """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
-        one of them changes before it. Locks nothing.
+        one of them changes before it. Locks nothing, unless the transaction locks keys.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

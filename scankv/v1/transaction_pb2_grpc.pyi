@@ -13,6 +13,12 @@ before it serves.
 
 When two transactions, or a transaction and a plain write, write the same keys, the later commit wins, unless the
 transaction was begun with CONFLICT_MODE_ABORT or has read the keys with GetForUpdate.
+
+A transaction with `lock_keys` locks each key when it reads it with GetForUpdate or stages a write of it, before it
+reads, until it is committed, aborted or lost. Other transactions with `lock_keys` that need the key wait. Writes
+outside of transactions, and transactions without `lock_keys`, do not. Calls that lock add these errors: ABORTED
+LOCK_TIMEOUT, DEADLOCK_DETECTED; RESOURCE_EXHAUSTED TOO_MANY_LOCKS. Locks are in memory: if the server is restarted,
+open transactions with `lock_keys` are lost.
 """
 
 from collections import abc as _abc
@@ -51,7 +57,7 @@ class TransactionServiceStub:
     """
     GetForUpdate: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
-    one of them changes before it. Locks nothing.
+    one of them changes before it. Locks nothing, unless the transaction locks keys.
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
     """
     LookupStaged: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]
@@ -106,7 +112,7 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """
     GetForUpdate: _aio.UnaryUnaryMultiCallable[_transaction_pb2.GetForUpdateRequest, _transaction_pb2.GetForUpdateResponse]  # type: ignore[assignment]
     """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
-    one of them changes before it. Locks nothing.
+    one of them changes before it. Locks nothing, unless the transaction locks keys.
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
     """
     LookupStaged: _aio.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]  # type: ignore[assignment]
@@ -170,7 +176,7 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.GetForUpdateResponse, _abc.Awaitable[_transaction_pb2.GetForUpdateResponse]]:
         """Reads rows by key as of now, without what the transaction has staged. The commit fails with TRANSACTION_CONFLICT if
-        one of them changes before it. Locks nothing.
+        one of them changes before it. Locks nothing, unless the transaction locks keys.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
         """
 

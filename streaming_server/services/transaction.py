@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.engine.transactions.key_locks import KeyLocks
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
 
 _MODES: Final = transaction_pb2.ConflictMode
@@ -50,6 +51,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                     finds_conflicts=request.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT,
                     ttl=request.ttl_millis / 1000 if request.ttl_millis else self._transactions.default_ttl,
                     writer=request.writer,
+                    lock_wait=request.lock_wait_millis / 1000 if request.lock_keys else None,
                 )
             )
         response = transaction_pb2.BeginTransactionResponse()
@@ -136,7 +138,11 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             stuck, now = self._transactions.stuck, self._tables.clock.service_micros()
             tokens = {decision.token for decision, _ in stuck}
             transactions = [_stuck(decision, error, now) for decision, error in stuck]
-            transactions += [_open(each) for each in self._transactions.open if each.token not in tokens]
+            transactions += [
+                _open(each, self._transactions.key_locks)
+                for each in self._transactions.open
+                if each.token not in tokens
+            ]
         return transaction_pb2.ListTransactionsResponse(transactions=transactions)
 
     async def GiveUpTransaction(
@@ -176,7 +182,7 @@ def _stuck(decision: Decision, error: ScanKvError, now_micros: int) -> transacti
     )
 
 
-def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
+def _open(transaction: OpenTransaction, key_locks: KeyLocks) -> transaction_pb2.OpenTransaction:
     options, now = transaction.options, transaction.clock.monotonic()
     names = {name for part in transaction.parts.values() for name in part.tables}
     return transaction_pb2.OpenTransaction(
@@ -192,4 +198,6 @@ def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
         ttl_millis=round(options.ttl * 1000),
         remaining_millis=max(0, round((transaction.expires - now) * 1000)),
         committing=transaction.commit is not None,
+        locked_keys=key_locks.count(transaction.token),
+        waits_for=sorted(key_locks.blockers(transaction.token)),
     )

@@ -51,6 +51,9 @@ class WriteKind:
 MERGE: Final = WriteKind()
 """All columns, merged by the table's engine."""
 
+OVERWRITE: Final = WriteKind(overwrite=True)
+"""All columns, which replace the current ones."""
+
 
 def request_schema(definition: TableDefinition, schema_id: int, kind: WriteKind) -> pa.Schema:
     """Returns the columns that the rows of a request must have, without the change type.

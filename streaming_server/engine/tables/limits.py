@@ -32,6 +32,7 @@ def transaction_limits(config: ServerConfig) -> TransactionLimits:
         bytes=config.max_transaction_bytes,
         ttl_seconds=config.transaction_ttl_seconds,
         remembered_seconds=config.committed_transaction_seconds,
+        locked_keys=config.max_locked_keys,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import InvalidRequest, TransactionCommitted, TransactionLost
-from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.limits import MAX_LEASE_SECONDS, MAX_WAIT_MILLIS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
 from streaming_server.engine.snapshots.leases import check_lease_id
 from streaming_server.storage.transactions.staging import PartFile, TableFootprint, older_offsets
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.transactions.decisions import CommittedTransaction
     from streaming_server.storage.transactions.staging import StagingDirectory
+
+_log: Final = logging.getLogger(__name__)
 
 MAX_ID: Final = 128
 """The most characters in the id of a transaction or of a part."""
@@ -33,6 +36,7 @@ class TransactionOptions:
         finds_conflicts: Whether the commit fails if another writer has changed a key that the transaction writes.
         ttl: After how many seconds without a call the transaction expires.
         writer: The id of the writer to whom the changelog attributes its changes. Empty: none.
+        lock_wait: How many seconds a call may wait for keys that it locks. None: calls lock nothing.
     """
 
     id: str
@@ -40,6 +44,7 @@ class TransactionOptions:
     finds_conflicts: bool
     ttl: float
     writer: str = ""
+    lock_wait: float | None = None
 
     def check(self) -> None:
         """Raises InvalidRequest unless the options are allowed."""
@@ -52,6 +57,11 @@ class TransactionOptions:
             raise InvalidRequest(
                 f"a transaction's time to live must be between {MIN_LEASE_SECONDS:g} and {MAX_LEASE_SECONDS:g} s, not "
                 f"{self.ttl:g} s"
+            )
+        if self.lock_wait is not None and self.lock_wait > min(self.ttl, MAX_WAIT_MILLIS / 1000):
+            raise InvalidRequest(
+                f"a transaction may wait for locks for at most {MAX_WAIT_MILLIS / 1000:g} s, and not longer than its "
+                f"time to live of {self.ttl:g} s; asked for were {self.lock_wait:g} s"
             )
 
 
@@ -173,7 +183,7 @@ class OpenTransaction:
 
     def content(self) -> dict[str, Any]:
         """Returns the metadata that its directory stores."""
-        return {
+        content = {
             "id": self.options.id,
             "attempt": self.options.attempt,
             "finds_conflicts": self.options.finds_conflicts,
@@ -181,16 +191,24 @@ class OpenTransaction:
             "writer": self.options.writer,
             "since": self.since,
         }
+        # A server that cannot lock keys finds an unknown option, and gives the transaction up.
+        return content if self.options.lock_wait is None else content | {"lock_wait": self.options.lock_wait}
 
     @classmethod
     def load(cls, directory: StagingDirectory, clock: ServerClock) -> OpenTransaction | None:
-        """Loads the transaction of a directory, and restarts its time to live; None if no metadata is left. Blocks.
+        """Loads the transaction of a directory, and restarts its time to live. Blocks.
+
+        Returns:
+            The transaction, or None if it cannot continue: no metadata is left, or its locks were lost.
 
         Raises:
             DataLoss: The metadata cannot be read.
         """
         content = directory.read_metadata()
         if content is None:
+            return None
+        if content.get("lock_wait") is not None:
+            _log.info("the transaction %s ends, because its locks on keys were lost", directory.path.name)
             return None
         since = content.pop("since")
         return cls(

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
+from streaming_server.current_call import count_waiting
+from streaming_server.engine.merging.preparing import OVERWRITE
 from streaming_server.engine.transactions.delete_all import DeleteAll
 from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
 from streaming_server.engine.transactions.staged_lookup import with_staged
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.detached_tasks import DetachedTasks
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.transactions.key_locks import KeyLocks
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
 
 
@@ -45,6 +49,7 @@ class RequestStaging:
         renew: Returns the open transaction of a token with its time to live renewed, or raises TransactionLost or
             TransactionCommitted.
         tasks: Runs deletions of all rows, which continue when their caller is cancelled.
+        key_locks: The locks on keys.
     """
 
     def __init__(
@@ -53,11 +58,13 @@ class RequestStaging:
         max_bytes: int,
         renew: Callable[[str], OpenTransaction],
         tasks: DetachedTasks,
+        key_locks: KeyLocks,
     ) -> None:
         self._executor = executor
         self._max_bytes = max_bytes
         self._renew = renew
         self._tasks = tasks
+        self._key_locks = key_locks
 
     async def stage(
         self,
@@ -85,6 +92,7 @@ class RequestStaging:
             TransactionLost, TransactionCommitted: The transaction is no longer open.
             RequestTooLarge: The request, or the transaction with it, exceeds its limit.
             DiskFull: An upsert, while less than the reserve of disk space is free.
+            LockTimeout, DeadlockDetected, TooManyLocks: Other transactions have locked the keys.
             ScanKvError: The table refuses the write.
         """
         transaction = self._renew(request_id.token)
@@ -92,6 +100,7 @@ class RequestStaging:
             table.state.reserve.check(len(data))
         definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
+        await self._lock_keys(transaction, table, parts)
         with table.writes.locks.admit(kind.columns or None, column_locks):
             pass
         request = StagedRequest(
@@ -129,6 +138,11 @@ class RequestStaging:
             TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
         """
         transaction = self._renew(request_id.token)
+        if transaction.options.lock_wait is not None:
+            raise InvalidRequest(
+                "a transaction that locks keys cannot delete all rows of a table: begin it without locks, or delete "
+                "the rows by their keys"
+            )
         key = (request_id.part, request_id.sequence)
         task = transaction.deleting.get(key)
         if task is None:
@@ -194,14 +208,18 @@ class RequestStaging:
     async def get_for_update(
         self, request_id: StagedRequestId, table: LiveTable, keys: bytes
     ) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `TableReads.lookup`, and makes the commit depend on them.
+        """Looks keys up as `TableReads.lookup`, and makes the commit depend on them. May lock them first.
 
         Raises:
+            LockTimeout, DeadlockDetected, TooManyLocks: As for `stage`.
             TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
             ScanKvError: As for the lookup.
         """
         transaction = self._renew(request_id.token)
         _check_has_changes(table)
+        if transaction.options.lock_wait is not None:
+            _, parts = await self._executor.run(request_check(table, READ, keys, 0, OVERWRITE))
+            await self._lock_keys(transaction, table, parts)
         rows, found, offsets = await table.reads.lookup(keys, None)
         request = StagedRequest(
             part=request_id.part,
@@ -241,6 +259,15 @@ class RequestStaging:
             files = [(part.path, part.requests) for part in parts]
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
+
+    async def _lock_keys(self, transaction: OpenTransaction, table: LiveTable, parts: Sequence[BucketRows]) -> None:
+        """Locks the keys of a request, if the transaction locks keys."""
+        wait, incarnation = transaction.options.lock_wait, table.definition.incarnation
+        if wait is not None:
+            keys = [(incarnation, key) for part in parts for key in part.key_array.to_pylist()]
+            with count_waiting():
+                await self._key_locks.acquire(transaction.token, table.definition.name, keys, wait)
+            transaction.renew()
 
     async def _append(
         self,

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from streaming_server.engine.merging.preparing import WriteKind
+from streaming_server.engine.merging.preparing import OVERWRITE, WriteKind
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
 from streaming_server.storage.transactions.staging import READ, UPSERT, read_staged_requests
 
@@ -42,7 +42,10 @@ def request_check(
         InvalidRequest: The table has no such schema.
     """
     writes = table.writes
-    return writes.check_upsert(data, schema_id, kind) if action == UPSERT else writes.check_delete(data, kind)
+    if action == UPSERT:
+        return writes.check_upsert(data, schema_id, kind)
+    # Keys that are read count for tables, too, that ignore or refuse deletes.
+    return writes.check_delete(data, OVERWRITE if action == READ else kind)
 
 
 @asynccontextmanager

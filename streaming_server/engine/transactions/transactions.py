@@ -22,6 +22,7 @@ from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.engine.transactions.commit import CommitCoordinator
 from streaming_server.engine.transactions.committed_transactions import CommittedTransactions
+from streaming_server.engine.transactions.key_locks import KeyLocks
 from streaming_server.engine.transactions.open_transaction import (
     OpenTransaction,
     TransactionOptions,
@@ -66,12 +67,14 @@ class TransactionLimits:
         bytes: How many bytes each transaction may stage.
         ttl_seconds: The default time to live of a transaction without calls.
         remembered_seconds: How long the server remembers the commit of a transaction with an id.
+        locked_keys: How many keys all transactions together may lock.
     """
 
     open: int
     bytes: int
     ttl_seconds: float
     remembered_seconds: float
+    locked_keys: int
 
 
 class Transactions:
@@ -88,6 +91,7 @@ class Transactions:
 
     Attributes:
         uses: Keeps tables from being altered while a commit uses them.
+        key_locks: The keys that open transactions have locked.
         staging: Stages requests in open transactions.
 
     If the transaction log cannot be read, every method raises the reason, but the tables are still served.
@@ -120,7 +124,8 @@ class Transactions:
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks = DetachedTasks()
-        self.staging = RequestStaging(executor, limits.bytes, self._renew, self._tasks)
+        self.key_locks = KeyLocks(limits.locked_keys)
+        self.staging = RequestStaging(executor, limits.bytes, self._renew, self._tasks, self.key_locks)
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
         self._retrying = Background(partial(repeat, RETRY_SECONDS, self._retry))
 
@@ -465,6 +470,7 @@ class Transactions:
     def _forget(self, transaction: OpenTransaction) -> None:
         transaction.has_ended = True
         del self._open[transaction.token]
+        self.key_locks.release(transaction.token, transaction_lost(transaction.token))
         for name in transaction.retention_holds:
             # A dropped table has no changes to release.
             with suppress(ScanKvError):

@@ -69,6 +69,30 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
         assert tx.result.log_offsets[each.name].items() <= offsets.items()
 
 
+@pytest.mark.parametrize("deletes", ["allow", "ignore", "disable"])
+@pytest.mark.parametrize("aggregates", [False, True])
+async def test_rows_read_for_update_must_not_change_in_tables_of_any_kind(
+    client: Client, name: str, deletes: str, *, aggregates: bool
+) -> None:
+    merging: dict[str, Any] = {"merge_engine": "aggregate", "aggregates": {"a": agg.max()}} if aggregates else {}
+    table = await client.create_table(
+        name, SCHEMA.remove(2), primary_key=["k"], buckets=3, delete_behavior=deletes, **merging
+    )
+    await table.upsert([{"k": 1, "a": 1}])
+    async with client.transaction() as unchanged:
+        assert (await unchanged.get_for_update(table, [1, 2])).num_rows == 1
+        await unchanged.upsert(table, [{"k": 1, "a": 2}])
+    for key in (1, 3):
+        tx = await client.transaction()
+        await tx.get_for_update(table, [key])
+        await table.upsert([{"k": key, "a": 10 + key}])
+        await tx.upsert(table, [{"k": key, "a": 100}])
+        with pytest.raises(TransactionConflict, match="1 keys that the transaction depends on"):
+            await tx.commit()
+        await tx.abort()
+    assert sorted(await table.scan().to_pylist(), key=lambda row: row["k"]) == [{"k": 1, "a": 11}, {"k": 3, "a": 13}]
+
+
 async def test_an_error_in_the_block_aborts_and_leaves_nothing(client: Client, table: Table) -> None:
     begun: list[Transaction] = []
 
