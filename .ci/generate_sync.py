@@ -82,6 +82,7 @@ REWORDED = {
     "connect": [
         ("in `async with` or by `await`", "to be used as it is or in `with`"),
         ("An object for `async with` or `await`, which opens a `Client`.", "The `Client`."),
+        ("It runs in a thread unless it is a coroutine function.", "It runs in another thread."),
     ],
     "Client.transaction": [
         ("An object for `async with` or `await`, which begins a `Transaction` each time.", "The `Transaction`."),

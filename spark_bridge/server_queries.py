@@ -13,7 +13,7 @@ from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +27,7 @@ def count(
     where: str | None = None,
     *,
     profile: str | None = None,
-    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
 ) -> int:
     """Returns the exact number of rows of the table as of now. See `scankv.Table.count`.
@@ -65,7 +65,7 @@ def top_n(
     columns: Sequence[str] | None = None,
     descending: bool = True,
     profile: str | None = None,
-    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
 ) -> DataFrame:
     """Returns the first `n` rows in the order of a column, as of now. See `scankv.Table.top_n`.
@@ -106,7 +106,7 @@ def aggregate(
     *,
     group_by: Sequence[str] = (),
     profile: str | None = None,
-    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
 ) -> DataFrame:
     """Returns aggregates over all rows, or over groups of rows, as of now. See `scankv.Table.aggregate`.
@@ -140,7 +140,7 @@ def tables(
     url: str | None,
     *,
     profile: str | None = None,
-    token: str | os.PathLike[str] | TokenFile | TokenEnv | None = None,
+    token: str | os.PathLike[str] | TokenFile | TokenEnv | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
 ) -> DataFrame:
     """Returns the tables of a server, sorted by name.

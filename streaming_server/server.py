@@ -160,6 +160,9 @@ class Server:
         """
         raise_file_limit()
         _check_memory(self.config)
+        # First, so that a server that cannot use these files leaves the data directory as it is.
+        authenticator = self._make_authenticator()
+        credentials = server_credentials(self.config) if self.config.tls_certificate else None
         self._tables = Tables(self.config, clocks=self._clocks)
         self._unread = UnreadAnswers(
             self.config.max_unread_answer_bytes, self.config.stall_timeout_seconds, close_connection
@@ -200,7 +203,6 @@ class Server:
         try:
             if self.config.audit_log:
                 self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
-            authenticator = self._make_authenticator()
             self._access = self._make_access(authenticator)
             watch: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(repeat, CHECK_SECONDS, pressure.check)]
             if self._access is not None:
@@ -209,7 +211,7 @@ class Server:
                 watch.append(authenticator.run)
             self._watching = Background(*watch)
             self._add_services()
-            port = self._listen()
+            port = self._listen(credentials)
             await self._listen_for_monitoring()
             await self._tables.recover()
             self._tables.start()
@@ -346,13 +348,13 @@ class Server:
         servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in its stub
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
-    def _listen(self) -> int:
+    def _listen(self, credentials: grpc.ServerCredentials | None) -> int:
         address = address_of(self.config.host, self.config.port)
         try:
-            if self.config.tls_certificate:
-                port = self._server.add_secure_port(address, server_credentials(self.config))
-            else:
+            if credentials is None:
                 port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise PortTaken(
                 f"cannot listen on {address}: it is in use; give another --port", address=address

@@ -79,6 +79,7 @@ async def check_table(
     request = admin_pb2.CheckTableRequest(table=name)
     tracer = transport.tracer
     with nullcontext() if tracer is None else trace_call(tracer, transport.address, request, streams=True):
+        await transport.prepare_token()
         call = transport.open_check(request)
         checks = []
         while (message := await call.read(None)) is not None:

@@ -15,7 +15,7 @@ from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
 
 
@@ -51,7 +51,7 @@ class ClientOpener(AwaitableOpener):
 def connect(
     url: str | None = None,
     *,
-    token: str | os.PathLike[str] | TokenSource | None = None,
+    token: str | os.PathLike[str] | TokenSource | Callable[[], str | Awaitable[str]] | None = None,
     tls: bool | Tls | None = None,
     profile: str | None = None,
     operation_timeout: float = 60.0,
@@ -76,8 +76,9 @@ def connect(
         url: The server as `host:port`, `scankv://host:port` (never with TLS) or `scankvs://host:port` (always with
             TLS), an IPv6 host in brackets. Default: as above, then `localhost:7070`.
         token: The token that authenticates the client. A `pathlib.Path` or `TokenFile` names a file that is read again
-            when it changes, a `TokenEnv` names an environment variable. A token is not sent without TLS beyond this
-            machine.
+            when it changes, a `TokenEnv` names an environment variable. A function that returns a token is called for
+            the first call, before a JSON web token expires, and when the server refuses a token. It runs in a thread
+            unless it is a coroutine function. A token is not sent without TLS beyond this machine.
         tls: Whether to use TLS, or a `Tls` with certificates. True: trust the authorities that this machine trusts.
         profile: A profile in `~/.config/scankv/config.toml`.
         operation_timeout: Seconds for one operation with all its attempts; for a scan, the time without progress.

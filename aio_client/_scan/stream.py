@@ -344,6 +344,7 @@ class ScanStream:
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
         request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis)
+        await self._transport.prepare_token()
         call = self._transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
         self._call = call
         before = progress.header

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client._transport.tls import Tls
-from aio_client._transport.tokens import TokenEnv, TokenFile, TokenSource, check_token
+from aio_client._transport.tokens import StoredToken, TokenEnv, TokenFile, TokenSource, check_token
 from scankv.model.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ServerAccess:
     tls: Tls | bool | None = None
 
 
-class ProfileToken(TokenSource):
+class ProfileToken(StoredToken):
     """The token in a profile. A pickle has the name of the profile and no token."""
 
     __slots__ = ("name",)
@@ -49,7 +49,7 @@ class ProfileToken(TokenSource):
         self._set(name=name)
 
     def read(self) -> str:
-        """See `TokenSource.read`."""
+        """See `StoredToken.read`."""
         path = config_path()
         _check_private(path, self.name)
         token = read_profile_values(self.name).get("token")
@@ -58,7 +58,7 @@ class ProfileToken(TokenSource):
         return check_token(token, f'key "token" of profile "{self.name}"')
 
     def version(self) -> object:
-        """See `TokenSource.version`."""
+        """See `StoredToken.version`."""
         return TokenFile(config_path()).version()
 
     def __repr__(self) -> str:

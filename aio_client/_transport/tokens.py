@@ -5,14 +5,21 @@ A *source* says where the token is. Sources are compared, shown and pickled, so 
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import inspect
+import json
 import os
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from aio_client._input.immutable import Immutable
-from scankv.model.errors import UsageError
+from scankv.model.errors import ScanKvError, Unauthenticated, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 # gRPC refuses metadata of more than 16 KiB, and other headers need some of that.
 _MAX_TOKEN_BYTES: Final = 12 * 1024
@@ -22,6 +29,12 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 class TokenSource(Immutable, ABC):
     """Where a token comes from. Its `repr` and its pickles never contain the token."""
+
+    __slots__ = ()
+
+
+class StoredToken(TokenSource):
+    """A token that can be read at once."""
 
     __slots__ = ()
 
@@ -38,7 +51,7 @@ class TokenSource(Immutable, ABC):
         return None
 
 
-class TokenFile(TokenSource):
+class TokenFile(StoredToken):
     """A file that contains a token, and nothing else but white space around it.
 
     The client reads the file again when it changes, and when the server refuses the token. So a token can be replaced
@@ -66,7 +79,7 @@ class TokenFile(TokenSource):
         self._set(path=os.fspath(path))
 
     def read(self) -> str:
-        """See `TokenSource.read`."""
+        """See `StoredToken.read`."""
         try:
             with open(Path(self.path).expanduser(), "rb") as file:
                 data = file.read(_MAX_TOKEN_BYTES + 1024)
@@ -77,7 +90,7 @@ class TokenFile(TokenSource):
         return check_token(data.decode("latin-1").strip(), f"the token file {self.path}")
 
     def version(self) -> object:
-        """See `TokenSource.version`."""
+        """See `StoredToken.version`."""
         try:
             status = os.stat(Path(self.path).expanduser())
         except OSError:
@@ -91,7 +104,7 @@ class TokenFile(TokenSource):
         return TokenFile, (self.path,)
 
 
-class TokenEnv(TokenSource):
+class TokenEnv(StoredToken):
     """An environment variable that contains a token.
 
     Picklable: a pickle has the name of the variable, and the process that unpickles it reads its own environment.
@@ -123,7 +136,7 @@ class TokenEnv(TokenSource):
         self._set(name=name)
 
     def read(self) -> str:
-        """See `TokenSource.read`."""
+        """See `StoredToken.read`."""
         token = os.environ.get(self.name, "").strip()
         if not token:
             raise UsageError(
@@ -139,7 +152,7 @@ class TokenEnv(TokenSource):
         return TokenEnv, (self.name,)
 
 
-class TokenText(TokenSource):
+class TokenText(StoredToken):
     """A token that the caller has given as text. Cannot be pickled, because a pickle would contain it."""
 
     __slots__ = ("_token",)
@@ -151,7 +164,7 @@ class TokenText(TokenSource):
         self._set(_token=check_token(token, "token"))
 
     def read(self) -> str:
-        """See `TokenSource.read`."""
+        """See `StoredToken.read`."""
         return self._token
 
     def __repr__(self) -> str:
@@ -165,11 +178,66 @@ class TokenText(TokenSource):
         )
 
 
+class TokenFunction(TokenSource):
+    """A function of the caller that returns a token. Cannot be pickled, because other processes could not call it."""
+
+    __slots__ = ("_function",)
+
+    _function: Callable[[], str | Awaitable[str]]
+
+    def __init__(self, function: Callable[[], str | Awaitable[str]]) -> None:
+        """Calls nothing yet."""
+        self._set(_function=function)
+
+    async def call(self, timeout: float) -> str:
+        """Returns a token from the function. One that is not asynchronous runs in a thread, because it may block.
+
+        Args:
+            timeout: The seconds that the function has.
+
+        Raises:
+            Unauthenticated: The function raised an exception, or took too long.
+            UsageError: It returned something else than a token.
+        """
+        called = asyncio.timeout(timeout)
+        try:
+            async with called:
+                returned = self._function() if self._is_async else await asyncio.to_thread(self._function)
+                token = await returned if inspect.isawaitable(returned) else returned
+        except ScanKvError:
+            raise
+        except Exception as error:
+            problem = f"has not returned within {timeout:g} s" if called.expired() else f"raised {type(error).__name__}"
+            raise Unauthenticated(
+                f"the function that was given as token {problem}, so the call was not made: it must return a token"
+            ) from error
+        if not isinstance(token, str):
+            raise UsageError(
+                f"the function that was given as token must return a str, not a {type(token).__name__}", option="token"
+            )
+        return check_token(token, "what the function that was given as token returned")
+
+    @property
+    def _is_async(self) -> bool:
+        function = self._function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    def __repr__(self) -> str:
+        return "<a token of a function>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a function that was given as token is not pickled, because the process that unpickles it could not call "
+            "it: give a TokenFile or a TokenEnv, which is pickled as a path or a name",
+            option="token",
+        )
+
+
 def token_source(token: object) -> TokenSource | None:
     """Returns the source for the argument `token` of `connect`; None for None.
 
     Raises:
-        UsageError: It is neither text nor a path nor a source, or cannot be sent as a token.
+        UsageError: It is none of text, a path, a source and a function, or cannot be sent as a token.
     """
     match token:
         case None | TokenSource():
@@ -178,11 +246,29 @@ def token_source(token: object) -> TokenSource | None:
             return TokenText(token)
         case os.PathLike():
             return TokenFile(token)
+    if callable(token) and not isinstance(token, type):
+        return TokenFunction(token)
     raise UsageError(
-        f"token must be a str, the path of a file as pathlib.Path or TokenFile, or a TokenEnv, not a "
-        f"{type(token).__name__}",
+        f"token must be a str, the path of a file as pathlib.Path or TokenFile, a TokenEnv, or a function that returns "
+        f"a str, not a {type(token).__name__}",
         option="token",
     )
+
+
+def expiry_of(token: str) -> float | None:
+    """Returns when a JSON web token expires, in seconds since 1970 UTC. None: it is another token, or never expires.
+
+    Its signature is not verified. Only the server can decide whether the token is valid.
+    """
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        expires = claims.get("exp")
+        return float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None
+    except (ValueError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 def check_token(token: str, where: str) -> str:

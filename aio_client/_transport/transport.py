@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._transport.anonymous_writers import AnonymousWriters
-from aio_client._transport.authorization import Authorization
+from aio_client._transport.authorization import authorization_of
 from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._transport.call_traces import trace_call
 from aio_client._transport.channel import channel_options
@@ -106,7 +106,7 @@ class Transport:
         Raises:
             UsageError: The token or a certificate cannot be read.
         """
-        self._authorization = Authorization(config.token)
+        self._authorization = authorization_of(config.token, config.attempt_timeout)
         self._credentials = None if config.tls is None else _Credentials(config.tls)
         self._owner = ClientOwner(config.address)
         self.config = config
@@ -226,6 +226,7 @@ class Transport:
         queue = self._long if is_long else self._short
         await queue.enter(deadline)
         try:
+            await self.prepare_token()
             left = max(0.001, deadline - time.monotonic())
             timeout = left if is_long else min(self.config.attempt_timeout, left)
             return await self._answer(
@@ -249,6 +250,7 @@ class Transport:
         services = self._connection_for_stream(self._window)
 
         async def attempt(_: float = 0) -> _Response:
+            await self.prepare_token()
             return await self._answer(
                 lambda metadata: services.stream(
                     method(services)(request, timeout=timeout, metadata=self._traced(metadata))
@@ -275,7 +277,7 @@ class Transport:
             try:
                 response = await _response_of(start(metadata))
             except grpc.aio.AioRpcError as error:
-                if not self.renew_token(error, metadata):
+                if not await self.renew_token(error, metadata):
                     raise
                 response = await _response_of(start(self._authorization.metadata()))
         except grpc.aio.AioRpcError as error:
@@ -286,7 +288,7 @@ class Transport:
         return _check_decoded(response, self.address)
 
     def open_scan(self, request: ScanKvRequest, window: int, trace: Headers = ()) -> ScanCall:
-        """Starts one attempt of a scan. Nothing is awaited before its first `read`.
+        """Starts one attempt of a scan, after `prepare_token`. Nothing is awaited before its first `read`.
 
         Args:
             request: The request.
@@ -303,7 +305,7 @@ class Transport:
         )
 
     def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
-        """Starts the check of a table. Nothing is awaited before its first `read`."""
+        """Starts the check of a table, after `prepare_token`. Nothing is awaited before its first `read`."""
         services = self._connection_for_stream(self._window)
         return StreamCall(
             self,
@@ -342,18 +344,26 @@ class Transport:
         """Returns the metadata with the trace context of the current span."""
         return metadata if self.tracer is None else _join(metadata, self.tracer.headers())
 
+    async def prepare_token(self) -> None:
+        """Gets a token for the next call if it needs a new one.
+
+        Raises:
+            Unauthenticated, UsageError: A function of the caller does not return a token.
+        """
+        await self._authorization.prepare()
+
     def call_metadata(self) -> Metadata:
-        """Returns the metadata for a call that is made now."""
+        """Returns the metadata for a call that is made now, after `prepare_token`."""
         return self._authorization.metadata()
 
-    def renew_token(self, error: grpc.aio.AioRpcError, refused: Metadata) -> bool:
+    async def renew_token(self, error: grpc.aio.AioRpcError, refused: Metadata) -> bool:
         """Returns whether a call should be made again, because the server refused its token and the token has changed.
 
         Args:
             error: The error of the call.
             refused: The metadata of the call.
         """
-        return error.code() is grpc.StatusCode.UNAUTHENTICATED and self._authorization.renew(refused)
+        return error.code() is grpc.StatusCode.UNAUTHENTICATED and await self._authorization.renew(refused)
 
     def error_from(self, error: grpc.aio.AioRpcError, services: _Services, timeout: float) -> ScanKvError:
         """Maps an error of gRPC to ours: by its typed detail, or by its status code if it has none.
@@ -404,12 +414,13 @@ class Transport:
         try:
             async with asyncio.timeout(timeout):
                 while True:
+                    await self.prepare_token()
                     metadata = self._authorization.metadata()
                     try:
                         answer = await services.health.Check(health_pb2.HealthCheckRequest(), metadata=metadata)
                     except grpc.aio.AioRpcError as error:
                         known = _typed_error(error) or self._status_error(error, timeout)
-                        if isinstance(known, _REFUSALS) and not self.renew_token(error, metadata):
+                        if isinstance(known, _REFUSALS) and not await self.renew_token(error, metadata):
                             raise known from error
                         said = error.details() or str(error.code())
                         last = f"it does not answer ({said})" if isinstance(known, Unavailable) else said
@@ -532,6 +543,7 @@ class StreamCall(Generic[_Response]):
         self._call = start(self._metadata)
         # Makes the call again, unless a message has come. None: a message has come, or it was made again.
         self._restart: Callable[[Metadata], grpc.aio.UnaryStreamCall[Any, _Response]] | None = start
+        self._was_accepted = False
         self._message_type = message_type
         self._loop = asyncio.get_running_loop()
 
@@ -569,7 +581,7 @@ class StreamCall(Generic[_Response]):
                 f"the ScanKV server at {address} sent nothing for {readable_seconds(timeout or 0)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
-            if self._transport.renew_token(error, self._metadata):
+            if self._was_accepted and await self._transport.renew_token(error, self._metadata):
                 # The server has ended a stream whose token is no longer valid. Another one may continue.
                 raise Unavailable(
                     f"the ScanKV server at {self._transport.address} has ended the stream, because its token is no "
@@ -588,13 +600,15 @@ class StreamCall(Generic[_Response]):
     async def _read(self) -> Any:  # noqa: ANN401  # a message, or gRPC's marker of the end
         start, self._restart = self._restart, None
         try:
-            return await self._call.read()
+            message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            if start is None or not self._transport.renew_token(error, self._metadata):
+            if start is None or not await self._transport.renew_token(error, self._metadata):
                 raise
-        self._metadata = self._transport.call_metadata()
-        self._call = start(self._metadata)
-        return await self._call.read()
+            self._metadata = self._transport.call_metadata()
+            self._call = start(self._metadata)
+            message = await self._call.read()
+        self._was_accepted = True
+        return message
 
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""

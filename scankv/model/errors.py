@@ -118,8 +118,10 @@ class Unauthenticated(ServerRefused):
     cause for an operator. A stream that is open when its token expires or is revoked ends with this error.
 
     What to do:
-        Connect with a valid token: `connect(url, token=...)`. `scankv tokens list` on the machine of the server shows
-        which tokens are valid, and `scankv tokens create` makes one.
+        Connect with a valid token: `connect(url, token=...)`, `SCANKV_TOKEN_FILE`, or option `token_file` of Spark.
+        `scankv tokens list` on the machine of the server shows which of its own tokens are valid, and `scankv tokens
+        create` makes one. A server may accept JSON web tokens of an identity provider, too; the message says so. If a
+        function that was given as token failed, its exception is the cause of the error.
     """
 
     code = "UNAUTHENTICATED"

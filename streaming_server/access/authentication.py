@@ -23,6 +23,16 @@ class Authenticator:
         self._tokens = tokens
         self._issued = issued
 
+    @property
+    def accepted(self) -> str:
+        """Which tokens are accepted, for errors that every caller may see."""
+        created, issued = "scankv tokens create", "JSON web tokens (JWT) of its identity provider"
+        if self._issued is None:
+            return f"the operator of the server creates tokens with: {created}"
+        if self._tokens is None:
+            return f"the server accepts {issued}"
+        return f"the server accepts tokens that its operator creates with {created}, and {issued}"
+
     async def verify(self, token: str) -> CallerIdentity | str:
         """Returns the caller with a token, or why the token is refused, for the log only."""
         # A JSON web token begins with an encoded brace, so it never begins like this.

@@ -81,7 +81,7 @@ class CallGuard:
         if isinstance(found, CallerIdentity):
             return found
         self._log_refusal(f"refused {method} from {context.peer()}: {found}")
-        raise _unauthenticated()
+        raise self._unauthenticated()
 
     def renew(self, caller: CallerIdentity) -> CallerIdentity:
         """Returns a caller with the rights as of now, after the call has waited.
@@ -93,7 +93,15 @@ class CallGuard:
         if isinstance(found, CallerIdentity):
             return found
         self._log_refusal(f"refused a running call of {caller.principal}: {found}")
-        raise _unauthenticated()
+        raise self._unauthenticated()
+
+    def _unauthenticated(self) -> Unauthenticated:
+        """Returns the error for every token that is not valid, whatever the reason."""
+        assert self._tokens is not None
+        return Unauthenticated(
+            "the call has no valid token: name a file with one in SCANKV_TOKEN_FILE, or in option token_file of Spark, "
+            f"or give it to connect(url, token=...); {self._tokens.accepted}"
+        )
 
     def _log_refusal(self, message: str) -> None:
         """Logs a refused call, unless many were logged within the last minute: refusals must not fill the disk."""
@@ -189,7 +197,7 @@ class CallGuard:
         found = self._tokens.renewed(caller)
         if not isinstance(found, CallerIdentity):
             _log.warning("ending a stream of %s over %s: %s", caller.principal, table, found)
-            return _unauthenticated()
+            return self._unauthenticated()
         if not found.grants.allow(Role.READ, table):
             return PermissionDenied(
                 f'the token no longer grants the role read for table "{table}", so the server ended the stream: ask '
@@ -198,13 +206,6 @@ class CallGuard:
                 table=table,
             )
         return None
-
-
-def _unauthenticated() -> Unauthenticated:
-    return Unauthenticated(
-        "the call has no valid token: name a file with one in SCANKV_TOKEN_FILE, or give it to "
-        "connect(url, token=...); the operator of the server creates tokens with: scankv tokens create"
-    )
 
 
 def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import pkgutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -63,6 +64,17 @@ class TokenIssuer:
     def revoke(self, token: str) -> None:
         """Revokes a token."""
         assert revoke_tokens(self.path, [token.split("_")[1]], now=datetime.now(UTC)) == []
+
+    def regrant(self, token: str, *grants: str) -> None:
+        """Replaces the grants of a token, as an operator does with an editor."""
+        records = [json.loads(line) for line in self.path.read_text().splitlines()]
+        for record in records:
+            if record["id"] == token.split("_")[1]:
+                record["grants"] = grants
+        partial = self.path.with_suffix(".new")
+        partial.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        partial.chmod(0o600)
+        partial.replace(self.path)
 
 
 class TokenCaller:

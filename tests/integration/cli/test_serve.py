@@ -12,6 +12,7 @@ import pytest
 from aio_client import StartFrom, StopAt
 from aio_client.sync import connect
 from streaming_server.addresses import address_of
+from tests.support.certificates import Authority
 from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
 from tests.support.server_process import ServerProcess
@@ -66,6 +67,49 @@ def test_a_directory_of_something_else_is_exit_code_5_and_stays_as_it_is(tmp_pat
     assert said.startswith(f"scankv: error: the directory {tmp_path} is not a ScanKV data directory")
     assert [path.name for path in tmp_path.rglob("*")] == ["trash", "letter.txt"]
     assert (tmp_path / "trash" / "letter.txt").read_text() == "precious"
+
+
+def unusable_access(directory: Path) -> dict[str, tuple[list[str], str]]:
+    """Returns options with a file of tokens, keys or certificates that cannot be used, and what the error says."""
+    certificate, key = (str(each) for each in Authority(directory).issue("server", "localhost"))
+    garbage, missing = directory / "garbage", str(directory / "missing")
+    garbage.write_text("garbage")
+    tls = ["--tls-certificate", certificate, "--tls-key", key]
+    jwt = ["--set=jwt_issuer=https://issuer.example.com", "--set=jwt_audience=x"]
+    return {
+        "missing tokens": (["--tokens", missing], "the token file"),
+        "damaged tokens": (["--tokens", str(garbage)], "the token file"),
+        "missing certificate": (["--tls-certificate", missing, "--tls-key", key], missing),
+        "damaged key": (["--tls-certificate", certificate, "--tls-key", str(garbage)], str(garbage)),
+        "missing authorities": ([*tls, "--tls-client-ca", missing], missing),
+        "missing grants": ([*jwt, f"--set=jwt_grants={missing}"], missing),
+        "damaged grants": ([*jwt, f"--set=jwt_grants={garbage}"], str(garbage)),
+    }
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new directory", "used directory"])
+def test_a_server_that_cannot_use_its_tokens_or_certificates_leaves_the_data_directory_alone(
+    tmp_path: Path, exists: bool
+) -> None:
+    data = tmp_path / "data"
+    if exists:
+        with ServerProcess(data) as server, connect(server.url) as client:
+            client.create_table("game.scores", pa.schema([("player", pa.string())]), primary_key=["player"])
+            assert server.stop() == 0
+
+    def contents() -> dict[str, tuple[int, bytes]]:
+        files = [data, *data.rglob("*")] if data.exists() else []
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in files}
+
+    before = contents()
+    assert bool(before) == exists
+    for what, (options, said) in unusable_access(tmp_path).items():
+        refused = serve("--data", str(data), "--port", "0", *options)
+        assert refused.returncode == 1, what
+        (line,) = refused.stderr.decode().splitlines()
+        assert line.startswith("scankv: error: "), what
+        assert said in line, what
+        assert contents() == before, what
 
 
 def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:

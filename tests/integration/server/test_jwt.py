@@ -136,7 +136,9 @@ def test_every_unusable_token_is_refused_with_the_same_words(server: JwtServer) 
     refused = TokenCaller(server.channel).refusal(LIST)
     assert refused is not None
     messages.add((refused.message, refused.reason))
-    assert len(messages) == 1
+    ((message, _),) = messages
+    assert "creates with scankv tokens create, and JSON web tokens (JWT) of its identity provider" in message
+    assert server.provider.url not in message
     log = server.process.log
     for reason in ("has expired", "not yet valid", "another issuer", "another audience", "signature is wrong"):
         assert reason in log
@@ -197,7 +199,10 @@ def test_a_server_with_an_issuer_needs_no_token_file(tmp_path: Path) -> None:
         with ServerProcess(tmp_path / "data", *arguments) as process, grpc.insecure_channel(process.url) as channel:
             assert TokenCaller(channel, provider.token(groups=["admins"])).code(LIST) == "OK"
             assert TokenCaller(channel, "skv_000000000000_secret").code(LIST) == "UNAUTHENTICATED"
-            assert TokenCaller(channel).code(LIST) == "UNAUTHENTICATED"
+            refused = TokenCaller(channel).refusal(LIST)
+            assert refused is not None
+            assert refused.code == "UNAUTHENTICATED"
+            assert refused.message.endswith("; the server accepts JSON web tokens (JWT) of its identity provider")
         assert provider.requests == []
 
 

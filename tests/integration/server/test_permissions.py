@@ -355,3 +355,41 @@ def test_a_missing_table_is_told_from_a_foreign_one_only_where_the_caller_may_re
         assert refused.reason == "TABLE_NOT_FOUND"
         assert target.table not in refused.message
         assert caller.code(get, name=target.table) == caller.code(get, name="matrix.none") == "PERMISSION_DENIED"
+
+
+def test_patterns_select_tables_whose_names_differ_in_case_or_are_barely_valid(
+    secured: SecuredServer,
+) -> None:
+    database = f"d{uuid.uuid4().hex}"
+    long = f"{database}.{'t' * 128}"
+    names = [f"{database}.t", f"{database.upper()}.t", f"{database}.T", f"{database}.t-", f"{database}.__", long]
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False)]).serialize().to_pybytes()
+    for name in names:
+        secured.root(
+            f"{SERVICES}.TableService/CreateTable", name=name, arrow_schema=schema, primary_key=["k"], buckets=1
+        )
+    expected = {
+        "*": names,
+        f"{database}.*": [name for name in names if name.startswith(f"{database}.")],
+        f"{database.upper()}.*": [names[1]],
+        "*.t": names[:2],
+        "*.T": [names[2]],
+        f"{database}.?": [names[0], names[2]],
+        f"{database}.[!t]": [names[2]],
+        f"{database}.?*": [name for name in names if name.startswith(f"{database}.")],
+        f"{database}.[a-z]-": [names[3]],
+        f"{database}._*": [names[4]],
+        long: [long],
+        f"{long}t": [],
+        f"{database}": [],
+        f"{database}.t\u00e9": [],
+    }
+    for pattern, visible in expected.items():
+        caller = secured.caller(f"read:{pattern}")
+        listed = [table.name for table in caller(f"{SERVICES}.TableService/ListTables").tables]
+        assert {name for name in listed if name in names} == set(visible), pattern
+        for name in names:
+            code = caller.code(f"{SERVICES}.TableService/GetTable", name=name)
+            assert code == ("OK" if name in visible else "PERMISSION_DENIED"), (pattern, name)
+    for name in names:
+        secured.root(f"{SERVICES}.TableService/DropTable", name=name)

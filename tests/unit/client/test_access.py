@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aio_client import ClientConfig, ScanSpec, Tls, TokenEnv, TokenFile, UsageError, connect, sync
-from aio_client._transport.authorization import Authorization
+from aio_client._transport.authorization import StoredAuthorization
 from aio_client._transport.profiles import ProfileToken, profile_names
 from aio_client._transport.tls import read_certificates
+from aio_client._transport.tokens import StoredToken
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def config(*args: Any, **kwargs: Any) -> ClientConfig:
 
 
 def read_token(found: ClientConfig) -> str | None:
+    assert found.token is None or isinstance(found.token, StoredToken)
     return None if found.token is None else found.token.read()
 
 
@@ -312,7 +314,7 @@ class SetSeconds:
 def test_a_changed_token_file_is_noticed_within_a_second(tmp_path: Path) -> None:
     file, clock = tmp_path / "token", SetSeconds()
     file.write_text("first")
-    found = Authorization(TokenFile(file), clock)
+    found = StoredAuthorization(TokenFile(file), clock)
     assert found.metadata() == (("authorization", "Bearer first"),)
     file.write_text("another")
     assert found.metadata() == (("authorization", "Bearer first"),)
@@ -335,7 +337,7 @@ def test_a_token_file_behind_a_link_that_is_replaced_is_noticed(tmp_path: Path) 
         (tmp_path / name / "token").write_text(name)
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "token").symlink_to("..data/token")
-    found = Authorization(TokenFile(tmp_path / "token"), clock)
+    found = StoredAuthorization(TokenFile(tmp_path / "token"), clock)
     assert found.metadata() == (("authorization", "Bearer one"),)
     (tmp_path / "..new").symlink_to("two")
     (tmp_path / "..new").replace(tmp_path / "..data")
@@ -343,21 +345,22 @@ def test_a_token_file_behind_a_link_that_is_replaced_is_noticed(tmp_path: Path) 
     assert found.metadata() == (("authorization", "Bearer two"),)
 
 
-def test_a_refused_token_is_read_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.asyncio
+async def test_a_refused_token_is_read_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     file.write_text("first")
-    found = Authorization(TokenFile(file), SetSeconds())
+    found = StoredAuthorization(TokenFile(file), SetSeconds())
     refused = found.metadata()
-    assert not found.renew(refused)
+    assert not await found.renew(refused)
     file.write_text("other")
-    assert found.renew(refused)
-    assert not found.renew(found.metadata())
-    assert not Authorization(None).renew(None)
+    assert await found.renew(refused)
+    assert not await found.renew(found.metadata())
+    assert not await StoredAuthorization(None).renew(None)
     monkeypatch.setenv("T", "first")
-    variable = Authorization(TokenEnv("T"), SetSeconds())
+    variable = StoredAuthorization(TokenEnv("T"), SetSeconds())
     refused = variable.metadata()
     monkeypatch.setenv("T", "other")
-    assert variable.renew(refused)
+    assert await variable.renew(refused)
 
 
 # ---- TLS settings ----

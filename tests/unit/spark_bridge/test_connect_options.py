@@ -61,7 +61,12 @@ def test_a_wrong_option_is_refused_without_showing_a_token(texts: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "options", [{"token": SECRET}, {"tls": Tls(certificate="/c", key=b"-----BEGIN PRIVATE KEY-----\n")}]
+    "options",
+    [
+        {"token": SECRET},
+        {"token": lambda: SECRET},
+        {"tls": Tls(certificate="/c", key=b"-----BEGIN PRIVATE KEY-----\n")},
+    ],
 )
 def test_a_secret_by_value_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="is not pickled"):
