@@ -19,6 +19,7 @@ from aio_client._transport.repeatable_calls import call_again
 from aio_client._transport.retry import PASSING_ERRORS
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import (
+    InvalidRequest,
     ProtocolViolation,
     SnapshotLost,
     SnapshotNotTaken,
@@ -27,6 +28,7 @@ from scankv.model.errors import (
 from scankv.model.expressions.wire import to_proto
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_SPLITS
+from scankv.model.names import check_snapshot_name
 from scankv.v1 import scan_pb2, snapshot_pb2
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Snapshot(RenewableLease):
 
     `async with` renews the lease, and releases it at the end.
 
-    Made by `table.snapshot()`, `client.snapshots()` and `client.adopt_snapshot()`. Belongs to the event loop of its
+    Made by `table.snapshot()`, `client.snapshots()` and the methods `adopt_snapshot`. Belongs to the event loop of its
     client. Not picklable: send `id`.
     """
 
@@ -82,7 +84,8 @@ class Snapshot(RenewableLease):
         self._update(message, asked_at)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} of {self.table}>"
+        name = f'"{self.name}" ' if self.name else ""
+        return f"<{type(self).__name__} {name}{self.id} of {self.table}>"
 
     @property
     def _label(self) -> str:
@@ -92,6 +95,11 @@ class Snapshot(RenewableLease):
     def id(self) -> str:
         """The id of the lease, which scans, renewals and the release name."""
         return self._message.snapshot_id
+
+    @property
+    def name(self) -> str | None:
+        """The name of the snapshot, unique among the snapshots of its table. None if it was taken without a name."""
+        return self._message.name or None
 
     @property
     def view_id(self) -> str:
@@ -191,13 +199,26 @@ class SnapshotOpener(AwaitableOpener):
     result = Snapshot
 
     def __init__(
-        self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
+        self,
+        transport: Transport,
+        table: str,
+        ttl: float,
+        same_view_as: Pinned | str | None,
+        id_: str | None,
+        name: str | None,
     ) -> None:
         """Called by `Table.snapshot`; takes no snapshot yet.
 
         Raises:
-            UsageError: The time to live is out of range, or `same_view_as` is not a snapshot.
+            UsageError: The time to live is out of range, `same_view_as` is not a snapshot, the name is not allowed, or
+                both an id and a name are given.
         """
+        if name is not None:
+            _check_name(name)
+        if id_ is not None and name is not None:
+            raise UsageError(
+                "give id or name, not both: an id is shared by several readers, a name belongs to one", option="name"
+            )
         if id_ == "":
             raise UsageError("id must not be empty: leave it out for a new snapshot", option="id")
         self._transport = transport
@@ -207,6 +228,7 @@ class SnapshotOpener(AwaitableOpener):
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
             lease_id="" if id_ is None else text_of(id_, "id"),
             shared=id_ is not None,
+            name=name or "",
         )
         self._snapshot: Snapshot | None = None
 
@@ -251,6 +273,19 @@ async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | No
     asked_at = time.monotonic()
     response = await call_again(transport, lambda: transport.services.snapshots.RenewSnapshot, request)
     return Snapshot(transport, response.snapshot, asked_at)
+
+
+async def adopt_named_snapshot(transport: Transport, table: str, name: str, ttl: float | None) -> Snapshot:
+    """Renews the lease of the snapshot of a table that has a name. Raises as `Table.adopt_snapshot`."""
+    _check_name(name)
+    for snapshot in await list_snapshots(transport, table):
+        if snapshot.name == name:
+            return await adopt_snapshot(transport, snapshot.id, ttl)
+    raise SnapshotLost(
+        f'table {table} has no snapshot named "{name}": it was released, has expired, or was never taken; take it with '
+        f"table.snapshot(name={name!r})",
+        table=table,
+    )
 
 
 async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
@@ -316,6 +351,14 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
     return KeyRange(
         message.start if message.HasField("start") else None, message.end if message.HasField("end") else None
     )
+
+
+def _check_name(name: str) -> None:
+    """Raises UsageError unless a snapshot can have this name."""
+    try:
+        check_snapshot_name(name)
+    except InvalidRequest as error:
+        raise UsageError(error.message, option="name") from None
 
 
 def _id_of(snapshot: Pinned | str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aio_client._input.arguments import names_of
 from aio_client._scan.scan import Scan
 from aio_client._scan.shards import ScannedTable
-from aio_client._scan.snapshot import SnapshotOpener
+from aio_client._scan.snapshot import SnapshotOpener, adopt_named_snapshot
 from aio_client._table.handle import TableMethods
 from scankv.model.changes.log_positions import ScanSource, StartFrom
 from scankv.model.errors import UsageError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aio_client._scan.scan_builder import Pinned
+    from aio_client._scan.snapshot import Snapshot
     from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.changes.log_positions import StopAt
     from scankv.model.expressions import Where
@@ -47,7 +48,12 @@ class ScanMethods(TableMethods):
         return Scan(self._handle.transport, spec, ScannedTable(shape.key_schema, shape.description.buckets))
 
     def snapshot(
-        self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None
+        self,
+        ttl: float = 600,
+        *,
+        same_view_as: Pinned | str | None = None,
+        id: str | None = None,
+        name: str | None = None,
     ) -> SnapshotOpener:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
@@ -69,19 +75,46 @@ class ScanMethods(TableMethods):
                 renewed it for its time to live, which later calls never shorten. A server that cannot keep another
                 snapshot ends shared snapshots that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`.
                 Default: a new id.
+            name: A name by which `adopt_snapshot` finds the snapshot, for example after a restart of its job. No two
+                snapshots of a table have the same name at the same time; when a snapshot ends, its name is free again.
+                1 to 128 of `A-Z a-z 0-9 . _ -`. Default: no name.
 
         Returns:
             An object for `async with` or `await`, which takes a `Snapshot` each time.
 
         Raises:
             TableNotFound: The table was dropped.
+            SnapshotExists: The table already has a snapshot with this name.
             SnapshotLost: The snapshot of `same_view_as`, or the one with this `id`, has ended.
             InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
-            UsageError: `ttl` is out of range.
+            UsageError: `ttl` is out of range, `name` has other characters, or both `id` and `name` are given.
         """
-        return SnapshotOpener(self._handle.transport, self._handle.name, ttl, same_view_as, id)
+        return SnapshotOpener(self._handle.transport, self._handle.name, ttl, same_view_as, id, name)
+
+    async def adopt_snapshot(self, name: str, ttl: float | None = None) -> Snapshot:
+        """Returns the snapshot of this table that has a name, and starts its time to live again.
+
+        A job that takes its snapshot by name finds it after a restart:
+
+            try:
+                snapshot = await table.snapshot(name="nightly", ttl=3600)
+            except SnapshotExists:
+                snapshot = await table.adopt_snapshot("nightly")
+
+        `client.adopt_snapshot` does the same for an id.
+
+        Args:
+            name: The name that `snapshot` was given.
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: No snapshot of the table has this name: it was released, has expired, or was never taken.
+            TableNotFound: The table was dropped.
+            UsageError: `ttl` is out of range, or `name` has characters that no name has.
+        """
+        return await adopt_named_snapshot(self._handle.transport, self._handle.name, name, ttl)
 
     def changes(
         self,

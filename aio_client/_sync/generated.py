@@ -621,7 +621,12 @@ class Table(Blocking):
         return Scan._of(self._runner, self._aio.scan(columns, where=where, limit=limit))
 
     def snapshot(
-        self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None
+        self,
+        ttl: float = 600,
+        *,
+        same_view_as: Pinned | str | None = None,
+        id: str | None = None,
+        name: str | None = None,
     ) -> Snapshot:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
@@ -643,21 +648,49 @@ class Table(Blocking):
                 it for its time to live, which later calls never shorten. A server that cannot keep another snapshot
                 ends shared snapshots that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new
                 id.
+            name: A name by which `adopt_snapshot` finds the snapshot, for example after a restart of its job. No two
+                snapshots of a table have the same name at the same time; when a snapshot ends, its name is free again.
+                1 to 128 of `A-Z a-z 0-9 . _ -`. Default: no name.
 
         Returns:
             The `Snapshot`.
 
         Raises:
             TableNotFound: The table was dropped.
+            SnapshotExists: The table already has a snapshot with this name.
             SnapshotLost: The snapshot of `same_view_as`, or the one with this `id`, has ended.
             InvalidRequest: `id` belongs to a snapshot of another table, or has characters that are not allowed.
             TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
             SnapshotNotTaken: Every attempt would have delayed writers for too long.
-            UsageError: `ttl` is out of range.
+            UsageError: `ttl` is out of range, `name` has other characters, or both `id` and `name` are given.
         """
         return Snapshot(
-            self._runner, self._runner.call(lambda: self._aio.snapshot(ttl, same_view_as=same_view_as, id=id))
+            self._runner,
+            self._runner.call(lambda: self._aio.snapshot(ttl, same_view_as=same_view_as, id=id, name=name)),
         )
+
+    def adopt_snapshot(self, name: str, ttl: float | None = None) -> Snapshot:
+        """Returns the snapshot of this table that has a name, and starts its time to live again.
+
+        A job that takes its snapshot by name finds it after a restart:
+
+            try:
+                snapshot = table.snapshot(name="nightly", ttl=3600)
+            except SnapshotExists:
+                snapshot = table.adopt_snapshot("nightly")
+
+        `client.adopt_snapshot` does the same for an id.
+
+        Args:
+            name: The name that `snapshot` was given.
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: No snapshot of the table has this name: it was released, has expired, or was never taken.
+            TableNotFound: The table was dropped.
+            UsageError: `ttl` is out of range, or `name` has characters that no name has.
+        """
+        return Snapshot(self._runner, self._runner.call(lambda: self._aio.adopt_snapshot(name, ttl)))
 
     def changes(
         self,
@@ -1493,7 +1526,7 @@ class Snapshot(BlockingLease):
 
     `with` renews the lease, and releases it at the end.
 
-    Made by `table.snapshot()`, `client.snapshots()` and `client.adopt_snapshot()`. Thread-safe. Not picklable: send
+    Made by `table.snapshot()`, `client.snapshots()` and the methods `adopt_snapshot`. Thread-safe. Not picklable: send
     `id`.
     """
 
@@ -1503,6 +1536,11 @@ class Snapshot(BlockingLease):
     def id(self) -> str:
         """The id of the lease, which scans, renewals and the release name."""
         return self._aio.id
+
+    @property
+    def name(self) -> str | None:
+        """The name of the snapshot, unique among the snapshots of its table. None if it was taken without a name."""
+        return self._aio.name
 
     @property
     def view_id(self) -> str:

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from aio_client import sync
 from scankv.cli.connecting import open_client
+from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Columns, Url, Where, split_names
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
@@ -39,7 +40,7 @@ def export(
         str,
         typer.Argument(
             metavar="TABLE_OR_SNAPSHOT",
-            help="A table, which is pinned during the export, or the id of a snapshot.",
+            help="A table, which is pinned during the export, or the id of a snapshot, or TABLE@NAME.",
             show_default=False,
         ),
     ],
@@ -107,13 +108,17 @@ def _format_for(path: Path, format_: ExportFormat | None) -> Format:
 
 def _find_source(client: sync.Client, source: str) -> tuple[sync.Table, str | None]:
     """Returns the table to export, and the id of the snapshot if the source is one."""
+    if "@" in source:
+        named = find_snapshot(source, client.snapshots())
+        return client.table(named.table), named.id
     if "." in source:
         return client.table(source), None
     for snapshot in client.snapshots():
         if snapshot.id == source:
             return client.table(snapshot.table), source
     raise SnapshotLost(
-        f"{source} is neither a table, as database.table, nor the id of a snapshot; see: scankv snapshot list"
+        f"{source} is neither a table, as database.table, nor the id of a snapshot, nor TABLE@NAME; see: scankv "
+        "snapshot list"
     )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.connecting import open_client
+from scankv.cli.named_snapshots import snapshot_id
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
@@ -36,7 +37,10 @@ def scan(
     columns: Columns = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot: the id that `scankv snapshot create` printed."),
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Read a pinned snapshot: the id that `scankv snapshot create` printed, or TABLE@NAME for a name.",
+        ),
     ] = None,
     where: Where = None,
     limit: Limit = None,
@@ -69,7 +73,7 @@ def scan(
         raise UsageError(f"{chosen} cannot be shown on a terminal: name a file with -o, or pipe it into a program")
     with open_client(url) as client:
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
-        wanted = wanted if at is None else wanted.at(at)
+        wanted = wanted if at is None else wanted.at(snapshot_id(client, at))
         wanted = wanted.ordered() if ordered else wanted
         if explain:
             typer.echo(printable(str(wanted.explain()), lines=True))

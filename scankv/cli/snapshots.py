@@ -8,6 +8,7 @@ import typer
 from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.export import export
+from scankv.cli.named_snapshots import find_snapshot
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
@@ -22,7 +23,10 @@ app: typer.Typer = typer.Typer(
 app.command()(export)
 
 SnapshotIds = Annotated[
-    list[str], typer.Argument(metavar="ID...", help="The ids that `snapshot create` printed.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="ID...", help="The ids that `snapshot create` printed, or TABLE@NAME for names.", show_default=False
+    ),
 ]
 
 
@@ -32,12 +36,16 @@ def create(
     ttl: Annotated[
         str, typer.Option(metavar="TIME", help="The time to live without renewal: 90s, 10m, 2h, 7d.")
     ] = "10m",
+    name: Annotated[
+        str | None,
+        typer.Option(help="A name for the snapshot, unique in its table: 1 to 128 of A-Z a-z 0-9 . _ -"),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Pin a table as of now, and print the snapshot's id."""
     seconds = parse_duration(ttl)
     with open_client(url) as client:
-        typer.echo(client.table(table).snapshot(ttl=seconds).id)
+        typer.echo(client.table(table).snapshot(ttl=seconds, name=name).id)
 
 
 @app.command("list")
@@ -55,7 +63,7 @@ def list_(
         show_json([_summary(snapshot) for snapshot in snapshots])
     elif snapshots:
         show_table(
-            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "view"],
+            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "name", "view"],
             [
                 [
                     snapshot.id,
@@ -64,6 +72,7 @@ def list_(
                     f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S}",
                     duration(snapshot.ttl),
                     duration(snapshot.remaining),
+                    snapshot.name or "",
                     snapshot.view_id,
                 ]
                 for snapshot in snapshots
@@ -76,7 +85,10 @@ def list_(
 @app.command()
 def renew(
     snapshot_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The id that `snapshot create` printed.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ID", help="The id that `snapshot create` printed, or TABLE@NAME for a name.", show_default=False
+        ),
     ],
     ttl: Annotated[
         str | None, typer.Option(metavar="TIME", help="A new time to live: 90s, 10m, 2h, 7d. Default: unchanged.")
@@ -86,7 +98,7 @@ def renew(
     """Restart the time to live of a snapshot."""
     seconds = None if ttl is None else parse_duration(ttl)
     with open_client(url) as client:
-        snapshot = _find(snapshot_id, client.snapshots())
+        snapshot = find_snapshot(snapshot_id, client.snapshots())
         snapshot.renew(seconds)
         typer.echo(f"renewed {snapshot.id} for {duration(snapshot.ttl)}")
 
@@ -102,7 +114,7 @@ def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
         snapshots = client.snapshots()
         for given in snapshot_ids:
             try:
-                _find(given, snapshots).release()
+                find_snapshot(given, snapshots).release()
             except SnapshotLost as error:
                 complain(error.message)
                 failed = True
@@ -124,18 +136,10 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _SECONDS_OF[match[2]]
 
 
-def _find(snapshot_id: str, snapshots: list[sync.Snapshot]) -> sync.Snapshot:
-    for snapshot in snapshots:
-        if snapshot.id == snapshot_id:
-            return snapshot
-    raise SnapshotLost(
-        f"no snapshot has the id {snapshot_id}; it was released or has expired; see: scankv snapshot list"
-    )
-
-
 def _summary(snapshot: sync.Snapshot) -> dict[str, object]:
     return {
         "id": snapshot.id,
+        "name": snapshot.name,
         "view_id": snapshot.view_id,
         "table": snapshot.table,
         "rows": snapshot.rows,

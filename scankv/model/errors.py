@@ -22,6 +22,7 @@
     │   ├── ScanNotFound
     │   ├── ScanCancelled
     │   ├── SnapshotLost
+    │   ├── SnapshotExists
     │   ├── SnapshotNotTaken
     │   ├── TooManySnapshots
     │   ├── ConsumerNotFound
@@ -353,6 +354,19 @@ class SnapshotLost(ServerRefused):
 
     code = "FAILED_PRECONDITION"
     reason = "SNAPSHOT_LOST"
+
+
+class SnapshotExists(ServerRefused):
+    """The table already has a snapshot with this name. No snapshot was taken.
+
+    `details` has the id of the existing one in `snapshot`.
+
+    What to do:
+        Continue with the existing snapshot: `table.adopt_snapshot(name)`. Or release it first, or choose another name.
+    """
+
+    code = "ALREADY_EXISTS"
+    reason = "SNAPSHOT_EXISTS"
 
 
 class SnapshotNotTaken(ServerRefused):

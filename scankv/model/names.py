@@ -11,6 +11,7 @@ from scankv.model.limits import MAX_NAME_LENGTH
 _PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
 _WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
 _CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
+_SNAPSHOT_NAME = _CONSUMER_ID
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,6 +70,15 @@ def check_writer_id(writer_id: object) -> None:
         raise InvalidRequest(
             f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
             'A-Z a-z 0-9 . _ : - and neither "." nor ".."'
+        )
+
+
+def check_snapshot_name(name: object) -> None:
+    """Raises InvalidRequest unless a snapshot can have this name."""
+    if not isinstance(name, str) or not _SNAPSHOT_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{_short(repr(name))} is not the name of a snapshot: it must be 1 to {MAX_NAME_LENGTH} of "
+            "A-Z a-z 0-9 . _ -"
         )
 
 

@@ -61,6 +61,7 @@ class Snapshot(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The id of the lease. Scans, renewals and the release name it."""
     view_id: _builtins.str
@@ -78,6 +79,8 @@ class Snapshot(_message.Message):
     ttl_millis: _builtins.int
     """The time to live of the lease, and how much of it remains."""
     remaining_millis: _builtins.int
+    name: _builtins.str
+    """Its name, unique among the snapshots of the table. Empty: it has none."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket, the offset of the first change that is not in the view. The lease is a retention hold on the
@@ -98,10 +101,11 @@ class Snapshot(_message.Message):
         rows: _builtins.int | None = ...,
         ttl_millis: _builtins.int = ...,
         remaining_millis: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "name", b"name", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
@@ -118,6 +122,7 @@ class PinSnapshotRequest(_message.Message):
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     SAME_VIEW_AS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     lease_id: _builtins.str
@@ -137,6 +142,10 @@ class PinSnapshotRequest(_message.Message):
     - No caller releases it. When the server has no room for another lease, it ends shared leases that were not renewed
       for a minute, the least recently renewed first.
     """
+    name: _builtins.str
+    """1 to 128 of `A-Z a-z 0-9 . _ -`. Until the lease ends, no other snapshot of the table can have this name; then the
+    name is free again. Not for shared leases, whose id already is a name. Empty: no name.
+    """
     def __init__(
         self,
         *,
@@ -145,10 +154,11 @@ class PinSnapshotRequest(_message.Message):
         ttl_millis: _builtins.int = ...,
         same_view_as: _builtins.str = ...,
         shared: _builtins.bool = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "same_view_as", b"same_view_as", "shared", b"shared", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "name", b"name", "same_view_as", b"same_view_as", "shared", b"shared", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,7 +71,8 @@ class SnapshotServiceServicer:
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
         TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
         `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
-        too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+        too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
+        details); DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

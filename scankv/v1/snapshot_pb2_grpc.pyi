@@ -44,7 +44,8 @@ class SnapshotServiceStub:
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
     TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
     `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
-    too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+    too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
+    details); DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
     """Restarts the time to live of the lease.
@@ -74,7 +75,8 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
     TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
     `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
-    too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+    too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
+    details); DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
     """Restarts the time to live of the lease.
@@ -107,7 +109,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
         TOO_MANY_SNAPSHOTS (too many leases, or too many bytes on disk); FAILED_PRECONDITION SNAPSHOT_LOST (the snapshot of
         `same_view_as`, or the shared lease, has ended); ABORTED SNAPSHOT_NOT_TAKEN (the pin would have paused writers for
-        too long), with RetryInfo; DATA_LOSS DATA_LOSS.
+        too long), with RetryInfo; ALREADY_EXISTS SNAPSHOT_EXISTS (the table has a snapshot of this name, whose id is in the
+        details); DATA_LOSS DATA_LOSS.
         """
 
     @_abc_1.abstractmethod

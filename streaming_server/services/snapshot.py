@@ -36,6 +36,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,
                 shared=request.shared,
+                name=request.name,
             )
         return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), write_pause_micros=info.write_pause_micros)
 
@@ -104,4 +105,5 @@ def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:
         rows=total_rows(bucket.rows for bucket in manifest.buckets.values()),
         ttl_millis=round(info.ttl * 1000),
         remaining_millis=round(info.remaining * 1000),
+        name=info.name,
     )

@@ -22,7 +22,8 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class Lease:
     """A claim on a pinned view: it lasts `ttl` seconds, until `expires` on the monotonic clock.
 
-    A `shared` lease belongs to all callers that know its id: its id is never reused.
+    A `shared` lease belongs to all callers that know its id: its id is never reused. A `name` is unique among the
+    leases of a table.
     """
 
     lease_id: str
@@ -30,6 +31,7 @@ class Lease:
     ttl: float
     expires: float
     shared: bool = False
+    name: str = ""
     ended: bool = False
     _listeners: set[Callable[[], None]] = field(default_factory=set)
 
@@ -60,6 +62,7 @@ class SnapshotInfo:
         manifest: The manifest of the view.
         ttl: The lease's time to live, in seconds.
         remaining: How long the lease still lasts, in seconds.
+        name: The name of the snapshot. Empty: it has none.
         write_pause_micros: How long writes to the table paused while the view was taken; 0 when the
             view existed already.
     """
@@ -69,6 +72,7 @@ class SnapshotInfo:
     manifest: ViewManifest
     ttl: float
     remaining: float
+    name: str = ""
     write_pause_micros: int = 0
 
 
@@ -84,6 +88,7 @@ def snapshot_info(lease: Lease, now: float) -> SnapshotInfo:
         manifest=lease.view.manifest,
         ttl=lease.ttl,
         remaining=max(lease.expires - now, 0.0),
+        name=lease.name,
     )
 
 
@@ -102,6 +107,13 @@ def check_lease_table(lease: Lease, table: str) -> None:
         raise InvalidRequest(
             f"the snapshot {lease.lease_id} is of table {lease.view.table}, not of {table}", table=lease.view.table
         )
+
+
+def check_lease_name(lease: Lease, name: str) -> None:
+    """Raises InvalidRequest if a pin that is repeated asks for another name than the lease has. Empty: for any."""
+    if name not in ("", lease.name):
+        has = f'is named "{lease.name}"' if lease.name else "has no name"
+        raise InvalidRequest(f'the snapshot {lease.lease_id} {has}: its name cannot become "{name}"')
 
 
 def check_ttl(ttl: float) -> None:

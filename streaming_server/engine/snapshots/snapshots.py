@@ -10,12 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import InvalidRequest, ServerDraining, TooManySnapshots
+from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
+from scankv.model.names import check_snapshot_name
 from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
+    check_lease_name,
     check_lease_table,
     check_ttl,
     lost_error,
@@ -108,7 +110,7 @@ class Snapshots:
         for view in self._views.load(definition, path):
             for lease_id, stored in view.directory.leases().items():
                 ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
-                self._lease_on(view, lease_id, ttl, shared=stored.shared)
+                self._lease_on(view, lease_id, ttl, shared=stored.shared, name=stored.name)
 
     def start(self) -> None:
         """Starts the task that ends expired leases. Call `close` at the end."""
@@ -140,6 +142,7 @@ class Snapshots:
         ttl: float | None = None,
         same_view_as: str = "",
         shared: bool = False,
+        name: str = "",
     ) -> SnapshotInfo:
         """Takes a lease on a view of a table as of now, durable when this returns.
 
@@ -152,9 +155,12 @@ class Snapshots:
             ttl: The lease's time to live, in seconds. None: the server's default.
             same_view_as: A snapshot of the table, whose view the new lease keeps. Empty: a view as of now.
             shared: Whether several callers use this id, which must all read the same view: see `PinSnapshotRequest`.
+            name: The name of the snapshot, which no other snapshot of the table may have. Empty: none.
 
         Raises:
-            InvalidRequest: The id or the time to live is invalid, or the id belongs to a snapshot of another table.
+            InvalidRequest: The id, the name or the time to live is invalid, or the id belongs to a snapshot of another
+                table or with another name.
+            SnapshotExists: Another snapshot of the table has this name.
             SnapshotLost: No snapshot `same_view_as` exists, or the shared lease of this id has ended.
             SnapshotNotTaken: Writers would have been paused for too long.
             TooManySnapshots: The limit of leases, or of the disk space that they hold, is reached.
@@ -164,26 +170,33 @@ class Snapshots:
         check_lease_id(lease_id)
         ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
         check_ttl(ttl)
+        if name:
+            check_snapshot_name(name)
+        if name and shared:
+            raise InvalidRequest("a shared snapshot cannot have a name: its lease_id already is one")
         table = pinning.table
-        name = table.definition.name
+        table_name = table.definition.name
         async with pinning.exclude_others():
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
-                check_lease_table(there, name)
+                check_lease_table(there, table_name)
+                check_lease_name(there, name)
                 return await self._renew(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
                 await self._end(there)
             # The id of a shared lease names one view forever, because some of its readers may have read that view.
-            if lease_id in self._ended_ids.setdefault(name, EndedLeases(table.path)):
+            if lease_id in self._ended_ids.setdefault(table_name, EndedLeases(table.path)):
                 raise lost_error(lease_id)
+            if name:
+                await self._free_name(table_name, name)
             await self._make_place()
-            with self._place_for(lease_id, name):
+            with self._place_for(lease_id, table_name):
                 if same_view_as:
-                    view, write_pause_micros = self.lease(same_view_as, name).view, 0
+                    view, write_pause_micros = self.lease(same_view_as, table_name).view, 0
                 else:
                     view, write_pause_micros = await self._views.take(pinning)
                 with self._views.use(view):
-                    lease = await self._add_lease(view, lease_id, ttl, shared=shared)
+                    lease = await self._add_lease(view, lease_id, ttl, shared=shared, name=name)
                     return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
@@ -300,6 +313,18 @@ class Snapshots:
             await view.end(ServerDraining("the server is shutting down"))
         await self._work.join()
 
+    async def _free_name(self, table: str, name: str) -> None:
+        """Ends the lease that has a name, if it has expired. Raises SnapshotExists if it has not."""
+        for lease in [each for each in self._leases.values() if each.name == name and each.view.table == table]:
+            if lease.expires > self._clock.monotonic():
+                raise SnapshotExists(
+                    f'table {table} already has a snapshot named "{name}", with the id {lease.lease_id}: continue with '
+                    "it, release it first, or choose another name",
+                    table=table,
+                    snapshot=lease.lease_id,
+                )
+            await self._end(lease)
+
     async def _make_place(self) -> None:
         """Ends the shared lease that was not renewed for the longest time, if the limit of leases is reached."""
         if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
@@ -327,19 +352,19 @@ class Snapshots:
         finally:
             self._pending.discard(lease_id)
 
-    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
+    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool, name: str) -> Lease:
         async with view.lease_files:
             try:
-                await self._executor.run(partial(view.directory.write_lease, shared=shared), lease_id, ttl)
+                await self._executor.run(partial(view.directory.write_lease, shared=shared, name=name), lease_id, ttl)
             except BaseException:
                 self._work.start(self._remove_file(view, lease_id))
                 raise
-            lease = self._lease_on(view, lease_id, ttl, shared=shared)
+            lease = self._lease_on(view, lease_id, ttl, shared=shared, name=name)
             self._views.hold_log(view)
             return lease
 
-    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
-        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
+    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool, name: str) -> Lease:
+        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared, name)
         view.leases.add(lease_id)
         self._reaper.notify(lease.expires)
         return lease
@@ -369,7 +394,7 @@ class Snapshots:
                 if self._leases.get(lease.lease_id) is not lease:
                     raise lost_error(lease.lease_id)
                 try:
-                    write = partial(lease.view.directory.write_lease, shared=lease.shared)
+                    write = partial(lease.view.directory.write_lease, shared=lease.shared, name=lease.name)
                     await self._executor.run(write, lease.lease_id, lease.ttl)
                 except FileNotFoundError:
                     raise lost_error(lease.lease_id) from None

@@ -105,10 +105,12 @@ class LeaseRecord:
     Attributes:
         ttl: The time to live in seconds. None: the file cannot be read.
         shared: Whether the lease is shared, so that its id is never used again.
+        name: The name of the snapshot. Empty: it has none.
     """
 
     ttl: float | None
     shared: bool
+    name: str = ""
 
 
 class ViewDirectory:
@@ -162,9 +164,10 @@ class ViewDirectory:
         """Reads all leases, by id. Raises NewerFormat."""
         return {file.stem: _read_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
-    def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
+    def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False, name: str = "") -> None:
         """Adds a lease, or changes its time to live (in seconds)."""
-        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "shared": shared})
+        values = {"ttl_seconds": ttl, "shared": shared} | ({"name": name} if name else {})
+        write_checked_json(self._leases / f"{lease_id}.json", values)
 
     def remove_lease(self, lease_id: str) -> None:
         """Removes a lease. A missing lease or view is no error."""
@@ -253,7 +256,8 @@ def _files(path: str) -> dict[int, int]:
 def _read_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
-        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True)
+        # Earlier versions wrote no names.
+        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True, str(content.get("name", "")))
     except NewerFormat:
         raise
     except (DataLoss, LookupError, ValueError, TypeError) as error:

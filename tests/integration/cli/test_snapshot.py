@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.command_line import CommandLine
 
 
@@ -94,3 +96,20 @@ def test_a_table_that_is_not_there_has_no_snapshots(scankv: CommandLine, scores:
 def test_wrong_usage_of_snapshots_has_exit_code_2(scankv: CommandLine) -> None:
     for command in (["create"], ["renew"], ["release"], ["no-such-command"], ["list", "--nothing"]):
         scankv("snapshot", *command, code=2)
+
+
+def test_a_named_snapshot_is_found_by_its_name_in_every_command(
+    scankv: CommandLine, scores: str, tmp_path: Path
+) -> None:
+    created = scankv("snapshot", "create", scores, "--name", "nightly").text.strip()
+    scankv("put", scores, "player=ann", "score=99")
+    (found,) = listed(scankv, scores)
+    assert (found["id"], found["name"]) == (created, "nightly")
+    assert " nightly " in scankv("snapshot", "list", scores).text
+    assert f"with the id {created}" in scankv.fails("snapshot", "create", scores, "--name", "nightly")
+    label = f"{scores}@nightly"
+    assert "ann,31" in scankv("scan", scores, "--at", label).text
+    assert "exported 3 rows" in scankv("snapshot", "export", label, str(tmp_path / "rows.parquet")).text
+    assert scankv("snapshot", "renew", label, "--ttl", "2h").text == f"renewed {created} for 2 h\n"
+    assert scankv("snapshot", "release", label).text == f"released {label}\n"
+    assert f"no snapshot of {scores} has the name nightly" in scankv.fails("scan", scores, "--at", label)

@@ -17,6 +17,7 @@ from aio_client import (
     InvalidRequest,
     ScanCancelled,
     ScanNotFound,
+    SnapshotExists,
     SnapshotLost,
     TableNotFound,
     UsageError,
@@ -291,6 +292,41 @@ async def test_a_context_outlives_a_restart_of_the_server(server: ServerProcess)
 
 async def no_view_is_kept(client: Client) -> bool:
     return (await client.server_stats()).snapshot_views == 0
+
+
+@pytest.mark.asyncio
+async def test_a_named_snapshot_is_found_again_after_client_and_server_were_restarted(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await client.create_table("game.scores", SCHEMA, primary_key=["k"], buckets=3)
+        await table.upsert(rows(range(ROWS), "old"))
+        snapshot = await table.snapshot(name="nightly", ttl=3600)
+        assert (snapshot.name, (await table.snapshot()).name) == ("nightly", None)
+        await overwrite(table)
+    server.kill()
+    server.restart()
+    async with connect(server.url) as client:
+        table = await client.table("game.scores")
+        with pytest.raises(SnapshotExists) as caught:
+            await table.snapshot(name="nightly")
+        assert caught.value.details == {"table": "game.scores", "snapshot": snapshot.id}
+        async with await table.adopt_snapshot("nightly") as found:
+            assert (found.id, found.name, found.ttl) == (snapshot.id, "nightly", 3600)
+            assert await content(table.scan().at(found)) == OLD
+        with pytest.raises(SnapshotLost, match='has no snapshot named "nightly"'):
+            await table.adopt_snapshot("nightly")
+        async with table.snapshot(name="nightly") as again:
+            assert (await table.scan().at(again).to_arrow()).num_rows == ROWS
+
+
+@pytest.mark.asyncio
+async def test_names_that_no_snapshot_can_have_are_refused_before_any_call(table: Table) -> None:
+    for name in ("", "a b", "x" * 129):
+        with pytest.raises(UsageError, match="is not the name of a snapshot"):
+            table.snapshot(name=name)
+        with pytest.raises(UsageError, match="is not the name of a snapshot"):
+            await table.adopt_snapshot(name)
+    with pytest.raises(UsageError, match="give id or name, not both"):
+        table.snapshot(id="all", name="nightly")
 
 
 @pytest.mark.asyncio

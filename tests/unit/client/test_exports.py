@@ -63,6 +63,7 @@ NAMES = [
     "ServerRefused",
     "ServerStats",
     "Snapshot",
+    "SnapshotExists",
     "SnapshotLost",
     "SnapshotNotTaken",
     "StartFrom",

@@ -18,6 +18,7 @@ from scankv.model.errors import (
     InvalidRequest,
     ScanKvError,
     ServerDraining,
+    SnapshotExists,
     SnapshotLost,
     TableNotFound,
     TooManySnapshots,
@@ -208,6 +209,66 @@ async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
     witness = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
     await await_until(lambda: is_lost(tables, witness.snapshot_id), "the witness expired")
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
+
+
+async def test_a_name_is_taken_once_in_a_table_until_its_snapshot_ends(tables: Tables) -> None:
+    pinning, other = tables.table(TABLE).pinning, await new_table(tables, "game.other")
+    first = await tables.snapshots.pin(pinning, name="nightly")
+    with pytest.raises(SnapshotExists, match=f'named "nightly", with the id {first.snapshot_id}'):
+        await tables.snapshots.pin(pinning, name="nightly")
+    assert (await tables.snapshots.pin(other.pinning, name="nightly")).name == "nightly"
+    await tables.snapshots.release(first.snapshot_id)
+    assert (await tables.snapshots.pin(pinning, name="nightly")).snapshot_id != first.snapshot_id
+
+
+async def test_of_pins_with_one_name_at_the_same_time_one_succeeds(tables: Tables) -> None:
+    pins = (tables.snapshots.pin(tables.table(TABLE).pinning, name="nightly") for _ in range(10))
+    ends = await asyncio.gather(*pins, return_exceptions=True)
+    (taken,) = [end for end in ends if not isinstance(end, BaseException)]
+    refused = [end for end in ends if isinstance(end, SnapshotExists)]
+    assert [error.details["snapshot"] for error in refused] == 9 * [taken.snapshot_id]
+
+
+async def test_a_repeated_pin_keeps_its_name(tables: Tables) -> None:
+    pinning = tables.table(TABLE).pinning
+    first = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly")
+    again = await tables.snapshots.pin(pinning, lease_id="mine", name="nightly")
+    assert (again.view_id, again.name) == (first.view_id, "nightly")
+    with pytest.raises(InvalidRequest, match='the snapshot mine is named "nightly": its name cannot become "weekly"'):
+        await tables.snapshots.pin(pinning, lease_id="mine", name="weekly")
+    await tables.snapshots.pin(pinning, lease_id="unnamed")
+    with pytest.raises(InvalidRequest, match="the snapshot unnamed has no name"):
+        await tables.snapshots.pin(pinning, lease_id="unnamed", name="weekly")
+
+
+@pytest.mark.parametrize("name", ["a b", "../up", "ä", "x" * 129, "a@b"])
+async def test_a_name_with_other_characters_is_refused(tables: Tables, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not the name of a snapshot: it must be 1 to 128 of"):
+        await tables.snapshots.pin(tables.table(TABLE).pinning, name=name)
+    assert tables.snapshots.leases == 0
+
+
+async def test_a_shared_snapshot_has_no_name(tables: Tables) -> None:
+    with pytest.raises(InvalidRequest, match="a shared snapshot cannot have a name"):
+        await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="all", shared=True, name="nightly")
+
+
+async def test_a_name_survives_a_restart_also_after_a_renewal(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        pinned = await tables.snapshots.pin((await new_table(tables)).pinning, name="nightly", ttl=600)
+        await tables.snapshots.renew(pinned.snapshot_id, ttl=700)
+    async with tables_in(tmp_path) as tables:
+        (found,) = tables.snapshots.list_snapshots(TABLE)
+        assert (found.snapshot_id, found.name, found.ttl) == (pinned.snapshot_id, "nightly", 700)
+        with pytest.raises(SnapshotExists):
+            await tables.snapshots.pin(tables.table(TABLE).pinning, name="nightly")
+
+
+async def test_the_name_of_an_expired_snapshot_is_free(tables: Tables) -> None:
+    pinning = tables.table(TABLE).pinning
+    first = await tables.snapshots.pin(pinning, name="nightly", ttl=1)
+    await await_until(lambda: is_lost(tables, first.snapshot_id), "the lease expired")
+    assert (await tables.snapshots.pin(pinning, name="nightly")).snapshot_id != first.snapshot_id
 
 
 async def is_lost(tables: Tables, snapshot_id: str) -> bool:

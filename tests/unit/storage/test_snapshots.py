@@ -70,6 +70,14 @@ def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None
     assert view.read_splits() == {"a": 1}
 
 
+def test_a_lease_keeps_its_name_and_those_of_earlier_versions_have_none(table: Path) -> None:
+    view = whole_view(table, "one")
+    view.write_lease("named", 1.5, name="nightly")
+    file = view.path / "leases" / "lease.json"
+    assert "name" not in json.loads(file.read_text())["content"]
+    assert {id_: lease.name for id_, lease in view.leases().items()} == {"lease": "", "named": "nightly"}
+
+
 def test_a_lease_is_changed_and_removed(table: Path) -> None:
     view = whole_view(table, "one")
     view.write_lease("lease", 6.0)
