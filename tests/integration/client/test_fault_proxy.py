@@ -115,7 +115,7 @@ async def test_a_connection_that_ends_is_an_error_unless_nothing_was_shown_and_t
 async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
     client: Client, proxy: FaultProxy, filled: str
 ) -> None:
-    async with connect(proxy.address, next_chunk_timeout=1) as through:
+    async with connect(proxy.address, next_chunk_timeout=3) as through:
         stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
         await anext(stream)
         proxy.apply(Fault("stall"))
@@ -126,14 +126,16 @@ async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
         assert await scanned(through, filled) == DATA
 
 
+@pytest.mark.timeout(180)
 async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
     client: Client, proxy: FaultProxy, filled: str
 ) -> None:
+    # Each chunk that is late costs an attempt and a connection. So there are few chunks, and each has some time.
     async with (
         (await client.table(filled)).snapshot() as snapshot,
-        connect(proxy.address, next_chunk_timeout=1) as through,
+        connect(proxy.address, next_chunk_timeout=3) as through,
     ):
-        stream = through.scan(ScanSpec(filled, chunk_rows=500)).at(snapshot).stream()
+        stream = through.scan(ScanSpec(filled, chunk_rows=2000)).at(snapshot).stream()
         rows = (await anext(stream)).num_rows
         proxy.apply(Fault("stall"))
         async for batch in stream:
