@@ -106,11 +106,7 @@ def _handshake_failure(said: str) -> str | None:
 
 def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float) -> str:
     if cls is Unavailable:
-        # What a server does with a connection without TLS, or without a certificate that it requires.
-        hint = ""
-        if _CLOSED_BY_SERVER.search(said):
-            hint = f"; it may require TLS, or a client certificate: connect to scankvs://{address} or give TLS settings"
-        return f"no ScanKV server answers at {address}: {said}{hint}"
+        return f"no ScanKV server answers at {address}: {said}{hint_about_tls(said, address)}"
     if cls is DeadlineExceeded:
         return f"the ScanKV server at {address} did not answer within {readable_seconds(timeout)} s"
     if cls is RequestTooLarge:
@@ -118,6 +114,16 @@ def _message_of(cls: type[ScanKvError], said: str, address: str, timeout: float)
     if cls is ProtocolViolation:
         return f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
     return f"the ScanKV server at {address} failed: {said}"
+
+
+def hint_about_tls(said: str, address: str) -> str:
+    """Returns what to do about a connection that the server has closed; empty for other failures.
+
+    Servers do this with a connection without TLS, or without a certificate that they require.
+    """
+    if not _CLOSED_BY_SERVER.search(said):
+        return ""
+    return f"; it may require TLS, or a client certificate: connect to scankvs://{address} or give TLS settings"
 
 
 def readable_seconds(timeout: float) -> str:

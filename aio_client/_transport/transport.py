@@ -24,7 +24,7 @@ from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owner import ClientOwner
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
-from aio_client._transport.status_errors import error_of_status, readable_seconds, typed_error_of
+from aio_client._transport.status_errors import error_of_status, hint_about_tls, readable_seconds, typed_error_of
 from aio_client._transport.tls import read_certificates
 from scankv.model.errors import (
     DeadlineExceeded,
@@ -410,7 +410,7 @@ class Transport:
             Unauthenticated: The server does not accept the token.
         """
         services = self.services
-        last = "it does not answer"
+        last, hint = "it does not answer", ""
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -424,6 +424,8 @@ class Transport:
                             raise known from error
                         said = error.details() or str(error.code())
                         last = f"it does not answer ({said})" if isinstance(known, Unavailable) else said
+                        # If a host has several addresses, only some failures have the address of the server.
+                        hint = hint or hint_about_tls(said, self.address)
                     else:
                         if answer.status == health_pb2.HealthCheckResponse.SERVING:
                             return
@@ -431,7 +433,7 @@ class Transport:
                     await asyncio.sleep(_READY_POLL_SECONDS)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"the ScanKV server at {self.address} was not ready within {timeout:g} s: {last}",
+                f"the ScanKV server at {self.address} was not ready within {timeout:g} s: {last}{hint}",
                 address=self.address,
             ) from error
         except asyncio.CancelledError:

@@ -151,6 +151,9 @@ class _ScriptedTransport:
             raise UsageError(f"a ScriptedServer answers scans and client.table(name), not {name}")
         return table_pb2.GetTableResponse(table=self._server._description_of(request.name))
 
+    async def prepare_token(self) -> None:
+        """Does nothing: a script asks for no token."""
+
     def open_scan(self, request: ScanKvRequest, window: int, trace: object = ()) -> _ScriptedCall:
         if self._closed.is_set():
             self._fail_closed()

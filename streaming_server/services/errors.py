@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
 from streaming_server.current_call import CURRENT_CALL
-from streaming_server.storage.files.disk_space import resource_error
+from streaming_server.storage.files.disk_space import refusal_of_write, resource_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,13 @@ def map_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) ->
     An error that is not a `ScanKvError` is a bug. The client gets an incident id, and nothing of the error's text.
     """
     return _ErrorMapping(request, context)
+
+
+def map_write_errors(
+    request: Message, context: grpc.aio.ServicerContext[Any, Any]
+) -> AbstractAsyncContextManager[None]:
+    """As `map_errors`, for a call that writes rows: a full or failing disk is `DiskFull` or `DiskFailed` everywhere."""
+    return _WriteErrorMapping(request, context)
 
 
 class _ErrorMapping(AbstractAsyncContextManager[None]):
@@ -81,6 +88,13 @@ class _ErrorMapping(AbstractAsyncContextManager[None]):
         _log.error("incident %s in %s", incident, name, exc_info=error)
         internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)
         await end_with(self._context, internal)
+
+
+class _WriteErrorMapping(_ErrorMapping):
+    __slots__ = ()
+
+    async def _end(self, error: Exception) -> NoReturn:
+        await super()._end(refusal_of_write(error) if isinstance(error, ScanKvError) else error)
 
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> NoReturn:

@@ -11,7 +11,7 @@ from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.request_staging import StagedRequestId
-from streaming_server.services.errors import map_errors
+from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
 
@@ -92,7 +92,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.StageDeleteAllRequest, transaction_pb2.StageDeleteAllResponse
         ],
     ) -> transaction_pb2.StageDeleteAllResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
             rows = await self._transactions.staging.stage_delete_all(
@@ -111,7 +111,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             transaction_pb2.CommitTransactionRequest, transaction_pb2.CommitTransactionResponse
         ],
     ) -> transaction_pb2.CommitTransactionResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             sizes = [(part.part, part.requests) for part in request.parts]
             committed = await self._transactions.commit(request.token, request.id, sizes)
         return _commit_response(committed)

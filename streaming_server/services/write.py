@@ -12,9 +12,10 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.engine.transactions.undo import UndoOperation
 from streaming_server.engine.writes.writing import WritePreconditions
-from streaming_server.services.errors import map_errors, status_of
+from streaming_server.services.errors import map_write_errors, status_of
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
+from streaming_server.storage.files.disk_space import refusal_of_write
 from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 
@@ -47,7 +48,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UpsertRequest,
         context: grpc.aio.ServicerContext[write_pb2.UpsertRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
@@ -64,7 +65,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.DeleteRequest,
         context: grpc.aio.ServicerContext[write_pb2.DeleteRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._stage(request, table, DELETE, request.keys)
@@ -144,7 +145,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UndoRequest,
         context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
     ) -> write_pb2.UndoResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             check_writer_id(request.writer)
             to = log_offsets(request.log_offsets)
             if not to.table_incarnation and not request.any_incarnation:
@@ -168,7 +169,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.OpenWriterRequest,
         context: grpc.aio.ServicerContext[write_pb2.OpenWriterRequest, write_pb2.OpenWriterResponse],
     ) -> write_pb2.OpenWriterResponse:
-        async with map_errors(request, context):
+        async with map_write_errors(request, context):
             check_writer_id(request.id)
             epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
@@ -181,7 +182,7 @@ def _failures(errors: Mapping[int, ScanKvError]) -> list[write_pb2.WriteFailure]
     for number, error in errors.items():
         rows.setdefault(id(error), []).append(number)
     return [
-        write_pb2.WriteFailure(rows=numbers, status=status_of(by_id[each]).SerializeToString())
+        write_pb2.WriteFailure(rows=numbers, status=status_of(refusal_of_write(by_id[each])).SerializeToString())
         for each, numbers in rows.items()
     ]
 

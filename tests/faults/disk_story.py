@@ -44,6 +44,19 @@ _PASSING: Final = "disk.passing"
 _LOCKED: Final = "disk.locked"
 _SCHEMA: Final = pa.schema([("k", pa.int64()), ("v", pa.string())])
 _ROWS: Final = 40
+_ONLY_WRITE: Final = frozenset(
+    {
+        "upsert",
+        "upsert of one row",
+        "upserts of one row",
+        "delete",
+        "delete from the other table",
+        "transaction",
+        "transaction of many rows",
+        "writer",
+    }
+)
+"""The steps that read nothing, and so have no other error than that of the disk."""
 _BOTH: Final = range(1000, 1010)
 """The keys that transactions write to both tables."""
 
@@ -125,6 +138,8 @@ class DiskStory:
                 if len(self.refused) == 1:
                     after_failure()
             except Unavailable as error:
+                if name in _ONLY_WRITE:
+                    raise
                 self._check_unreadable(error)
 
     def check_rows(self) -> None:
@@ -166,9 +181,6 @@ class DiskStory:
             for name in self._possible:
                 self._upsert(name, range(_ROWS), "probe")
         except (DiskFull, DiskFailed):
-            return False
-        except Unavailable as error:
-            self._check_unreadable(error)
             return False
         return True
 

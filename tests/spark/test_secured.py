@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from aio_client import Tls, TokenFile, sync
 from scankv.spark import count, scan_dataframe
 from tests.support.tls_server import TlsServer
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +81,45 @@ def test_functions_use_the_token(spark: SparkSession, options: dict[str, Any], s
     frame = scan_dataframe(spark, server.url, "game.scores", token=TokenFile(options["token_file"]), tls=tls)
     assert frame.count() == 2
     assert server.root not in frame._jdf.queryExecution().toString()
+
+
+def test_what_the_pages_of_spark_show_has_no_token(
+    spark: SparkSession, options: dict[str, Any], server: TlsServer
+) -> None:
+    rows = spark.read.format("scankv").options(**options).load("game.scores")
+    assert rows.count() == 2
+    assert rows.filter("score > 30").collect() == [("ann", 31)]
+    context, state = spark._jsc.sc(), spark._jsparkSession.sharedState()
+
+    def shown_of_executions() -> str:
+        executions = state.statusStore().executionsList()
+        found = [executions.apply(number) for number in range(executions.size())]
+        return "".join(
+            part for each in found for part in (each.description(), each.details(), each.physicalPlanDescription())
+        )
+
+    def shown_if_read(shown: str) -> str:
+        return shown if "scankv" in shown else ""
+
+    # Spark notes an execution after its result.
+    pages = {"SQL": wait_until(lambda: shown_if_read(shown_of_executions()), "shown")}
+    environment = context.statusStore().environmentInfo()
+    pages["environment"] = "".join(
+        properties.mkString()
+        for properties in (
+            environment.sparkProperties(),
+            environment.hadoopProperties(),
+            environment.systemProperties(),
+            environment.classpathEntries(),
+        )
+    )
+    pages["configuration"] = str(context.getConf().toDebugString())
+    pages["settings"] = "".join(map(str, spark.sql("SET -v").collect()))
+    secret = server.root.rpartition("_")[2]
+    for page, shown in pages.items():
+        assert shown, page
+        assert secret[:10] not in shown, page
+        assert secret[-10:] not in shown, page
 
 
 def test_a_profile_is_read_where_spark_plans(

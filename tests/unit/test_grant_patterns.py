@@ -22,7 +22,7 @@ NAME = "abcABC01_-"
 
 
 @dataclass(frozen=True)
-class OneLiteral:
+class Character:
     char: str
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class OneOf:
         return any(low <= char <= high for low, high in self.ranges) != self.others
 
 
-Piece = OneLiteral | AnyCharacters | OneCharacter | OneOf
+Piece = Character | AnyCharacters | OneCharacter | OneOf
 
 
 def matches(pieces: list[Piece], name: str) -> bool:
@@ -79,7 +79,7 @@ in_sets = st.sampled_from([char for char in LETTERS + SPECIAL if char not in "-!
 ranges = st.tuples(in_sets, in_sets).map(lambda pair: (min(pair), max(pair)))
 pieces = st.lists(
     st.one_of(
-        st.sampled_from(LETTERS + SPECIAL + "]").map(OneLiteral),
+        st.sampled_from(LETTERS + SPECIAL + "]").map(Character),
         st.just(AnyCharacters()),
         st.just(OneCharacter()),
         st.builds(OneOf, st.lists(ranges, min_size=1, max_size=3).map(tuple), st.booleans()),
@@ -117,10 +117,10 @@ def patterns_and_names(draw: st.DrawFn) -> tuple[list[Piece], str]:
 
 @given(patterns_and_names())
 @example(([AnyCharacters()], "db.t"))
-@example(([OneLiteral("d"), OneLiteral("b"), OneLiteral("."), AnyCharacters()], "db."))
-@example(([AnyCharacters(), OneLiteral("."), OneLiteral("t")], "db.T"))
-@example(([OneLiteral("\u00e9")], "\u00c9"))
-@example(([OneLiteral("\u212a")], "k"))
+@example(([Character("d"), Character("b"), Character("."), AnyCharacters()], "db."))
+@example(([AnyCharacters(), Character("."), Character("t")], "db.T"))
+@example(([Character("\u00e9")], "\u00c9"))
+@example(([Character("\u212a")], "k"))
 def test_a_pattern_matches_what_the_rule_says(drawn: tuple[list[Piece], str]) -> None:
     pattern, name = drawn
     text = "".join(map(str, pattern))

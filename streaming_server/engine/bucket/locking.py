@@ -9,6 +9,7 @@ from scankv.model.errors import DiskFailed, DiskFull, Unavailable
 from streaming_server.engine.bucket.commit_barrier import lock_mutexes
 from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS, LiveBucket
 from streaming_server.engine.tasks.executor import all_ended
+from streaming_server.storage.files.disk_space import details_of_cause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -58,5 +59,7 @@ async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[in
         await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
     except (DiskFull, DiskFailed) as error:
         raise Unavailable(
-            f"the latest writes to these rows cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
+            f"the latest writes to these rows cannot be made durable: {error.message}",
+            retry_after=REPAIR_SECONDS,
+            **details_of_cause(error),
         ) from error

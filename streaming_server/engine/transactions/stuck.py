@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError, Unavailable
+from streaming_server.storage.files.disk_space import details_of_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,8 @@ def _remedy(token: str) -> str:
 def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
     """Returns the error for reads and writes of a bucket that lacks rows of a committed transaction.
 
-    The error is never `DiskFull` or `DiskFailed`, because reads have to wait for the bucket, too.
+    The error is never `DiskFull` or `DiskFailed`, because reads have to wait for the bucket, too. Its detail `cause`
+    says so to writes: see `disk_space.refusal_of_write`.
     """
     what = f"{live.location} lacks rows of a committed transaction, and is not served"
     if isinstance(error, DataLoss):
@@ -66,4 +68,8 @@ def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailab
 def retried_error(kind: type[DiskFull | DiskFailed | Unavailable], what: str, error: BaseException) -> ScanKvError:
     """Returns the error for a failure that the server retries."""
     cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    return kind(f"{what}: {cause}; the server retries it every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
+    return kind(
+        f"{what}: {cause}; the server retries it every {RETRY_SECONDS:g} s",
+        retry_after=RETRY_SECONDS,
+        **(details_of_cause(error) if kind is Unavailable else {}),
+    )

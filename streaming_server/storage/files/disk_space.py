@@ -13,7 +13,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DiskFailed, DiskFull
+from scankv.model.errors import DiskFailed, DiskFull, ScanKvError, Unavailable
 from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
 
 if TYPE_CHECKING:
@@ -87,6 +87,22 @@ def disk_failed(directory: Path | str, cause: str) -> DiskFailed:
         "it, and the server writes again by itself within some seconds",
         directory=directory,
     )
+
+
+def details_of_cause(error: BaseException) -> dict[str, str]:
+    """Returns the details of an error that reads get because of a full or failing disk. Empty for another cause."""
+    if not isinstance(error, DiskFull | DiskFailed):
+        return {}
+    return {"cause": error.reason} | {name: error.details[name] for name in ("directory",) if name in error.details}
+
+
+def refusal_of_write(error: ScanKvError) -> ScanKvError:
+    """Returns the error for a write that meets an error of `details_of_cause`: the one that all writes get."""
+    kind = next((each for each in (DiskFull, DiskFailed) if each.reason == error.details.get("cause")), None)
+    if kind is None or not isinstance(error, Unavailable):
+        return error
+    details = {name: value for name, value in error.details.items() if name != "cause"}
+    return kind(error.message, retry_after=error.retry_after, **details)
 
 
 def find_disk_failure(text: str) -> str | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import (
+    DeadlineExceeded,
     PermissionDenied,
     Tls,
     TlsHandshakeFailed,
@@ -147,6 +148,8 @@ async def test_a_server_may_require_client_certificates(tmp_path: Path) -> None:
         async with connect(server.url, token=server.root, tls=without, operation_timeout=0.5) as client:
             with pytest.raises(Unavailable, match="or a client certificate"):
                 await client.tables()
+            with pytest.raises(DeadlineExceeded, match="or a client certificate"):
+                await client.wait_ready(3)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from aio_client import sync
 from scankv.model.errors import Unavailable
 from scankv.v1 import scan_pb2
 from tests.support.certificates import Authority
@@ -214,3 +215,26 @@ def test_a_server_does_not_start_with_unusable_files(tmp_path: Path) -> None:
                 grants.write_text(text)
             with pytest.raises(Unavailable, match=message):
                 ServerProcess(tmp_path / "data", *jwt_arguments(provider, grants))
+
+
+def test_a_client_with_a_function_follows_changes_beyond_the_end_of_its_tokens(server: JwtServer) -> None:
+    given: list[str] = []
+
+    def fetch_token() -> str:
+        given.append(server.provider.token(exp=time.time() + 5))
+        return given[-1]
+
+    with (
+        sync.connect(server.address, token=server.issuer.root) as root,
+        sync.connect(server.address, token=fetch_token) as client,
+    ):
+        table = root.create_table("jwt.followed", pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=1)
+        with client.table("jwt.followed").changes().stream() as stream:
+            table.upsert([{"k": 0}])
+            assert next(stream)["k"].to_pylist() == [0]
+            first = stream.scan_id
+            wait_until(lambda: first not in {each.scan_id for each in root.live_scans()}, "ended by the server")
+            table.upsert([{"k": 1}])
+            assert next(stream)["k"].to_pylist() == [1]
+        assert len(given) > 1
+        root.drop_table("jwt.followed")
