@@ -176,11 +176,13 @@ class Client:
         add_aggregates: Mapping[str, Aggregator] | None = None,
         wait: bool = True,
         on_progress: Callable[[list[IndexStatus]], None] | None = None,
+        **options: str | bool | int | None,
     ) -> Table:
-        """Adds columns at the end of a table, and adds and drops indexes: all of it, durably, or nothing.
+        """Adds columns at the end of a table, adds and drops indexes, and sets options: all of it, durably, or nothing.
 
         Rows written before are null in a new column, and running scans keep the columns that they began with. The
-        server builds an index while the table is read and written, and uses it once it is complete.
+        server builds an index while the table is read and written, and uses it once it is complete. Options apply to
+        running work, too: with a shorter retention, the server soon removes older changes.
 
         Args:
             name: `database.table`.
@@ -192,6 +194,9 @@ class Client:
                 does not stop the server from building them. Default: yes.
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
                 at least once.
+            **options: New values of table options, as in `create_table`; None for the default. `log_retention_seconds`,
+                `log_retention_bytes`, `columnar_base` and `row_deduplicate` can change. All others may only be given
+                the value that they have.
 
         Returns:
             The table with its new description.
@@ -200,7 +205,8 @@ class Client:
             TableNotFound: The table does not exist, or was dropped during the call.
             SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL.
             InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
-                the message says why: the index exists then, is not used, and should be dropped.
+                the message says why: the index exists then, is not used, and should be dropped. InvalidOption for an
+                option that does not exist or cannot change, or a value that it cannot have.
             ConnectionFailed: No answer came; during the wait, for the operation timeout.
             UsageError: Nothing was to be altered, or an argument has the wrong type.
         """
@@ -210,14 +216,16 @@ class Client:
             )
         added = index_messages(add_indexes, "add_indexes")
         dropped = index_messages(drop_indexes, "drop_indexes")
-        if add_columns is None and not added and not dropped:
-            raise UsageError("there is nothing to alter: give add_columns, add_indexes or drop_indexes")
+        if add_columns is None and not added and not dropped and not options:
+            raise UsageError("there is nothing to alter: give add_columns, add_indexes, drop_indexes, or table options")
         request = table_pb2.AlterTableRequest(
             name=text_of(name, "name"),
             add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
             add_indexes=added,
             drop_indexes=dropped,
             add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
+            set_options={option: _option_text(value) for option, value in options.items() if value is not None},
+            reset_options=[option for option, value in options.items() if value is None],
         )
         response = await self._transport.call(
             lambda: self._transport.services.tables.AlterTable, request, repeatable=False

@@ -36,6 +36,7 @@ _LOCATIONS: Final = {
     "count": "rows.count",
     "top": "top.top",
     "tail": "tail.tail",
+    "alter": "tables.alter",
     "drop": "tables.drop",
     "tables": "inspect.tables",
     "describe": "inspect.describe",

@@ -1,6 +1,7 @@
-"""`create` and `drop`."""
+"""`create`, `alter` and `drop`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
-from scankv.formats.table_files import read_table_file
+from scankv.formats.table_files import TableFile, read_table_file, table_file_values
 from scankv.model.errors import DataLoss, UsageError
 from scankv.model.types.types import parse_schema
 
@@ -39,19 +40,33 @@ def create(
             help="Take the definition from a TOML file, as `describe --toml` prints it, and from no other option.",
         ),
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Take the definition of this table, without its rows. --buckets and --set change parts of it.",
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
-    """Create a table, from options or from a file."""
+    """Create a table, from options, from a file, or like another table."""
     if file is not None:
-        if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_)):
+        if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_, like)):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
         with open_client(url) as client:
             table_file.create(client)
         typer.echo(f"created {table_file.table}")
         return
+    if like is not None:
+        if table is None or any(given is not None for given in (schema, key, bucket_key, index)):
+            raise UsageError("--like takes the name of the new table, --buckets and --set, and no other option")
+        with open_client(url) as client:
+            _definition_like(client.table(like), table, buckets, set_).create(client)
+        typer.echo(f"created {table}")
+        return
     if table is None or schema is None or key is None:
-        raise UsageError("a new table needs a name, --schema and --key: give all three, or --file")
+        raise UsageError("a new table needs a name, --schema and --key: give all three, or --file, or --like")
     with open_client(url) as client:
         client.create_table(
             table,
@@ -63,6 +78,39 @@ def create(
             **table_settings_of(set_),
         )
     typer.echo(f"created {table}")
+
+
+def alter(
+    table: TableName,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="Set an option of the table. Repeatable."),
+    ] = None,
+    reset: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Set an option to its default. Repeatable.")
+    ] = None,
+    add_columns: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMNS", help='Add columns at the end, such as "team string, since date".'),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Change the options of a table and add columns, while it is read and written: all of it, or nothing.
+
+    log_retention_seconds, log_retention_bytes, columnar_base and row_deduplicate can change. `scankv index` adds and
+    drops indexes.
+    """
+    options = table_settings_of(set_)
+    for name in reset or ():
+        if name in options:
+            raise UsageError(f'the option "{name}" is given with --set and with --reset: give one of them')
+        options[name] = None
+    if not options and add_columns is None:
+        raise UsageError("there is nothing to alter: give --set, --reset or --add-columns")
+    with open_client(url) as client:
+        added = None if add_columns is None else parse_schema(add_columns)
+        client.alter_table(table, add_columns=added, **options)
+    typer.echo(f"altered {table}")
 
 
 def drop(
@@ -84,6 +132,14 @@ def drop(
             typer.confirm(f"Drop {table} with {rows}?", abort=True, err=True)
         client.drop_table(table)
     typer.echo(f"dropped {table}")
+
+
+def _definition_like(table: sync.Table, name: str, buckets: int | None, settings: list[str] | None) -> TableFile:
+    """Returns the definition of a table with another name, and with what the command line changes."""
+    definition = TableFile.of_values(table_file_values(table), table.name)
+    if buckets is not None:
+        definition.arguments["buckets"] = buckets
+    return replace(definition, table=name, options=definition.options | table_settings_of(settings))
 
 
 def _rows_of(table: sync.Table) -> str:

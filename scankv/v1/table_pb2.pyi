@@ -432,11 +432,33 @@ Global___DropTableResponse: _TypeAlias = DropTableResponse  # noqa: Y015
 class AlterTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SetOptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ADD_COLUMNS_FIELD_NUMBER: _builtins.int
     ADD_INDEXES_FIELD_NUMBER: _builtins.int
     DROP_INDEXES_FIELD_NUMBER: _builtins.int
     ADD_AGGREGATES_FIELD_NUMBER: _builtins.int
+    SET_OPTIONS_FIELD_NUMBER: _builtins.int
+    RESET_OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     add_columns: _builtins.bytes
     """The encapsulated Arrow IPC schema message of the columns to add, in order. Empty: none."""
@@ -452,6 +474,16 @@ class AlterTableRequest(_message.Message):
     def add_aggregates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnMerge]:
         """For new columns."""
 
+    @_builtins.property
+    def set_options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """New values of options by name: row_deduplicate, log_retention_seconds, log_retention_bytes, columnar_base. Others
+        may only be given the value that they have.
+        """
+
+    @_builtins.property
+    def reset_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Options to set to their defaults."""
+
     def __init__(
         self,
         *,
@@ -460,10 +492,12 @@ class AlterTableRequest(_message.Message):
         add_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
         drop_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
         add_aggregates: _abc.Iterable[Global___ColumnMerge] | None = ...,
+        set_options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        reset_options: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_aggregates", b"add_aggregates", "add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_aggregates", b"add_aggregates", "add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name", "reset_options", b"reset_options", "set_options", b"set_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

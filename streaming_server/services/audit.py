@@ -125,6 +125,8 @@ class AuditedCall:
                 (writer,) = ids_in(request, ["writer" if fields["writer"].message_type is None else "writer.id"])
                 if writer:
                     self._resources["writer"] = writer[:_MAX_RESOURCE]
+            if "set_options" in fields and (options := _options(request)):
+                self._resources["options"] = options[:_MAX_RESOURCE]
 
     def read_response(self, response: Any) -> None:  # noqa: ANN401  # a message
         """Takes the number of rows from a response that has one."""
@@ -161,6 +163,12 @@ class AuditedCall:
             entry["rows"] = self._rows
         entry |= {"code": code, "error": call.error or None, "seconds": round(seconds, 6)}
         return entry
+
+
+def _options(request: Any) -> str:  # noqa: ANN401  # a message
+    """Returns the table options that a request changes, by name. They are neither secret nor data of rows."""
+    changed = dict.fromkeys(request.reset_options, "default") | dict(request.set_options)
+    return ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
 
 
 def _certificate_name(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:

@@ -70,6 +70,8 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 add_indexes=_indexes(request.add_indexes),
                 drop_indexes=_indexes(request.drop_indexes),
                 add_aggregates=aggregates_from_proto(request.add_aggregates),
+                set_options=dict(request.set_options),
+                reset_options=tuple(request.reset_options),
             )
         return table_pb2.AlterTableResponse(table=_table(definition))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidOption, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "merge_engine": ("last_row", "first_row", "versioned", "partial_update", "aggregate"),
@@ -25,6 +25,13 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "log_retention_bytes": (0, 2**60),
 }
 _NAMES: Final = (*_VALUES, *_RANGES)
+_FIXED: Final = {
+    "merge_engine": "the rows of the table were merged by it",
+    "delete_behavior": "transactions that are open were checked by it",
+    "changelog": "readers of the changes could not tell which changes the changelog lacks from then on",
+    "compression": "the files of the table were written with it",
+}
+"""The options that do not change after the table was created, and why."""
 _DELETE_BEHAVIORS: Final[dict[str, tuple[str, ...]]] = {
     "last_row": ("allow", "ignore", "disable"),
     "first_row": ("ignore", "disable"),
@@ -37,7 +44,7 @@ _DELETE_BEHAVIORS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """The options of a table. They are set when the table is created.
+    """The options of a table. They are set when the table is created; `alter` says which can change later.
 
     Attributes:
         merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one, unless it is
@@ -116,6 +123,38 @@ class TableOptions:
             _check(name, text)
         values = {name: _value(name, text) for name, text in options.items()}
         return cls(**values)  # type: ignore[arg-type]  # each value was checked by its name
+
+    def alter(self, changed: Mapping[str, str], reset: Iterable[str] = ()) -> TableOptions:
+        """Returns the options with other values, as far as an existing table can change them.
+
+        `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes` and `columnar_base` can change. Any option may
+        be given its current value.
+
+        Args:
+            changed: New values, in the form of `from_strings`.
+            reset: Options to set to their defaults.
+
+        Raises:
+            InvalidOption: An option does not exist, is given twice, cannot change, or cannot have the value.
+        """
+        texts = dict(changed)
+        defaults = _texts(TableOptions())
+        for name in reset:
+            if name in texts:
+                raise InvalidOption(f'table option "{name}" is given twice: set it or reset it once', option=name)
+            # The check has the message for an option that does not exist.
+            texts[name] = defaults.get(name, "")
+        before = _texts(self)
+        for name, text in texts.items():
+            _check(name, text)
+            if name in _FIXED and text != before[name]:
+                raise InvalidOption(
+                    f'table option "{name}" cannot change from "{before[name]}" to "{text}", because {_FIXED[name]}: '
+                    "create another table with this option, such as with `scankv create --like`, and copy the rows",
+                    option=name,
+                )
+        values = {name: _value(name, text) for name, text in texts.items()}
+        return replace(self, **values)  # type: ignore[arg-type]  # each value was checked by its name
 
     def to_strings(self) -> dict[str, str]:
         """Returns the options that differ from their defaults, in the form that `from_strings` reads."""

@@ -361,6 +361,10 @@ class TableDefinition:
             indexes.remove(found[0])
         return replace(self, indexes=tuple(indexes))
 
+    def alter_options(self, changed: Mapping[str, str], reset: Sequence[str] = ()) -> TableDefinition:
+        """Returns the table with other options. Raises InvalidOption as `TableOptions.alter`."""
+        return replace(self, options=self.options.alter(changed, reset))
+
     def to_json(self) -> dict[str, Any]:
         """Returns the definition as JSON values for the catalog. Types are both readable text and in Arrow's format."""
         return {

@@ -81,6 +81,11 @@ class BaseSlot:
         kept = sum(view.nbytes for view in self._views)
         return kept if delta is None else max(kept, delta.nbytes)
 
+    def drop_unwanted(self) -> None:
+        """Stops reading the base, if one exists, because the table has the option `columnar_base=off`."""
+        if self.delta is not None:
+            self.drop("the table has columnar_base=off")
+
     def drop(self, why: str, *, at_once: bool = True) -> None:
         """Stops reading the base.
 

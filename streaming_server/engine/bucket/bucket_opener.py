@@ -38,7 +38,7 @@ class BucketOpener:
         compression: The table's compression.
         resources: Shared by all buckets of the process.
         clock: The server's clock.
-        mark_seconds: How precisely the ages of changes are known.
+        mark_seconds: Returns how precisely the ages of changes must be known, in seconds.
         indexes: Returns the ids of the table's current indexes.
         retention_holds: Returns the retention holds on the changelog: offset by owner.
         writer_limits: The limits of the bucket's writers.
@@ -52,7 +52,7 @@ class BucketOpener:
         compression: str,
         resources: RocksResources,
         clock: ServerClock,
-        mark_seconds: float,
+        mark_seconds: Callable[[], float],
         indexes: Callable[[], Collection[int]],
         retention_holds: Callable[[], Mapping[str, int]] = dict,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
@@ -151,7 +151,7 @@ class BucketOpener:
             writer_limits=self._writer_limits,
             read_only=read_only,
             state_at_close=after,
-            mark_seconds=self._mark_seconds,
+            mark_seconds=self._mark_seconds(),
         )
         try:
             bucket.set_indexes(self._indexes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_adoption import adopt_base, bases_directory, remove_all_bases
@@ -65,12 +65,19 @@ class BaseMaintenance(Background):
         super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self._bound_memory))
         self._building: LiveBucket | None = None
         self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
+        # The tables with the option `columnar_base=off` that are known to have no base, not even on disk.
+        self._without_bases: WeakSet[TableState] = WeakSet()
 
     async def _look(self) -> None:
         for table in list(self._tables()):
-            if table.definition.options.columnar_base == "off":
+            if not _wants_bases(table):
+                if table not in self._without_bases:
+                    await self._remove_bases(table)
                 continue
+            self._without_bases.discard(table)
             for live in table.buckets:
+                if not _wants_bases(table):
+                    break
                 if self._not_before.get(live, 0.0) > self._clock.monotonic():
                     continue
                 try:
@@ -84,6 +91,20 @@ class BaseMaintenance(Background):
                 except Exception:
                     _log.exception("columnar base of bucket %s of %s", live.number, live.table)
                     self._pause(live, "it could not be built, see the log of the server")
+
+    async def _remove_bases(self, table: TableState) -> None:
+        """Removes the bases of a table that wants none: they are of the time before the option was changed."""
+        try:
+            for live in table.buckets:
+                # An adoption that began before the change ends first. A later one finds no base.
+                async with live.columnar.adoption:
+                    live.columnar.drop_unwanted()
+                    await self._executor.run(remove_all_bases, bases_directory(table, live))
+                    live.columnar.record.is_on_disk = False
+        except OSError as error:
+            _log.warning("columnar bases of %s cannot be removed yet: %s", table.definition.name, error)
+        else:
+            self._without_bases.add(table)
 
     def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
         live.columnar.record.waits = why
@@ -149,3 +170,7 @@ class BaseMaintenance(Background):
             live.columnar.drop(why, at_once=False)
             self._pause(live, "it was dropped a short time ago")
             _log.warning("columnar base of bucket %s of %s is dropped: %s", live.number, live.table, why)
+
+
+def _wants_bases(table: TableState) -> bool:
+    return table.definition.options.columnar_base != "off"

@@ -91,7 +91,7 @@ class LiveTable:
                 compression=definition.options.compression,
                 resources=resources,
                 clock=clock,
-                mark_seconds=definition.options.log_retention_seconds / 100,
+                mark_seconds=lambda: _mark_seconds(state.definition),
                 indexes=lambda: list(state.codec.indexes),
                 retention_holds=partial(retention_holds, number),
                 writer_limits=writer_limits,
@@ -128,9 +128,17 @@ class LiveTable:
         return self.state.buckets
 
     def alter(self, definition: TableDefinition) -> None:
-        """Uses a newer definition from now on. Indexes are built and removed in the background, in every bucket."""
+        """Uses a newer definition from now on. Indexes are built and removed in the background, in every bucket.
+
+        Columnar bases that are no longer wanted are not read any more; `BaseMaintenance` removes their files.
+        """
         changed = definition.indexes != self.definition.indexes
         self.state.alter(definition)
+        for live in self.buckets:
+            if live.open_bucket is not None:
+                live.open_bucket.mark_every(_mark_seconds(definition))
+            if definition.options.columnar_base == "off":
+                live.columnar.drop_unwanted()
         if changed:
             for live in self.buckets:
                 self._index_builds.wake(live)
@@ -177,3 +185,8 @@ class LiveTable:
                 source.abort(reason)
             # Closing syncs, which releases the interpreter lock: several at once take a fraction of the time.
             await all_ended(live.close() for live in self.buckets)
+
+
+def _mark_seconds(definition: TableDefinition) -> float:
+    """Returns how precisely the ages of changes must be known, in seconds."""
+    return definition.options.log_retention_seconds / 100

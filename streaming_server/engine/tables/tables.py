@@ -8,7 +8,8 @@ import shutil
 import uuid
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from scankv.model.errors import (
     DataLoss,
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from streaming_server.engine.bucket.table_state import TableState
+
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -333,36 +336,38 @@ class Tables:
         add_indexes: Sequence[Sequence[str]] = (),
         drop_indexes: Sequence[Sequence[str]] = (),
         add_aggregates: Sequence[ColumnAggregate] = (),
+        set_options: Mapping[str, str] = NO_OPTIONS,
+        reset_options: Sequence[str] = (),
     ) -> TableDefinition:
-        """Drops indexes, adds nullable columns at the end, and adds indexes, even on new columns: all or nothing.
+        """Changes options, drops indexes, adds nullable columns at the end, and adds indexes: all or nothing.
 
-        A dropped index is no longer used when this returns. A new index is built in the background.
+        A dropped index is no longer used when this returns. A new index, even on new columns, is built in the
+        background. Changed options apply to running work from then on.
 
         Raises:
             TableNotFound: The table does not exist.
-            SchemaMismatch, InvalidRequest: A column or an index is not valid, or the request changes nothing.
+            SchemaMismatch, InvalidRequest: A column, an index or an option is not valid, or the request has no change.
         """
-        return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes, add_aggregates))
+        if add_columns is None and not (add_indexes or drop_indexes or set_options or reset_options):
+            raise InvalidRequest(
+                "there is nothing to change: name columns or indexes to add, indexes to drop, or options to set"
+            )
 
-    async def _alter(
-        self,
-        name: str,
-        add_columns: pa.Schema | None,
-        add_indexes: Sequence[Sequence[str]],
-        drop_indexes: Sequence[Sequence[str]],
-        add_aggregates: Sequence[ColumnAggregate],
-    ) -> TableDefinition:
-        async with self._ddl, self.transactions.uses.altering(name):
-            definition, live = self._catalog.get(name), self.table(name)
-            if add_columns is None and not add_indexes and not drop_indexes:
-                raise InvalidRequest("there is nothing to change: name columns or indexes to add, or indexes to drop")
-            definition = definition.drop_indexes(drop_indexes)
+        def change(definition: TableDefinition) -> TableDefinition:
+            definition = definition.alter_options(set_options, reset_options).drop_indexes(drop_indexes)
             if add_columns is not None:
                 definition = definition.add_columns(add_columns, add_aggregates)
                 Engines(definition, self._installed)
             elif add_aggregates:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
-            definition = definition.add_indexes(add_indexes)
+            return definition.add_indexes(add_indexes)
+
+        return await self._to_its_end(self._alter(name, change))
+
+    async def _alter(self, name: str, change: Callable[[TableDefinition], TableDefinition]) -> TableDefinition:
+        async with self._ddl, self.transactions.uses.altering(name):
+            live = self.table(name)
+            definition = change(self._catalog.get(name))
             await self._executor.run(self._catalog.replace, definition)
             live.alter(definition)
         return definition

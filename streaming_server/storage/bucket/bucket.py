@@ -106,7 +106,7 @@ class Bucket:
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
         self._clock = clock
-        self._mark_micros = int(mark_seconds * 1_000_000)
+        self.mark_every(mark_seconds)
         self._builds: dict[int, IndexBuild] = {}
         try:
             self._watermark = self._open_watermark(path)
@@ -272,6 +272,10 @@ class Bucket:
         if state.log_bytes - state.log_marked >= MARK_BYTES:
             state = _put_mark(batch, state, LogMark(state.count, state.log_bytes, now))
         return state
+
+    def mark_every(self, seconds: float) -> None:
+        """Sets how precisely the ages of changes are known from now on. Safe in any thread."""
+        self._mark_micros = int(seconds * 1_000_000)
 
     def trim_log(self, offset: int) -> None:
         """Removes the changes before an offset, except those under a retention hold."""

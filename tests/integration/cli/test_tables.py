@@ -7,6 +7,8 @@ import pytest
 from tests.support.command_line import CommandLine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.server_process import ServerProcess
 
 
@@ -97,3 +99,52 @@ def test_a_server_without_tables_says_so(server: ServerProcess) -> None:
     finished = scankv("tables")
     assert finished.text == ""
     assert "there are no tables yet" in finished.stderr
+
+
+def test_options_are_altered_and_columns_added(scankv: CommandLine, scores: str) -> None:
+    altered = scankv(
+        *("alter", scores, "--set", "log_retention_seconds=3600", "--set", "columnar_base=auto"),
+        *("--add-columns", "team string, since date"),
+    )
+    assert altered.text == f"altered {scores}\n"
+    described = scankv("describe", scores, "--json").json
+    assert described["options"] == {"columnar_base": "auto", "log_retention_seconds": "3600"}
+    assert [column["name"] for column in described["columns"]][-2:] == ["team", "since"]
+    scankv("alter", scores, "--reset", "columnar_base")
+    assert scankv("describe", scores, "--json").json["options"] == {"log_retention_seconds": "3600"}
+
+
+def test_alter_says_what_cannot_change_and_what_is_missing(scankv: CommandLine, scores: str) -> None:
+    assert 'table option "compression" cannot change' in scankv.fails("alter", scores, "--set", "compression=zstd")
+    assert "there is nothing to alter" in scankv.fails("alter", scores)
+    assert "--set is for table options" in scankv.fails("alter", scores, "--set", "buckets=8")
+    both = scankv.fails("alter", scores, "--set", "columnar_base=auto", "--reset", "columnar_base")
+    assert "give one of them" in both
+
+
+def test_a_table_like_another_has_its_definition_and_no_rows(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    table = f"{scores}_like"
+    scankv("index", "add", scores, "score")
+    scankv("alter", scores, "--set", "log_retention_bytes=1000")
+    assert scankv("create", table, "--like", scores).text == f"created {table}\n"
+    scores_toml, table_toml = (scankv("describe", each, "--toml").text for each in (scores, table))
+    assert table_toml == scores_toml.replace(scores, table)
+    assert scankv("count", table).text.strip() == "0"
+    other = f"{scores}_other"
+    scankv("create", other, "--like", scores, "--buckets", "7", "--set", "compression=zstd")
+    described = scankv("describe", other, "--json").json
+    assert described["buckets"] == 7
+    assert described["options"] == {"compression": "zstd", "log_retention_bytes": "1000"}
+    # The printed definition can be given back.
+    path = tmp_path / "table.toml"
+    path.write_text(table_toml.replace(table, f"{scores}_third"))
+    scankv("create", "--file", str(path))
+    assert scankv("describe", f"{scores}_third", "--toml").text == path.read_text()
+
+
+def test_like_takes_no_other_definition(scankv: CommandLine, scores: str) -> None:
+    table = f"{scores}_like"
+    message = "--like takes the name of the new table, --buckets and --set, and no other option"
+    assert message in scankv.fails("create", table, "--like", scores, "--key", "player")
+    assert message in scankv.fails("create", "--like", scores)
+    assert "does not exist" in scankv.fails("create", table, "--like", "test.nowhere")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import PermissionDenied, Tls, Unauthenticated, col, connect
+from aio_client import InvalidOption, PermissionDenied, Tls, Unauthenticated, col, connect
 from streaming_server.services.audit import MAX_UNAUTHENTICATED
 from tests.support.secured import SecuredServer, TokenCaller, TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -113,6 +113,24 @@ async def test_changes_have_a_line_with_who_what_and_the_outcome(server: Audited
     ]
     assert [line["rows"] for line in (one, many, deleted)] == [1, 500, 1]
     assert released["resources"] == {"snapshot_id": snapshot_id}
+
+
+@pytest.mark.asyncio
+async def test_the_options_that_a_call_changes_are_in_its_line_also_if_they_are_refused(server: AuditedServer) -> None:
+    async with connect(server.address, token=server.issuer.root) as client:
+        await new_table(client, "audit.options")
+        server.skip_lines()
+        await client.alter_table("audit.options", log_retention_bytes=10, columnar_base=None)
+        with pytest.raises(InvalidOption):
+            await client.alter_table("audit.options", compression="zstd")
+    changed, refused = server.new_lines(2)
+    assert changed["resources"] == {"options": "columnar_base=default, log_retention_bytes=10"}
+    assert (changed["method"], changed["tables"], changed["code"]) == (
+        "TableService/AlterTable",
+        ["audit.options"],
+        "OK",
+    )
+    assert (refused["resources"], refused["code"]) == ({"options": "compression=zstd"}, "INVALID_ARGUMENT")
 
 
 @pytest.mark.asyncio

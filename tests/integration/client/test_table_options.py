@@ -1,0 +1,273 @@
+"""Options of a table that change: at once, for running work too, durably, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ConnectionFailed, InvalidOption, StartFrom, StopAt, UsageError, connect, sync
+from tests.support.bases import SOON, await_bases, bases_on_disk, is_of_bases
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aio_client import Client
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+DEFAULTS = {
+    "log_retention_seconds": str(7 * 86_400),
+    "log_retention_bytes": "0",
+    "columnar_base": "off",
+    "row_deduplicate": "true",
+}
+FIXED = {"changelog": ("full", "upsert"), "compression": ("lz4", "zstd"), "merge_engine": ("last_row", "first_row")}
+
+
+@pytest.fixture
+def maintained(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Runs a server with continuous maintenance of changelogs and bases."""
+    with ServerProcess(tmp_path / "data", *SOON, "--set", "log_maintenance_seconds=0.05") as server:
+        yield server
+
+
+def rows(keys: range, value: str = "v") -> pa.Table:
+    return pa.table({"k": keys, "v": [value] * len(keys)}, schema=SCHEMA)
+
+
+def earliest(table: sync.Table) -> int | None:
+    """Returns the offset of the oldest change in a table of one bucket. None if it has no change."""
+    found = table.changes(StartFrom.EARLIEST, StopAt.LATEST).limit(1).to_arrow()["_log_offset"].to_pylist()
+    return found[0] if found else None
+
+
+def test_a_shorter_retention_removes_changes_without_a_restart(maintained: ServerProcess) -> None:
+    with sync.connect(maintained.url) as client:
+        table = client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
+        table.upsert(rows(range(1000)))
+        assert earliest(table) == 0
+        altered = client.alter_table("test.t", log_retention_seconds=1)
+        assert altered.options == {"log_retention_seconds": "1"}
+        wait_until(lambda: earliest(table) is None, "the changes removed", timeout=60)
+        altered = client.alter_table("test.t", log_retention_seconds=None)
+        assert altered.options == {}
+        table.upsert(rows(range(1000), "later"))
+        assert table.count() == 1000
+    maintained.stop()
+    maintained.restart()
+    with sync.connect(maintained.url) as client:
+        table = client.table("test.t")
+        assert table.options == {}
+        assert earliest(table) is not None
+
+
+def test_the_ages_of_changes_are_known_as_precisely_as_a_shorter_retention_needs(maintained: ServerProcess) -> None:
+    with sync.connect(maintained.url) as client:
+        table = client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
+        table.upsert(rows(range(10)))
+        client.alter_table("test.t", log_retention_seconds=3)
+        writes = iter(range(10**9))
+
+        def is_trimmed_while_written() -> bool:
+            # New changes all the time: without marks between them, the server would have to keep all of them.
+            table.upsert(rows(range(10), f"v{next(writes)}"))
+            return (earliest(table) or 0) > 10
+
+        wait_until(is_trimmed_while_written, "old changes removed beside new ones", timeout=60)
+
+
+@pytest.mark.asyncio
+async def test_a_columnar_base_comes_and_goes_with_its_option(maintained: ServerProcess) -> None:
+    async with connect(maintained.url) as client:
+        table = await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=2)
+        await table.upsert(rows(range(20_000)))
+        expected = (await table.scan().ordered().to_arrow()).to_pydict()
+        for _ in range(2):
+            await client.alter_table("test.t", columnar_base="eager")
+            await await_bases(table)
+            assert (await table.scan().ordered().to_arrow()).to_pydict() == expected
+            async with table.scan().with_chunk(rows=100).stream() as running:
+                first = await anext(running)
+                await client.alter_table("test.t", columnar_base="off")
+                assert not is_of_bases(await table.scan().explain())
+                rest = [batch async for batch in running]
+            assert sum(map(len, (first, *rest))) == 20_000
+
+            async def is_gone() -> bool:
+                return not any(bases_on_disk(maintained.data_dir, "test.t").values())
+
+            await await_until(is_gone, "the bases removed from disk")
+            assert (await table.scan().ordered().to_arrow()).to_pydict() == expected
+
+
+@pytest.mark.asyncio
+async def test_a_base_from_before_a_change_and_a_kill_is_never_read_with_its_old_rows(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *SOON) as server:
+        async with connect(server.url) as client:
+            table = await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1, columnar_base="eager")
+            await table.upsert(rows(range(20_000), "old"))
+            await await_bases(table)
+            await client.alter_table("test.t", columnar_base="off")
+        server.kill()
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table("test.t")
+            await table.upsert(rows(range(20_000), "new"))
+            await client.alter_table("test.t", columnar_base="eager")
+            await await_bases(table)
+            assert set((await table.scan().to_arrow())["v"].to_pylist()) == {"new"}
+
+
+@pytest.mark.asyncio
+async def test_writes_that_change_nothing_are_changes_once_row_deduplicate_is_off(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
+    first = await table.upsert(rows(range(10)))
+    assert (await table.upsert(rows(range(10)))).log_offsets == first.log_offsets
+    await client.alter_table(name, row_deduplicate=False)
+    for write in (rows(range(10)), rows(range(1))):
+        before = await table.log_offsets()
+        after = (await table.upsert(write)).log_offsets
+        assert after[0] > before[0]
+    await client.alter_table(name, row_deduplicate=True)
+    before = await table.log_offsets()
+    assert (await table.upsert(rows(range(10)))).log_offsets == before
+
+
+@pytest.mark.asyncio
+async def test_options_that_cannot_change_are_refused_and_nothing_else_of_the_request_is_done(
+    client: Client, name: str
+) -> None:
+    await client.create_table(name, SCHEMA, primary_key=["k"])
+    for option, (_, other) in FIXED.items():
+        options: dict[str, Any] = {"columnar_base": "auto", option: other}
+        with pytest.raises(InvalidOption, match=f'"{option}" cannot change .* copy the rows') as caught:
+            await client.alter_table(name, add_columns=pa.schema([("w", pa.int8())]), **options)
+        assert caught.value.details == {"option": option}
+    with pytest.raises(InvalidOption, match="did you mean"):
+        await client.alter_table(name, columnar_bas="auto")
+    with pytest.raises(UsageError, match="nothing to alter"):
+        await client.alter_table(name)
+    table = await client.table(name)
+    assert (table.options, table.schema.names) == ({}, ["k", "v"])
+
+
+@pytest.mark.asyncio
+async def test_options_columns_and_indexes_change_together(client: Client, name: str) -> None:
+    await client.create_table(name, SCHEMA, primary_key=["k"])
+    altered = await client.alter_table(
+        name, add_columns=pa.schema([("w", pa.int8())]), add_indexes=["w"], log_retention_bytes=1 << 30
+    )
+    assert altered.schema.names == ["k", "v", "w"]
+    assert altered.indexes == (("w",),)
+    assert altered.options == {"log_retention_bytes": str(1 << 30)}
+
+
+def random_change(rng: random.Random) -> dict[str, Any]:
+    """Returns some options with new values, and sometimes one that cannot change."""
+    values: dict[str, list[Any]] = {
+        "log_retention_seconds": [None, rng.randint(1, 10**6)],
+        "log_retention_bytes": [None, 0, rng.randint(0, 2**40)],
+        "columnar_base": [None, "off", "auto", "eager"],
+        "row_deduplicate": [None, True, False],
+    }
+    values |= {name: [None, *both] for name, both in FIXED.items() if rng.random() < 0.2}
+    chosen = rng.sample(sorted(values), rng.randint(1, 3))
+    return {name: rng.choice(values[name]) for name in chosen}
+
+
+def model_of(options: dict[str, str], change: dict[str, Any]) -> dict[str, str] | None:
+    """Returns the options after a change. None: the change is refused."""
+    defaults = DEFAULTS | {name: default for name, (default, _) in FIXED.items()}
+    after = defaults | options
+    for name, value in change.items():
+        text = defaults[name] if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if name in FIXED and text != after[name]:
+            return None
+        after[name] = text
+    return {name: text for name, text in after.items() if text != defaults[name]}
+
+
+def test_options_after_random_changes_and_restarts_are_those_of_a_model(server: ServerProcess) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    options: dict[str, str] = {}
+    with sync.connect(server.url) as client:
+        client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
+    for restart in (None, server.stop, server.kill):
+        if restart is not None:
+            restart()
+            server.restart()
+        with sync.connect(server.url) as client:
+            assert client.table("test.t").options == options, seed
+            for _ in range(40):
+                change = random_change(rng)
+                expected = model_of(options, change)
+                if expected is None:
+                    with pytest.raises(InvalidOption, match="cannot change"):
+                        client.alter_table("test.t", **change)
+                else:
+                    options = expected
+                    assert client.alter_table("test.t", **change).options == options, (seed, change)
+                assert client.table("test.t").options == options, (seed, change)
+
+
+@dataclass
+class Alterations:
+    """Changes three options of a table together, again and again. `done` is the number of the last acknowledged one."""
+
+    done: int = 0
+
+    async def run(self, client: Client) -> None:
+        """Alters the table until the server is gone."""
+        with suppress(ConnectionFailed):
+            while True:
+                number = self.done + 1
+                await client.alter_table(
+                    "test.t",
+                    log_retention_bytes=number * 2**30,
+                    columnar_base="eager" if number % 2 else "off",
+                    row_deduplicate=bool(number % 2),
+                )
+                self.done = number
+
+    async def await_more(self, count: int) -> None:
+        """Waits for more changes."""
+        goal = self.done + count
+
+        async def are_there() -> bool:
+            return self.done >= goal
+
+        await await_until(are_there, f"{goal} changes")
+
+
+@pytest.mark.asyncio
+async def test_a_kill_during_a_change_leaves_all_of_it_or_nothing(server: ServerProcess) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    async with connect(server.url) as client:
+        table = await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=2)
+        await table.upsert(rows(range(1000)))
+    alterations = Alterations()
+    for _ in range(6):
+        async with connect(server.url, operation_timeout=2) as client:
+            running = asyncio.ensure_future(alterations.run(client))
+            await alterations.await_more(rng.randint(1, 8))
+            await asyncio.to_thread(server.kill)
+            await running
+        await asyncio.to_thread(server.restart)
+        async with connect(server.url) as client:
+            table = await client.table("test.t")
+            found = int(table.options["log_retention_bytes"]) // 2**30
+            assert found in (alterations.done, alterations.done + 1), (seed, "an acknowledged change is durable")
+            assert table.options.get("columnar_base", "off") == ("eager" if found % 2 else "off"), seed
+            assert table.options.get("row_deduplicate", "true") == ("true" if found % 2 else "false"), seed
+            assert await table.count() == 1000
+            alterations.done = found
