@@ -22,6 +22,7 @@ from aio_client._transport.call_traces import trace_call
 from aio_client._transport.channel import channel_options
 from aio_client._transport.framing import ScanMessage
 from aio_client._transport.owner import ClientOwner
+from aio_client._transport.patient_timeout import PatientTimeout
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
 from aio_client._transport.status_errors import error_of_status, hint_about_tls, readable_seconds, typed_error_of
@@ -573,7 +574,7 @@ class StreamCall(Generic[_Response]):
             ScanKvError: The server's error, or the failure of the connection.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with PatientTimeout(timeout):
                 message = await self._read()
         except TimeoutError as error:
             if (timeout or 0) >= self._transport.config.min_silence_seconds:

@@ -16,6 +16,7 @@ from aio_client import (
     ConnectionFailed,
     DeadlineExceeded,
     ScanInterrupted,
+    StartFrom,
     Unavailable,
     UsageError,
     connect,
@@ -145,6 +146,24 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
         assert stream.statistics().attempts == proxy.connections >= 2, proxy
         proxy.resume()
         await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
+
+
+async def test_a_stream_whose_event_loop_was_blocked_keeps_its_connection(
+    client: Client, shared_server: ServerProcess, filled: str
+) -> None:
+    async with connect(shared_server.url, next_chunk_timeout=0.5) as hasty:
+        async with (await hasty.table(filled)).changes(StartFrom.LATEST).stream() as stream:
+            heard = asyncio.Event()
+            stream.on_heartbeat(heard.set)
+            reading = asyncio.ensure_future(anext(stream))
+            await heard.wait()
+            for _ in range(3):
+                # In the meantime, heartbeats arrive, and the time for the next one ends.
+                time.sleep(0.8)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+            await (await client.table(filled)).upsert([{"k": ROWS, "v": "new"}])
+            assert (await reading)["k"].to_pylist() == [ROWS]
+            assert stream.statistics().attempts == 1
 
 
 async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
