@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from scankv.model.changes.log_positions import CatchUp, LogSpec, ScanSource, Unmatched
+from scankv.model.changes.log_positions import CatchUp, LogSpec, Unmatched
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,21 +19,6 @@ class ChangesBuilder(ABC):
 
     __slots__ = ()
     _spec: ScanSpec
-
-    def with_source(self, source: ScanSource) -> Self:
-        """Reads the table's rows (`ScanSource.KV`, the default) or its changes (`ScanSource.LOG`).
-
-        A stream of changes begins with the first change after the stream opens, unless `start_from` says otherwise.
-
-        Args:
-            source: `ScanSource.KV` for rows, `ScanSource.LOG` for changes.
-
-        Raises:
-            UsageError: `source` is not a `ScanSource`.
-        """
-        if source not in tuple(ScanSource):
-            raise UsageError(f"source must be ScanSource.KV or ScanSource.LOG, not {source!r}")
-        return self._with(log=LogSpec() if source == ScanSource.LOG else None)
 
     def start_from(self, start: StartFrom, *, clamp: bool = False) -> Self:
         """Chooses where a scan of the changelog starts.

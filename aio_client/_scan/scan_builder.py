@@ -8,6 +8,7 @@ from aio_client._input.arguments import is_text, items_of, names_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._input.key_bounds import range_between, range_of_prefix
 from aio_client._scan.changes_builder import ChangesBuilder
+from scankv.model.changes.log_positions import LogSpec, ScanSource
 from scankv.model.errors import UsageError
 from scankv.model.expressions import all_of, predicate_of
 
@@ -34,13 +35,13 @@ class Pinned(Protocol):
         """The id of the snapshot's lease."""
 
 
-def snapshot_id_of(snapshot: str | Pinned) -> str:
-    """Returns the snapshot id of an `at` argument. Raises UsageError if it is neither a snapshot nor an id."""
+def snapshot_id_of(snapshot: str | Pinned, argument: str = "at") -> str:
+    """Returns the snapshot id of an argument. Raises UsageError if it is neither a snapshot nor an id."""
     if isinstance(snapshot, AwaitableOpener):
         raise UsageError(snapshot.correction)
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(snapshot_id) or not snapshot_id:
-        raise UsageError(f"at must be a snapshot or its id, not {snapshot!r}")
+        raise UsageError(f"{argument} must be a snapshot or its id, not {snapshot!r}")
     return snapshot_id
 
 
@@ -234,8 +235,38 @@ class ScanBuilder(ChangesBuilder):
         """
         return self._with(chunk_rows=rows, chunk_bytes=bytes)
 
+    def with_source(self, source: ScanSource, snapshot: str | Pinned | None = None) -> Self:
+        """Chooses what the scan reads: the current rows, the rows of a pinned snapshot, or the changes.
+
+        A stream of changes begins with the first change after the stream opens, unless `start_from` says otherwise.
+
+        Args:
+            source: `ScanSource.KV` (the default) for the rows as of the start of the scan, `ScanSource.SNAPSHOT` for
+                the rows of `snapshot`, for which `at` is the short form, or `ScanSource.LOG` for the changes, for which
+                `table.changes` is the short form.
+            snapshot: The snapshot, or its id. Only with `ScanSource.SNAPSHOT`, which needs it.
+
+        Raises:
+            UsageError: `source` is not a `ScanSource`; a snapshot is missing, given for another source, or neither a
+                snapshot nor an id; or the changes of a scan of a snapshot are asked for.
+        """
+        if source not in tuple(ScanSource):
+            raise UsageError(f"source must be ScanSource.KV or ScanSource.SNAPSHOT or ScanSource.LOG, not {source!r}")
+        if source == ScanSource.SNAPSHOT:
+            if snapshot is None:
+                raise UsageError("ScanSource.SNAPSHOT needs the snapshot to read, or its id", option="snapshot")
+            return self._with(log=None, snapshot_id=snapshot_id_of(snapshot, "snapshot"))
+        if snapshot is not None:
+            raise UsageError(
+                f"a snapshot is only for ScanSource.SNAPSHOT, not for ScanSource.{ScanSource(source).name}",
+                option="snapshot",
+            )
+        return self._with(log=LogSpec()) if source == ScanSource.LOG else self._with(log=None, snapshot_id=None)
+
     def at(self, snapshot: str | Pinned) -> Self:
         """Reads a pinned snapshot: all buckets as of its pin, every time the scan is started.
+
+        The short form of `with_source(ScanSource.SNAPSHOT, snapshot)`.
 
         Args:
             snapshot: The snapshot, or its id, which may come from another process.

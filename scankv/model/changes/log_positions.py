@@ -22,7 +22,9 @@ class ScanSource(enum.StrEnum):
     """The source that a scan reads."""
 
     KV = "kv"
-    """The rows of the table."""
+    """The rows of the table, as of the start of the scan."""
+    SNAPSHOT = "snapshot"
+    """The rows of a pinned snapshot."""
     LOG = "log"
     """The changes in the changelog."""
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
-from scankv.model.changes.log_positions import LogSpec
+from scankv.model.changes.log_positions import LogSpec, ScanSource
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.expressions import Predicate
 from scankv.model.keys.key_range import KeyRange
@@ -134,6 +134,13 @@ class ScanSpec:
                     "if_changed_since cannot be used with a resume token: a resumed scan returns the remaining rows "
                     "whatever has changed; remove the condition with if_changed_since(None)"
                 )
+
+    @property
+    def source(self) -> ScanSource:
+        """What the scan reads."""
+        if self.log is not None:
+            return ScanSource.LOG
+        return ScanSource.KV if self.snapshot_id is None else ScanSource.SNAPSHOT
 
     def _check_log(self, log: LogSpec) -> None:
         if not isinstance(log, LogSpec):

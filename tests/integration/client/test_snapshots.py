@@ -17,6 +17,7 @@ from aio_client import (
     InvalidRequest,
     ScanCancelled,
     ScanNotFound,
+    ScanSource,
     SnapshotExists,
     SnapshotLost,
     TableNotFound,
@@ -301,7 +302,10 @@ async def test_a_named_snapshot_is_found_again_after_client_and_server_were_rest
         await table.upsert(rows(range(ROWS), "old"))
         snapshot = await table.snapshot(name="nightly", ttl=3600)
         assert (snapshot.name, (await table.snapshot()).name) == ("nightly", None)
+        source = table.scan().with_source(ScanSource.SNAPSHOT, snapshot)
         await overwrite(table)
+        assert await content(source) == OLD
+        assert await content(source.with_source(ScanSource.KV)) == await content(table.scan()) != OLD
     server.kill()
     server.restart()
     async with connect(server.url) as client:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aio_client import Resume, ScanSpec, UsageError, sync
+from aio_client import Resume, ScanSource, ScanSpec, UsageError, sync
 from aio_client._scan.scan import Scan
 from aio_client._transport.config import ClientConfig
 
@@ -29,6 +29,29 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
     assert scan.resume_from(b"token").spec == ScanSpec("game.scores", resume_token=b"token")
     assert scan.spec == SPEC
     assert type(scan.at("pin")) is type(scan)
+
+
+def test_a_scan_has_one_source_and_a_later_one_replaces_it(scan: Scan) -> None:
+    pinned = scan.with_source(ScanSource.SNAPSHOT, "pin")
+    assert pinned.spec == scan.at("pin").spec
+    assert scan.with_source(ScanSource.SNAPSHOT, SimpleNamespace(id="pin")).spec == pinned.spec
+    changes = scan.with_source(ScanSource.LOG)
+    assert [each.spec.source for each in (scan, pinned, changes)] == ["kv", "snapshot", "log"]
+    assert changes.with_source(ScanSource.SNAPSHOT, "pin").spec == pinned.spec
+    assert pinned.with_source(ScanSource.SNAPSHOT, "other").spec == scan.at("other").spec
+    assert pinned.with_source(ScanSource.KV).spec == changes.with_source(ScanSource.KV).spec == SPEC
+    with pytest.raises(UsageError, match="a snapshot has no changes; start with its log offsets"):
+        pinned.with_source(ScanSource.LOG)
+
+
+def test_only_the_source_snapshot_has_a_snapshot(scan: Scan) -> None:
+    with pytest.raises(UsageError, match=r"ScanSource\.SNAPSHOT needs the snapshot to read, or its id"):
+        scan.with_source(ScanSource.SNAPSHOT)
+    with pytest.raises(UsageError, match="snapshot must be a snapshot or its id, not ''"):
+        scan.with_source(ScanSource.SNAPSHOT, "")
+    for source in (ScanSource.KV, ScanSource.LOG):
+        with pytest.raises(UsageError, match=rf"only for ScanSource\.SNAPSHOT, not for ScanSource\.{source.name}"):
+            scan.with_source(source, "pin")
 
 
 def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
