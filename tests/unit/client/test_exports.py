@@ -42,6 +42,7 @@ NAMES = [
     "PositionOutOfRange",
     "Predicate",
     "ProtocolViolation",
+    "RangeNotTracked",
     "RequestTooLarge",
     "Resume",
     "Resumption",
