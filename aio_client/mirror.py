@@ -27,7 +27,7 @@ from aio_client._input.optional import to_pylist
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.changes.log_positions import ScanSource, StartFrom
-from scankv.model.errors import InvalidKey, UsageError
+from scankv.model.errors import InvalidKey, UnknownField, UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
 from scankv.model.tables.schema import CHANGE_COLUMNS
@@ -81,8 +81,8 @@ def mirror(
     """
     chosen = None if columns is None else [*(n for n in table.primary_key if n not in columns), *columns]
     scan = table.scan(chosen, where=where).with_source(ScanSource.LOG).start_from(StartFrom.FULL).with_row_kind()
-    # Deleting a row that the copy does not have changes nothing.
-    scan = scan.with_unmatched("delete")
+    # Deleting a row that the copy does not have changes nothing, nor does replacing a row by the same row.
+    scan = scan.with_unmatched("delete").with_untracked("rescan")
     if state is not None:
         scan = scan.resume_from(state.token)
     return Mirror(scan, table.primary_key, state)
@@ -126,9 +126,9 @@ class Mirror:
             SchemaMismatch, TableNotFound, PositionExpired: As when a scan starts.
             InvalidResumeToken: The state is of another table, or of other columns or rows.
         """
-        self._stream = self._scan.stream()
         try:
-            await self._stream.__aenter__()
+            await self._open()
+            assert self._stream is not None
             if self._state is not None:
                 for batch in self._state.rows.combine_chunks().to_batches():
                     self._apply(batch, np.zeros(batch.num_rows, np.bool_))
@@ -141,6 +141,16 @@ class Mirror:
             await self.aclose()
             raise
         return self
+
+    async def _open(self) -> None:
+        self._stream = self._scan.stream()
+        try:
+            await self._stream.__aenter__()
+        except UnknownField:
+            # A server of an earlier version has no rows whose changes were not tracked.
+            await self._stream.aclose()
+            self._stream = self._scan.with_untracked("fail").stream()
+            await self._stream.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aio_client import ScanKvError, StartFrom, StopAt
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
-from scankv.model.changes.log_positions import PositionKind
+from scankv.model.changes.log_positions import PositionKind, Untracked
 from scankv.model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange
 from spark_bridge.change_rows import recreated_error
 from spark_bridge.options import option_error
@@ -89,7 +89,9 @@ class FollowedLog:
                 rows, size = rows + chunk.num_rows, size + chunk.nbytes
                 if reached and (rows > most_rows or size > most_bytes):
                     return reached
-                reached = stream.next_offsets
+                # Rows of a range that is read again have no offsets of their own.
+                if dict(stream.next_offsets) != dict(start):
+                    reached = stream.next_offsets
         return end
 
     def plan_tasks(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[ScanSpec]:
@@ -174,7 +176,11 @@ class FollowedLog:
     def _change_scan(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
         # A scan without a stop position is opened only for its offsets. It delivers no rows and needs no predicate.
         where = None if stop is None else self._options.read.predicate(self._table)
-        return self._table.changes(start, stop, columns=columns, where=where)
+        changes = self._table.changes(start, stop, columns=columns, where=where)
+        if self._options.untracked is not Untracked.RESCAN:
+            return changes
+        # Deletes are for rows that have ceased to match. A stream of rows cannot express them.
+        return changes.with_untracked("rescan").with_unmatched("delete" if self._options.row_kinds else "refuse")
 
     def _check_table(self, stream: sync.ScanStream) -> None:
         if self.incarnation not in ("", stream.table_incarnation):

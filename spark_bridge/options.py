@@ -45,7 +45,15 @@ READ_NAMES: Final = (
     "pushdown",
     "traceparent",
 )
-STREAM_NAMES: Final = ("row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
+STREAM_NAMES: Final = (
+    "row_kinds",
+    "start",
+    "stop",
+    "max_rows_per_trigger",
+    "max_bytes_per_trigger",
+    "consumer_id",
+    "untracked",
+)
 """Options of `readStream` only, see `StreamOptions`."""
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _NO_OPTIONS: Final = (

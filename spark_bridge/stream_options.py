@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.changes.log_positions import StartFrom, StopAt
+from scankv.model.changes.log_positions import StartFrom, StopAt, Untracked
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.names import check_consumer_id
 from spark_bridge.options import (
@@ -60,6 +60,7 @@ class StreamOptions:
             table is read, even if that is more. None: no limit.
         consumer_id: The consumer that holds the changes. None: one is created for the query.
         snapshot_ttl: Seconds that the snapshot of the initial rows lives while the query does not run.
+        untracked: What the query does where rows were written without tracking of changes.
     """
 
     read: ReadOptions
@@ -70,6 +71,7 @@ class StreamOptions:
     max_bytes: int | None = None
     consumer_id: str | None = None
     snapshot_ttl: float = SNAPSHOT_TTL
+    untracked: Untracked = Untracked.FAIL
 
     def __post_init__(self) -> None:
         """Raises UsageError, naming the option, if a value is out of range."""
@@ -107,6 +109,8 @@ class StreamOptions:
                 values[name] = parse_whole_number(f"{name}_per_trigger", own[f"{name}_per_trigger"])
         if "consumer_id" in own:
             values["consumer_id"] = own["consumer_id"]
+        if "untracked" in own:
+            values["untracked"] = _parse_untracked(own["untracked"])
         ttl_is_given = "snapshot_ttl" in texts
         read = ReadOptions.parse_texts(texts)
         if ttl_is_given:
@@ -131,6 +135,13 @@ def _parse_start(text: str) -> StartFrom:
         return StartFrom.timestamp(dt.datetime.fromisoformat(text))
     except (ValueError, UsageError):
         raise option_error("start", f"{_START_FORMS}, not {text!r:.80}") from None
+
+
+def _parse_untracked(text: str) -> Untracked:
+    try:
+        return Untracked(text.strip().lower())
+    except ValueError:
+        raise option_error("untracked", f"must be fail or rescan, not {text!r:.80}") from None
 
 
 def _parse_stop(text: str) -> StopAt:

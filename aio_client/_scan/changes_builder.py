@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from scankv.model.changes.log_positions import CatchUp, LogSpec, Unmatched
+from scankv.model.changes.log_positions import CatchUp, LogSpec, Unmatched, Untracked
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +86,30 @@ class ChangesBuilder(ABC):
         if unmatched not in tuple(Unmatched):
             raise UsageError(f'unmatched must be "refuse" or "delete", not {unmatched!r}')
         return self._with(log=replace(self._log("with_unmatched"), unmatched=Unmatched(unmatched)))
+
+    def with_untracked(self, untracked: Literal["fail", "rescan"]) -> Self:
+        """Chooses what happens where rows were written with `track_changes=False`.
+
+        The changelog has only the range of the keys of such rows. By default, the stream fails there with
+        `RangeNotTracked`. With "rescan", the server sends all rows of the range as `+U`, as they are when the stream
+        gets there. All of them have the offset and the time of the write. The stream then continues with the changes
+        after the write. Some of them may be older than the rows, but lead to the same state: a reader that stores the
+        last row of each key, and deletes at `-D`, has the table. A reader that needs each change, for example to add up
+        `-U` and `+U`, must not use "rescan", because no `-U` precedes these rows. Rows of a stream that stops may be
+        newer than the stop. After an interruption, the rows of the range come again from the first one.
+
+        A predicate on columns outside the key needs `with_unmatched("delete")`: rows of the range that do not match
+        come as `-D`.
+
+        Args:
+            untracked: "fail" or "rescan".
+
+        Raises:
+            UsageError: `untracked` has another value, or the scan does not read the changelog.
+        """
+        if untracked not in tuple(Untracked):
+            raise UsageError(f'untracked must be "fail" or "rescan", not {untracked!r}')
+        return self._with(log=replace(self._log("with_untracked"), untracked=Untracked(untracked)))
 
     def with_row_kind(self) -> Self:
         """Returns the rows of a scan of the changelog with four additional columns before their own.

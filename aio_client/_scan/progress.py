@@ -119,6 +119,8 @@ class ScanProgress:
         self._rows_scanned = self.rows_scanned
         left = None if self._limit is None else self._limit - self._rows
         self._ledger = ScanLedger(self.spec, token=ledger.token, limit=left)
+        # Until the next header arrives, what is known stays known.
+        self._ledger.next_offsets, self._ledger.scanning = ledger.next_offsets, ledger.scanning
         self.attempts += 1
 
     def cut(self, cause: ScanKvError) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from scankv.model.changes.change_columns import ChangeColumns
 from scankv.model.changes.chunk_checksum import chunk_crc32c
-from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched
+from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched, Untracked
 from scankv.model.errors import ProtocolViolation
 from scankv.model.expressions.wire import to_proto
 from scankv.model.tables.schema import CHANGE_COLUMNS
@@ -84,6 +84,7 @@ def changelog_message(log: LogSpec) -> scan_pb2.Changelog:
         net_changes_lag_threshold=log.lag_threshold or 0,
         clamp=log.clamp,
         unmatched_delete=log.unmatched is Unmatched.DELETE,
+        rescan_untracked=log.untracked is Untracked.RESCAN,
     )
     start, stop = log.start, log.stop
     match start.kind:

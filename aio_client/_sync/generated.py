@@ -994,6 +994,7 @@ class Table(Blocking):
         mode: WriteMode = "merge",
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
+        track_changes: bool = True,
     ) -> WriteResult:
         """Inserts rows, and merges them into the rows that have their keys, as the table's merge engine says.
 
@@ -1033,6 +1034,10 @@ class Table(Blocking):
             locks: The column locks of this table that the caller holds, or their ids: the write may change the columns
                 that they lock. A write that names a lock that has ended is refused, so that a holder that was paused
                 does not write concurrently with its successor.
+            track_changes: False leaves the changes of the rows out of the changelog, which then has only the range of
+                their keys. This makes backfills faster. A stream of changes, a consumer or an undo that reaches such a
+                range fails with `RangeNotTracked`, and conditional writes and transactions take it for a change of
+                every key in it. The data cannot have a column `_change_type`.
 
         Returns:
             The number of rows given, and the log offsets after the write.
@@ -1050,11 +1055,15 @@ class Table(Blocking):
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
+            UpgradeNotConfirmed: With `track_changes=False`, the data directory has a format of an earlier version;
+                nothing was written.
             UsageError: `data` has no known form; or, with `if_version`, it is empty or does not fit into one request.
             ConnectionFailed: No answer came within the operation timeout.
         """
         return self._runner.call(
-            lambda: self._aio.upsert(data, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
+            lambda: self._aio.upsert(
+                data, columns, mode=mode, if_version=if_version, locks=unwrap(locks), track_changes=track_changes
+            )
         )
 
     def retract(
@@ -1731,7 +1740,9 @@ class Writer(BlockingContextManager):
         """
         return super().__enter__()
 
-    def upsert(self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
+    def upsert(
+        self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge", track_changes: bool = True
+    ) -> None:
         """Takes rows to upsert. Returns as soon as they fit into the buffer; `flush` waits until they are written.
 
         Rows in memory are all checked before the first is taken.
@@ -1740,13 +1751,14 @@ class Writer(BlockingContextManager):
             data: As for `Table.upsert`.
             columns: As for `Table.upsert`. Default: the columns of the writer.
             mode: As for `Table.upsert`.
+            track_changes: As for `Table.upsert`.
 
         Raises:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is invalid, or the table
                 does not support the write. Nothing was taken, and the writer can still be used.
             ScanKvError: An earlier write has failed; `details` say what was lost.
         """
-        self._runner.call(lambda: self._aio.upsert(data, columns, mode=mode))
+        self._runner.call(lambda: self._aio.upsert(data, columns, mode=mode, track_changes=track_changes))
 
     def retract(self, data: Data, columns: Names | None = None) -> None:
         """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.

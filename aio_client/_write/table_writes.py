@@ -49,6 +49,7 @@ class WriteMethods(TableMethods):
         mode: WriteMode = "merge",
         if_version: Mapping[int, int] | None = None,
         locks: Sequence[ColumnLock | str] = (),
+        track_changes: bool = True,
     ) -> WriteResult:
         """Inserts rows, and merges them into the rows that have their keys, as the table's merge engine says.
 
@@ -88,6 +89,10 @@ class WriteMethods(TableMethods):
             locks: The column locks of this table that the caller holds, or their ids: the write may change the columns
                 that they lock. A write that names a lock that has ended is refused, so that a holder that was paused
                 does not write concurrently with its successor.
+            track_changes: False leaves the changes of the rows out of the changelog, which then has only the range of
+                their keys. This makes backfills faster. A stream of changes, a consumer or an undo that reaches such a
+                range fails with `RangeNotTracked`, and conditional writes and transactions take it for a change of
+                every key in it. The data cannot have a column `_change_type`.
 
         Returns:
             The number of rows given, and the log offsets after the write.
@@ -105,10 +110,13 @@ class WriteMethods(TableMethods):
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
             LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
+            UpgradeNotConfirmed: With `track_changes=False`, the data directory has a format of an earlier version;
+                nothing was written.
             UsageError: `data` has no known form; or, with `if_version`, it is empty or does not fit into one request.
             ConnectionFailed: No answer came within the operation timeout.
         """
-        if self._row_writes.are_usable and columns is None and mode == "merge" and if_version is None and not locks:
+        is_plain = columns is None and mode == "merge" and if_version is None and not locks and track_changes
+        if self._row_writes.are_usable and is_plain:
             encoded = self._handle.python_rows.encode_rows(data)
             if encoded is not None:
                 with suppress(TableRecreated, NeedsArrowError):
@@ -116,7 +124,9 @@ class WriteMethods(TableMethods):
                 await self._handle.refresh()
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
         rows = await asyncio.to_thread(rows_of, data)
-        pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
+        pieces = await self._handle.build_for_shape(
+            lambda shape: WritePieces.of_rows(shape, rows, columns, mode, track_changes=track_changes)
+        )
         return await self._write(pieces, if_version, locks)
 
     async def retract(

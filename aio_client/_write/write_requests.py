@@ -43,6 +43,7 @@ class RequestKind:
         columns: The columns to write; empty: all.
         overwrite: Whether the rows replace existing rows, whatever the merge engine.
         changes: Whether the rows have a column with their row kind.
+        untracked: Whether the changes of the rows are left out of the changelog.
     """
 
     table: str
@@ -51,6 +52,7 @@ class RequestKind:
     columns: tuple[str, ...] = ()
     overwrite: bool = False
     changes: bool = False
+    untracked: bool = False
 
     def request(self, batch: pa.RecordBatch) -> Request:
         """Returns one request of this kind with these rows."""
@@ -58,7 +60,12 @@ class RequestKind:
         if self.deletes:
             return write_pb2.DeleteRequest(table=self.table, keys=to_ipc(batch), columns=self.columns, mode=mode)
         return write_pb2.UpsertRequest(
-            table=self.table, rows=to_ipc(batch), schema_id=self.schema_id, columns=self.columns, mode=mode
+            table=self.table,
+            rows=to_ipc(batch),
+            schema_id=self.schema_id,
+            columns=self.columns,
+            mode=mode,
+            untracked=self.untracked,
         )
 
 
@@ -100,6 +107,7 @@ class WritePieces:
         mode: str = "merge",
         *,
         retract: bool = False,
+        track_changes: bool = True,
     ) -> WritePieces:
         """Returns the pieces of an upsert or a retraction.
 
@@ -122,6 +130,7 @@ class WritePieces:
             columns=() if columns is None else tuple(schema.names),
             overwrite=mode == "overwrite",
             changes=changes or retract,
+            untracked=not track_changes,
         )
         counted = () if mode == "overwrite" else shape.counted_columns
         batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted)

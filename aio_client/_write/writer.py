@@ -188,7 +188,14 @@ class Writer:
             self._lock_ids = []
             await self._stack.aclose()
 
-    async def upsert(self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
+    async def upsert(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        track_changes: bool = True,
+    ) -> None:
         """Takes rows to upsert. Returns as soon as they fit into the buffer; `flush` waits until they are written.
 
         Rows in memory are all checked before the first is taken.
@@ -197,6 +204,7 @@ class Writer:
             data: As for `Table.upsert`.
             columns: As for `Table.upsert`. Default: the columns of the writer.
             mode: As for `Table.upsert`.
+            track_changes: As for `Table.upsert`.
 
         Raises:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is invalid, or the table
@@ -206,7 +214,11 @@ class Writer:
         await self._raise_failure()
         rows = await asyncio.to_thread(rows_of, data)
         names = self._with_key(columns)
-        await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, names, mode)))
+        await self._take(
+            await self._table.build_for_shape(
+                lambda shape: WritePieces.of_rows(shape, rows, names, mode, track_changes=track_changes)
+            )
+        )
 
     async def retract(self, data: Data, columns: Names | None = None) -> None:
         """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.

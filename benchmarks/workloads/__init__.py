@@ -28,6 +28,7 @@ from benchmarks.workloads import (
     tls,
     top_n,
     transactions,
+    untracked,
     upsert,
 )
 
@@ -52,6 +53,7 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "memory": memory.run,
     "shares": shares.run,
     "upsert": upsert.run,
+    "untracked": untracked.run,
     "transactions": transactions.run,
     "few-rows": few_rows.run,
     "load": load.run,

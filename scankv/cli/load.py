@@ -102,6 +102,14 @@ def load(
             show_default=False,
         ),
     ] = None,
+    track_changes: Annotated[
+        bool,
+        typer.Option(
+            "--track-changes/--no-track-changes",
+            help="With --no-track-changes, the changelog gets only the range of the written keys, which makes a "
+            "backfill faster. Streams of changes, consumers and undo fail when they reach it.",
+        ),
+    ] = True,
     url: Url = None,
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
@@ -124,7 +132,7 @@ def load(
             _create_table(client, table, new)
             if new.restored:
                 mode = mode or Mode.OVERWRITE
-        _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip)
+        _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip, track_changes=track_changes)
 
 
 def _require_key(source: Input, key: list[str]) -> None:
@@ -186,7 +194,16 @@ def _refuse_existing(client: sync.Client, name: str) -> None:
         raise TableExists(f"the table {name} already exists: leave out --create, or drop it first", table=name)
 
 
-def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions, mode: Mode, *, skip: bool) -> None:
+def _load(
+    client: sync.Client,
+    name: str,
+    sources: list[Input],
+    csv: CsvOptions,
+    mode: Mode,
+    *,
+    skip: bool,
+    track_changes: bool,
+) -> None:
     table = client.table(name)
     if len(sources) > 1:
         # Checked before the first write, so that nothing is written if a later file has other columns.
@@ -194,7 +211,7 @@ def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions,
             with convert_errors(source.name):
                 check_file_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
     started, bad_rows = time.monotonic(), 0
-    loading = Loading(client, table, mode.value)
+    loading = Loading(client, table, mode.value, track_changes=track_changes)
     with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
         for source in sources:
             bad = BadRows(source.name, skip=skip, report=report)

@@ -36,7 +36,8 @@ class Loading:
         unsure: How many further rows were sent but not answered, so that they may or may not be written.
     """
 
-    def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
+    def __init__(self, client: Client, table: Table, mode: WriteMode = "merge", *, track_changes: bool = True) -> None:
+        self._track_changes = track_changes
         self.rows: int = 0
         self.unsure: int = 0
         self._mode: WriteMode = mode
@@ -74,7 +75,7 @@ class Loading:
     def _write(self, rows: pa.RecordBatch) -> None:
         self.unsure = rows.num_rows
         try:
-            written = self._table.upsert(rows, mode=self._mode).rows
+            written = self._table.upsert(rows, mode=self._mode, track_changes=self._track_changes).rows
         except (InvalidRequest, RequestTooLarge):
             self.unsure = 0
             raise

@@ -18,7 +18,7 @@ from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
 from scankv.model import lazy_compute as pc
-from scankv.model.changes.log_positions import Unmatched
+from scankv.model.changes.log_positions import Unmatched, Untracked
 from scankv.model.tables.schema import CHANGE_COLUMNS
 
 _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
@@ -67,6 +67,13 @@ def tail(
             'changelog="upsert": refuse the command, or print a deletion.',
         ),
     ] = Unmatched.REFUSE,
+    untracked: Annotated[
+        Untracked,
+        typer.Option(
+            help="What to do where rows were written without tracking of changes: fail, or print all rows of the "
+            "written key ranges again, as updates. With rescan, WHERE may need --unmatched delete.",
+        ),
+    ] = Untracked.FAIL,
     clamp: Annotated[
         bool, typer.Option("--clamp", help="If START is older than the oldest change that is kept, start there.")
     ] = False,
@@ -83,7 +90,7 @@ def tail(
     with open_client(url) as client:
         scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
-        changes = changes.with_unmatched(unmatched.value)
+        changes = changes.with_unmatched(unmatched.value).with_untracked(untracked.value)
         try:
             for rows in changes.stream():
                 _print(rows, chosen, table)

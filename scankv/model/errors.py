@@ -18,6 +18,7 @@
     │   ├── ServerBusy
     │   ├── PositionExpired
     │   ├── PositionOutOfRange
+    │   ├── RangeNotTracked
     │   ├── TooManyScans
     │   ├── ScanNotFound
     │   ├── ScanCancelled
@@ -246,8 +247,9 @@ class UnknownField(ServerRefused):
 class UpgradeNotConfirmed(ServerRefused):
     """The request needs a newer format of the data directory, and the upgrade to that format is not confirmed.
 
-    `details` has `format`, the number of the format that the directory has. Nothing was changed. A client of this
-    version never raises this error: it repeats the request in a form that every format can store.
+    `details` has `format`, the number of the format that the directory has. Nothing was changed. Writes with
+    `track_changes=False` raise this error. Other writes do not: the client repeats them in a form that every format can
+    store.
 
     What to do:
         Stop the server, and confirm the upgrade with `scankv upgrade DIR --confirm`. Servers of earlier versions can no
@@ -309,6 +311,20 @@ class PositionOutOfRange(ServerRefused):
 
     code = "OUT_OF_RANGE"
     reason = "POSITION_OUT_OF_RANGE"
+
+
+class RangeNotTracked(ServerRefused):
+    """Rows were written with `track_changes=False`, so the changelog has the range of their keys, but no changes.
+
+    Whatever needs every change fails at this place in the changelog, rather than miss some. `details` has `bucket` and
+    `offset`, the log offset of the write; the next changes follow at `offset + 1`.
+
+    What to do:
+        Read the rows of the table again, for example with `StartFrom.FULL`. An undo cannot go back beyond the write.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "RANGE_NOT_TRACKED"
 
 
 class TooManyScans(ServerRefused):

@@ -210,7 +210,7 @@ class Changelog(_message.Message):
     With `where`, a stream shows the changes of the set of matching rows: a row that begins to match is `+I`, and a row
     that no longer matches is `-D`. Chunks, tokens, heartbeats, flow control, stall timeout and cancelling are as for
     other scans; there is no longest duration. A token is valid as long as the log reaches back to it, and what follows
-    it is always the same.
+    it is always the same, except for rows that are read again (see `rescan_untracked`).
 
     A stream without a stop never ends. While it waits for changes it sends heartbeats. When columns are added to the
     table and all columns are requested, another header precedes the first chunk that has the new columns.
@@ -240,6 +240,7 @@ class Changelog(_message.Message):
     UNMATCHED_DELETE_FIELD_NUMBER: _builtins.int
     CONSUMER_MUST_EXIST_FIELD_NUMBER: _builtins.int
     NET_CHANGES_LAG_THRESHOLD_FIELD_NUMBER: _builtins.int
+    RESCAN_UNTRACKED_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest change that is kept, if
     it is later than this time. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST: see
@@ -281,6 +282,16 @@ class Changelog(_message.Message):
     net_changes_lag_threshold: _builtins.int
     """With `net_changes`, a bucket with a greater lag than this, in changes, returns net changes. 0: the server's
     `catch_up_changes`.
+    """
+    rescan_untracked: _builtins.bool
+    """Where rows were written without tracking of changes (see UpsertRequest.untracked), sends all rows of the written
+    key ranges as `+U`, read at that moment, with the offset and time of the first marker. Each chunk of these rows but
+    the last has a token that starts them again. The changes that follow may be older than these rows, and lead to the
+    same state, so a reader that stores the last row of each key has the table. No `-U` precedes such a `+U`. A row
+    that does not match `where` comes as `-D`, so a `where` on columns outside the key needs `unmatched_delete`.
+    In a bucket that has had such a write, every change is returned instead of net changes, and every row that does not
+    match comes as `-D`. Without this field, the stream fails with FAILED_PRECONDITION RANGE_NOT_TRACKED (metadata
+    bucket, offset).
     """
     @_builtins.property
     def full(self) -> Global___LogFull:
@@ -327,10 +338,11 @@ class Changelog(_message.Message):
         unmatched_delete: _builtins.bool = ...,
         consumer_must_exist: _builtins.bool = ...,
         net_changes_lag_threshold: _builtins.int = ...,
+        rescan_untracked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -76,7 +76,8 @@ class ScanServiceServicer:
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
         operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. For the changelog also OUT_OF_RANGE
         POSITION_EXPIRED and POSITION_OUT_OF_RANGE, with the requested, the first and the last offset; FAILED_PRECONDITION
-        CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+        CONSUMER_FENCED, TABLE_RECREATED, RANGE_NOT_TRACKED (see `rescan_untracked`); RESOURCE_EXHAUSTED
+        TOO_MANY_CONSUMERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -74,7 +74,8 @@ class ScanServiceStub:
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. For the changelog also OUT_OF_RANGE
     POSITION_EXPIRED and POSITION_OUT_OF_RANGE, with the requested, the first and the last offset; FAILED_PRECONDITION
-    CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+    CONSUMER_FENCED, TABLE_RECREATED, RANGE_NOT_TRACKED (see `rescan_untracked`); RESOURCE_EXHAUSTED
+    TOO_MANY_CONSUMERS.
     """
     ExplainScan: _grpc.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]
     """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
@@ -112,7 +113,8 @@ class ScanServiceAsyncStub(ScanServiceStub):
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. For the changelog also OUT_OF_RANGE
     POSITION_EXPIRED and POSITION_OUT_OF_RANGE, with the requested, the first and the last offset; FAILED_PRECONDITION
-    CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+    CONSUMER_FENCED, TABLE_RECREATED, RANGE_NOT_TRACKED (see `rescan_untracked`); RESOURCE_EXHAUSTED
+    TOO_MANY_CONSUMERS.
     """
     ExplainScan: _aio.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
     """Returns how the server would answer a scan, without reading anything. Resume tokens are ignored.
@@ -153,7 +155,8 @@ class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
         operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. For the changelog also OUT_OF_RANGE
         POSITION_EXPIRED and POSITION_OUT_OF_RANGE, with the requested, the first and the last offset; FAILED_PRECONDITION
-        CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+        CONSUMER_FENCED, TABLE_RECREATED, RANGE_NOT_TRACKED (see `rescan_untracked`); RESOURCE_EXHAUSTED
+        TOO_MANY_CONSUMERS.
         """
 
     @_abc_1.abstractmethod

@@ -106,6 +106,7 @@ class UpsertRequest(_message.Message):
     ENCODED_ROWS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     INDEPENDENT_FIELD_NUMBER: _builtins.int
+    UNTRACKED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
@@ -125,6 +126,13 @@ class UpsertRequest(_message.Message):
     independent: _builtins.bool
     """Writes each of `encoded_rows` for itself, because they come from independent calls: WriteResponse.failures says
     which rows were refused. Without it, a row or a bucket that is refused refuses the whole request.
+    """
+    untracked: _builtins.bool
+    """Leaves the changes of the rows out of the changelog: for each atomic batch, the changelog gets one marker, which
+    names the range of its keys and takes one offset. The server then reads the current rows only if it needs them to
+    merge, or for indexes. What needs every change fails at a marker with RANGE_NOT_TRACKED. Cannot be combined with
+    `transaction`, `encoded_rows`, or a column `_change_type`. FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED if the data
+    directory has a format that has no such markers.
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -177,10 +185,11 @@ class UpsertRequest(_message.Message):
         encoded_rows: _abc.Iterable[_builtins.bytes] | None = ...,
         table_incarnation: _builtins.str = ...,
         independent: _builtins.bool = ...,
+        untracked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_rows", b"encoded_rows", "independent", b"independent", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "untracked", b"untracked", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,7 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         consumer_must_exist=request.log.consumer_must_exist,
         lag_threshold=_lag_threshold(request.log),
         unmatched_delete=request.log.unmatched_delete,
+        rescans=request.log.rescan_untracked,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, TableRecreated
@@ -16,7 +17,7 @@ from streaming_server.services.errors import map_write_errors, status_of
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
 from streaming_server.storage.files.disk_space import refusal_of_write
-from streaming_server.storage.tables.data_directory import REFUSALS_FORMAT
+from streaming_server.storage.tables.data_directory import MARKERS_FORMAT, REFUSALS_FORMAT
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 
 if TYPE_CHECKING:
@@ -50,12 +51,15 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.WriteResponse:
         async with map_write_errors(request, context):
             table = self._tables.table(request.table)
+            if request.untracked:
+                self._check_untracked(request)
             if request.HasField("transaction"):
                 return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             if request.encoded_rows:
                 return await self._write_few(request, table, request.encoded_rows)
             _require_no_incarnation(request)
-            terms, kind = preconditions_of(request), kind_of(request)
+            terms = preconditions_of(request)
+            kind = replace(kind_of(request), tracks_changes=not request.untracked)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
         return _write_response(rows, offsets, table)
@@ -75,6 +79,14 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _write_response(rows, offsets, table)
+
+    def _check_untracked(self, request: write_pb2.UpsertRequest) -> None:
+        if request.HasField("transaction") or request.encoded_rows:
+            raise InvalidRequest(
+                "untracked cannot be combined with transaction or encoded_rows: send Arrow data outside a transaction",
+                option="untracked",
+            )
+        self._tables.require_format(MARKERS_FORMAT, "writes without tracking of changes")
 
     async def _write_few(
         self,

@@ -17,6 +17,7 @@ from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.changelog.range_markers import MarkerReached, RangeMarker
 from streaming_server.storage.changelog.records import (
     Changes,
     LogRecord,
@@ -68,7 +69,7 @@ class Logged(Protocol):
 
     @property
     def log(self) -> ChangeLog: ...
-    def append(self, changes: Changes, schema_id: int, micros: int) -> None: ...
+    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None: ...
     def trim(self, offset: int) -> int: ...
     def lose_from(self, count: int) -> None:
         """Simulates a power failure that the log detects: begins a new epoch without these changes."""
@@ -84,7 +85,7 @@ class InMemory:
     def __init__(self, clock: FixedClock) -> None:
         self.log = MemoryLog(clock)
 
-    def append(self, changes: Changes, schema_id: int, micros: int) -> None:
+    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
         batch = MemoryBatch()
         self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
         batch.apply()
@@ -113,7 +114,7 @@ class InRocksDB:
         self.log = BucketLog(store, lambda: self._span)
         self.log.holds = RetentionHolds(clock)
 
-    def append(self, changes: Changes, schema_id: int, micros: int) -> None:
+    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
         batch = self._store.batch()
         self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
         self._store.write(batch)
@@ -526,3 +527,34 @@ def test_a_rewritten_log_returns_the_same_changes_and_accepts_appends(new: Calla
     for before, after in pairwise(history.changes):
         if after.micros > before.micros:
             assert history.log.offset_at(after.micros, DEFINITION) == max(after.offset, 30)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
+    new: Callable[[], LogHistory], data: st.DataObject
+) -> None:
+    logged = new().logged
+    expected: list[bool] = []
+    for is_marker in data.draw(st.lists(st.booleans(), min_size=1, max_size=10)):
+        rows = pa.RecordBatch.from_pylist([{"player": f"p{len(expected)}", "score": 1}], schema=SCORES)
+        change = RangeMarker(b"%02d" % len(expected), b"x") if is_marker else Changes(np.zeros(1, np.uint8), rows)
+        logged.append(change, 1, 10 * len(expected))
+        expected.append(is_marker)
+    end = len(expected)
+    for start in range(end):
+        following = [*expected[start:], not expected[start]]
+        same = following.index(not expected[start])
+        most = data.draw(st.integers(1, 5))
+        found = logged.log.read_markers(start, end, most=most)
+        assert [(each.offset, each.marker.start) for each in found] == [
+            (offset, b"%02d" % offset) for offset in range(start, start + min(same, most)) if expected[start]
+        ]
+        assert logged.log.offset_at(10 * start, DEFINITION) == start
+        if expected[start]:
+            with pytest.raises(MarkerReached, match="track_changes=False") as caught:
+                logged.log.read(start, end, DEFINITION, max_changes=ANY, max_bytes=ANY)
+            assert (caught.value.record.offset, caught.value.record.commit_micros) == (start, 10 * start)
+        else:
+            records = logged.log.read(start, end, DEFINITION, max_changes=ANY, max_bytes=ANY)
+            assert sum(len(record.changes) for record in records) == same

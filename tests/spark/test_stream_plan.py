@@ -15,6 +15,7 @@ import pytest
 from aio_client import (
     InvalidRequest,
     PositionExpired,
+    RangeNotTracked,
     SchemaMismatch,
     SnapshotLost,
     StartFrom,
@@ -69,6 +70,18 @@ def rows_of(table: sync.Table) -> dict[Any, dict[str, Any]]:
     return {row["k"]: row for row in table.scan().to_arrow().to_pylist()}
 
 
+def upserted(query: Query) -> dict[Any, dict[str, Any]]:
+    """Returns what a sink has that keeps the last row of each key, and removes it at `-D`."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for change in (change for batch in query.batches for change in batch):
+        row = {name: change[name] for name in SCHEMA.names}
+        if change["_change_type"] == "-D":
+            rows.pop(row["k"], None)
+        elif change["_change_type"] != "-U":
+            rows[row["k"]] = row
+    return rows
+
+
 def test_a_query_returns_the_rows_of_the_table_in_several_batches_and_then_every_change(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
@@ -106,6 +119,35 @@ def test_no_batch_of_changes_exceeds_the_limit_or_splits_an_update(
     assert all(batch[-1]["_change_type"] == "+U" for batch in follower.batches[1:])
     # Batches alternate between the buckets.
     assert len({row["_bucket"] for row in follower.batches[1]}) == 3
+
+
+def test_a_query_stops_at_an_untracked_range_and_continues_when_it_asks_for_its_rows(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(max_rows_per_trigger=100)
+    follower.start()
+    follower.run()
+    table.upsert(pa.table({"k": [5, 500, 2000], "v": [7, 7, 7]}, schema=SCHEMA), track_changes=False)
+    write(table, range(3), 8)
+    with pytest.raises(RangeNotTracked):
+        follower.run()
+    follower.stop()
+    again = query(max_rows_per_trigger=100, untracked="rescan")
+    again.offsets, again.batches = follower.offsets, follower.batches
+    again.start()
+    again.run()
+    assert upserted(again) == rows_of(table)
+
+
+def test_an_untracked_range_shows_rows_that_no_longer_match_as_deletes(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(untracked="rescan", where="v = 0")
+    follower.start()
+    follower.run()
+    table.upsert(pa.table({"k": [5, 500], "v": [7, 0]}, schema=SCHEMA), track_changes=False)
+    follower.run()
+    assert upserted(follower) == {key: row for key, row in rows_of(table).items() if row["v"] == 0}
 
 
 def test_batches_of_changes_are_bounded_in_bytes(table: sync.Table, query: Callable[..., Query]) -> None:

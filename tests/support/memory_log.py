@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, epoch_of
+from streaming_server.storage.changelog.range_markers import MarkerReached, MarkerRecord, RangeMarker
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 from streaming_server.storage.rocks.store import StoreBatch
 
@@ -51,12 +52,23 @@ class _Change:
         return int(self.record.commit_micros[0])
 
 
+@dataclass(frozen=True)
+class _Marker:
+    """A range marker, which takes the place of one change."""
+
+    record: MarkerRecord
+
+    @property
+    def micros(self) -> int:
+        return self.record.commit_micros
+
+
 class MemoryLog:
     """A `ChangeLog` whose batches are `MemoryBatch`es."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._changes: dict[int, _Change] = {}
+        self._changes: dict[int, _Change | _Marker] = {}
         self._holds: dict[str, tuple[int, float]] = {}
         self._span = LogSpan(0, 0, (0,))
 
@@ -65,12 +77,17 @@ class MemoryLog:
         """See `ChangeLog`."""
         return self._span
 
-    def append(self, batch: StoreBatch, changes: Changes, *, schema_id: int, commit_micros: int) -> int:
+    def append(self, batch: StoreBatch, changes: Changes | RangeMarker, *, schema_id: int, commit_micros: int) -> int:
         """See `ChangeLog`."""
         assert isinstance(batch, MemoryBatch)
 
         def effect() -> None:
             end, epoch = self._span.end, len(self._span.epoch_starts) - 1
+            if isinstance(changes, RangeMarker):
+                marker = MarkerRecord(self._span.offset_of(end), epoch, schema_id, commit_micros, changes)
+                self._changes[end] = _Marker(marker)
+                self._span = replace(self._span, end=end + 1)
+                return
             for place in range(len(changes)):
                 one = Changes(changes.kinds[place : place + 1], changes.rows.slice(place, 1))
                 offset = self._span.offset_of(end) + place
@@ -79,7 +96,7 @@ class MemoryLog:
             self._span = replace(self._span, end=end + len(changes))
 
         batch.effects.append(effect)
-        return int(changes.rows.nbytes)
+        return 1 if isinstance(changes, RangeMarker) else int(changes.rows.nbytes)
 
     def read(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
@@ -96,9 +113,20 @@ class MemoryLog:
                 break
             if count not in self._changes:
                 raise DataLoss(f"the changelog has no change {count}")
-            found.append(self._changes[count])
+            change = self._changes[count]
+            if isinstance(change, _Marker):
+                if not found:
+                    raise MarkerReached.at(change.record, "the log in memory")
+                break
+            found.append(change)
         records = [change.record for change in found]
         return [_joined(list(same)) for _, same in groupby(records, lambda record: (record.epoch, record.schema_id))]
+
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """See `ChangeLog`."""
+        found = (self._changes.get(count) for count in range(count_of(start), count_of(end)))
+        markers = takewhile(lambda each: isinstance(each, _Marker), found)
+        return [each.record for each in islice(markers, most) if isinstance(each, _Marker)]
 
     def offset_at(self, micros: int, definition: TableDefinition) -> int:
         """See `ChangeLog`."""
@@ -166,6 +194,12 @@ class MemoryTail:
         self.log.append(batch, changes, schema_id=schema_id, commit_micros=0)
         batch.apply()
 
+    def mark(self, start: bytes, end: bytes) -> None:
+        """Appends a range marker. It is not durable yet."""
+        batch = MemoryBatch()
+        self.log.append(batch, RangeMarker(start, end), schema_id=1, commit_micros=0)
+        batch.apply()
+
     def sync(self) -> None:
         """Makes all writes durable."""
         self.durable_offset = self.log.span.end
@@ -189,6 +223,15 @@ class MemoryTail:
     ) -> list[LogRecord]:
         """See `LogTail`."""
         return self.log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
+
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """See `LogTail`."""
+        return self.log.read_markers(start, end, most=most)
+
+    def has_markers_since(self, offset: int) -> bool:
+        """See `LogTail`."""
+        span = self.log.span
+        return any(self.log.read_markers(count, span.end, most=1) for count in range(count_of(offset), span.end))
 
     def retain_log(self, owner: str, offset: int) -> None:
         """See `LogTail`."""

@@ -130,6 +130,10 @@ class MergedTable:
         for part in prepare_delete(batch, self.merger.codec, kind):
             self._apply(part)
 
+    def has_rows_among(self, keys: list[bytes]) -> bool:
+        """See `StoredRows`."""
+        return any(min(keys) <= key <= max(keys) for key in self.stored)
+
     def rows(self) -> dict[Any, dict[str, Any]]:
         """Returns the rows by key."""
         values = pa.array([self.stored[key] for key in sorted(self.stored)], pa.binary())

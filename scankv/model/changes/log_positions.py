@@ -47,6 +47,15 @@ class Unmatched(enum.StrEnum):
     """Send the deletion of such rows."""
 
 
+class Untracked(enum.StrEnum):
+    """What a stream of changes does where rows were written with `track_changes=False`."""
+
+    FAIL = "fail"
+    """Fail with RangeNotTracked."""
+    RESCAN = "rescan"
+    """Send the rows of the written key ranges again, as updates."""
+
+
 class PositionKind(enum.StrEnum):
     """The kinds of positions in a changelog."""
 
@@ -173,6 +182,7 @@ class LogSpec:
         catch_up: How a backlog of changes is read.
         lag_threshold: A bucket whose lag is greater, in changes, is read as net changes. None: the server's setting.
         unmatched: How the stream treats rows that do not match its predicate and may have matched before.
+        untracked: What the stream does where rows were written without tracking of changes.
     """
 
     start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)
@@ -184,6 +194,7 @@ class LogSpec:
     catch_up: CatchUp = CatchUp.ALL
     lag_threshold: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE
+    untracked: Untracked = Untracked.FAIL
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not allowed."""
@@ -206,6 +217,8 @@ class LogSpec:
             raise UsageError(f"must_exist must be True or False, with a consumer_id, not {self.consumer_must_exist!r}")
         if not isinstance(self.unmatched, Unmatched):
             raise UsageError(f'unmatched must be "refuse" or "delete", not {self.unmatched!r}')
+        if not isinstance(self.untracked, Untracked):
+            raise UsageError(f'untracked must be "fail" or "rescan", not {self.untracked!r}')
         if self.consumer_id is not None:
             try:
                 check_consumer_id(self.consumer_id)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
+    from streaming_server.storage.changelog.bucket_log import BucketLog
+    from streaming_server.storage.changelog.range_markers import MarkerRecord
     from streaming_server.storage.changelog.records import LogRecord
 
 T = TypeVar("T")
@@ -451,21 +453,38 @@ class LiveBucket:
 
         Raises:
             PositionExpired: The changelog no longer has all of them.
+            MarkerReached: A range marker is at `start`.
             DataLoss: They are damaged.
             ScanKvError: The bucket was closed: the reason that `refuse` was given.
         """
+        log = self._readable_log()
+        try:
+            log.span.resolve(start, location=self.location)
+            return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """Reads range markers below the durable offset, as `ChangeLog.read_markers`. Raises as `read_log`."""
+        log = self._readable_log()
+        try:
+            log.span.resolve(start, location=self.location)
+            return log.read_markers(start, end, most=most)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    def _readable_log(self) -> BucketLog:
         if self._closed is not None:
             raise copy(self._closed)
         if self._bucket is None:
             raise Unavailable(
                 f"{self.location} is being reopened after a failure: try again", retry_after=REPAIR_SECONDS
             )
-        log = self._bucket.log
-        try:
-            log.span.resolve(start, location=self.location)
-            return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
-        except ScanKvError as error:
-            raise self.record_error(error) from error.__cause__
+        return self._bucket.log
+
+    def has_markers_since(self, offset: int) -> bool:
+        """Whether the changelog has a range marker at an offset or after it. Needs no mutex."""
+        return self.state is not None and self.state.has_markers_since(offset)
 
     def retain_log(self, owner: str, offset: int) -> None:
         """Retains changes from an offset on, until `release_log`."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.changelog.compacted_catch_up import CompactedCatchUp
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
+    from streaming_server.scan.changes.range_rescan import RangeOpener
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket
@@ -48,6 +49,7 @@ class LogOpening:
         latest: Returns the table's current definition.
         committed: The position of the stream's consumer. None: the stream has no consumer, or a new one.
         catching_up: Makes net changes, if they are requested.
+        ranges: Opens the rows of range markers, if they are requested.
         clock: The server's clock.
 
     Attributes:
@@ -64,6 +66,7 @@ class LogOpening:
         committed: LogPosition | None = None,
         *,
         catching_up: CompactedCatchUp,
+        ranges: RangeOpener,
         clock: ServerClock,
     ) -> None:
         self._plan = plan
@@ -74,6 +77,7 @@ class LogOpening:
         self._latest = latest
         self._committed = committed
         self._catching_up = catching_up
+        self._ranges = ranges
         self._clock = clock
         self.bases: Mapping[int, BaseView] = NO_BASES
         self._starts = LogStarts(codec.definition, buckets, clock)
@@ -161,6 +165,7 @@ class LogOpening:
             AlreadyAppliedFilter(position.views, self._codec.keys.encode_stored) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
+            self._ranges if self._plan.rescans else None,
             now_micros=self._clock.commit_micros,
         )
         if not position.scanning:

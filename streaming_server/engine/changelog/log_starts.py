@@ -9,6 +9,7 @@ import numpy as np
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import MarkerReached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +114,14 @@ def _last_times(bucket: Bucket, count: int, definition: TableDefinition) -> np.n
     """Returns the commit times of the last changes of a bucket, at most `count` of them."""
     span = bucket.log.span
     start, end = span.offset_of(max(span.first, span.end - count)), span.offset_of(span.end)
-    if count_of(start) == count_of(end):
-        return np.zeros(0, np.int64)
-    records = bucket.log.read(start, end, definition, max_changes=count, max_bytes=_ANY_BYTES)
-    return np.concatenate([record.commit_micros for record in records])
+    times = [np.zeros(0, np.int64)]
+    while count_of(start) < count_of(end):
+        try:
+            records = bucket.log.read(start, end, definition, max_changes=count, max_bytes=_ANY_BYTES)
+        except MarkerReached as reached:
+            times.append(np.full(len(reached.record.marker), reached.record.commit_micros))
+            start = reached.record.offset + len(reached.record.marker)
+        else:
+            times += [record.commit_micros for record in records]
+            start = records[-1].offset + len(records[-1].changes)
+    return np.concatenate(times)

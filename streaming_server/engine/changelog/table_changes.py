@@ -10,6 +10,7 @@ from scankv.model.changes.log_positions import PositionKind
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CompactedCatchUp
 from streaming_server.engine.changelog.log_opening import LogOpening
+from streaming_server.engine.changelog.range_opening import LiveRanges
 from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.scan.columnar.base_view import merge_deltas
 
@@ -76,6 +77,7 @@ class TableChanges:
                 lambda: table.definition,
                 committed,
                 catching_up=catching_up,
+                ranges=LiveRanges(table),
                 clock=table.clock,
             )
             log = await opening.open()

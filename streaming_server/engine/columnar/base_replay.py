@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from scankv.model.errors import PositionExpired, PositionOutOfRange
 from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import MarkerReached
 from streaming_server.storage.changelog.records import RowKind
 
 if TYPE_CHECKING:
@@ -46,12 +47,18 @@ class BaseReplay:
         self._changed_bytes = 0
 
     async def run(self) -> bool:
-        """Reads the changes, and installs the base. Returns False if changes are missing, or too many.
+        """Reads the changes, and installs the base. Returns False if changes are missing or not tracked, or too many.
 
         Raises:
             DataLoss: The bucket is damaged.
             ScanKvError: The bucket cannot be opened.
         """
+        try:
+            return await self._run()
+        except MarkerReached:
+            return False
+
+    async def _run(self) -> bool:
         while not self._delta.is_full:
             async with self._live.mutex:
                 bucket = await self._live.open()

@@ -11,7 +11,8 @@ from scankv.model.limits import MAX_KEY_BYTES
 from scankv.model.rows.row_values import NotExactError
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
-from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.outcome import mark_range, merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.merging.step import merge_rows
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class StoredRows(Protocol):
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the rows of some encoded keys, None where no row exists."""
 
+    def has_rows_among(self, keys: list[bytes]) -> bool:
+        """Whether a row may exist between the least and the greatest of some keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Merger:
@@ -36,10 +40,12 @@ class Merger:
     Attributes:
         codec: The table.
         engines: Its merge engines.
+        tracks_changes: Whether the changelog gets the changes. If not, it gets a range marker.
     """
 
     codec: TableCodec
     engines: Engines
+    tracks_changes: bool = True
 
     @classmethod
     def of(cls, codec: TableCodec, installed: Installed) -> Merger:
@@ -54,6 +60,10 @@ class Merger:
         """Returns a merger that computes no index entries."""
         return replace(self, codec=replace(self.codec, indexes={}))
 
+    def without_tracking(self) -> Merger:
+        """Returns a merger whose changes leave a range marker in the changelog. Rows are upserted in columns only."""
+        return replace(self, tracks_changes=False)
+
     def merge(self, stored: StoredRows, rows: BucketRows) -> BucketChange:
         """Computes what writing rows does to a bucket.
 
@@ -65,17 +75,30 @@ class Merger:
             InvalidRequest, RequestTooLarge: The rows cannot be merged with the stored ones.
             DataLoss: A stored row is damaged.
         """
-        indexes = self.codec.indexes.values()
+        if not self.tracks_changes:
+            assert isinstance(rows, PreparedRows)
+            change = mark_range(self._merge_columns(stored, rows))
+            marker = change.marker
+            if change.rows_added is None and marker is not None and not stored.has_rows_among(marker.extremes):
+                # One probe keeps the number of rows exact where the keys are new, as in a backfill in key order.
+                change = replace(change, rows_added=len(change.put_keys))
+            return change
         if isinstance(rows, FewRows):
+            indexes = self.codec.indexes.values()
             row_merge = self.engines.row_merge
             if row_merge is not None:
                 reads = (rows.merges and not rows.deletes) or reads_old_rows(self.definition, indexes)
                 with suppress(NotExactError):
                     return merge_few(stored.get(rows.keys) if reads else None, rows, row_merge, self.codec)
             rows = rows.prepare()
+        return self._merge_columns(stored, rows)
+
+    def _merge_columns(self, stored: StoredRows, rows: PreparedRows) -> BucketChange:
+        indexes = self.codec.indexes.values()
         if rows.written is not None:
             return merge_rows(stored.get(rows.keys.to_pylist()), rows, self.engines.of(rows.written), indexes)
-        old = stored.get(rows.keys.to_pylist()) if reads_old_rows(self.definition, indexes) else None
+        reads = bool(indexes) or (self.tracks_changes and reads_old_rows(self.definition, indexes))
+        old = stored.get(rows.keys.to_pylist()) if reads else None
         if rows.values is None:
             return merge_delete(old, rows, indexes)
         deduplicate = self.definition.options.row_deduplicate

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 
 from streaming_server.engine.bucket.entry_changes import entries_of_deletes, entries_of_upserts
 from streaming_server.engine.bucket.request_rows import widen
-from streaming_server.storage.bucket.bucket_change import BucketChange
+from streaming_server.engine.merging.prepared_rows import is_ascending
+from streaming_server.storage.bucket.bucket_change import BucketChange, as_array
+from streaming_server.storage.changelog.range_markers import RangeMarker
 from streaming_server.storage.changelog.records import Changes, RowKind
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def merge_upsert(
 ) -> BucketChange:
     """Computes an upsert of `new` over the rows `old` of the same keys (None: no row), with index entries.
 
-    `old` is None where the rows were not read: see `reads_old_rows`.
+    `old` is None where the rows were not read: see `reads_old_rows`. The changes are then not exact, if the changelog
+    has before-images, and `mark_range` must replace them.
 
     Raises:
         DataLoss: An old row cannot be decoded.
@@ -49,7 +52,7 @@ def merge_upsert(
     codec, batch, keys, values = new.codec, new.batch, new.keys, new.values
     assert values is not None
     if old is None:
-        assert not reads_old_rows(codec.definition, indexes)
+        assert not indexes
         return BucketChange(
             put_keys=keys,
             put_values=values,
@@ -133,6 +136,18 @@ def combine_changes(puts: BucketChange, deletes: BucketChange) -> BucketChange:
             for put, gone in zip(puts.entries, deletes.entries, strict=True)
         ),
     )
+
+
+def mark_range(change: BucketChange) -> BucketChange:
+    """Returns a change of upserts with a range marker in place of what it has for the changelog."""
+    assert not len(change.delete_keys)
+    if change.changes is None or not len(change.changes):
+        return change
+    keys = as_array(change.put_keys)
+    if is_ascending(keys):
+        return replace(change, changes=None, marker=RangeMarker.between(keys[0].as_py(), keys[-1].as_py()))
+    extremes = pc.min_max(keys)
+    return replace(change, changes=None, marker=RangeMarker.between(extremes["min"].as_py(), extremes["max"].as_py()))
 
 
 def _delete_change(

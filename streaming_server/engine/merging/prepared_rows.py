@@ -89,7 +89,7 @@ class PreparedRows:
 
         Rows that have to be merged stay as they are; `group_by_key` has sorted their keys.
         """
-        if self.written is not None or _is_ascending(self.keys):
+        if self.written is not None or is_ascending(self.keys):
             return self
         order = pc.array_sort_indices(self.keys)
         values = None if self.values is None else self.values.take(order)
@@ -157,7 +157,7 @@ def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) 
 
 def _last_rows(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Returns the positions of the last row of each key, ascending."""
-    if _is_ascending(keys):
+    if is_ascending(keys):
         # Rows often arrive sorted, and the comparison takes a thirtieth of the time of the dictionary below.
         return np.arange(len(keys))
     dictionary = keys.dictionary_encode()
@@ -167,6 +167,6 @@ def _last_rows(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.sort(last)
 
 
-def _is_ascending(keys: pa.Array) -> bool:
+def is_ascending(keys: pa.Array) -> bool:
     """Whether each key is greater than the key before it."""
     return bool(pc.all(pc.less(keys[:-1], keys[1:]), min_count=0).as_py())

@@ -42,10 +42,12 @@ class WriteKind:
     Attributes:
         columns: The columns that the request names. Empty: all.
         overwrite: Whether its rows replace the current ones, whatever the table's merge engine.
+        tracks_changes: Whether the changelog gets the changes of the rows. If not, it gets range markers.
     """
 
     columns: tuple[str, ...] = ()
     overwrite: bool = False
+    tracks_changes: bool = True
 
 
 MERGE: Final = WriteKind()

@@ -64,6 +64,10 @@ class MergedTransactionRows:
         stored = dict(zip(missing, self._bucket.get(missing), strict=True)) if missing else {}
         return [stored[key] if key in stored else self._rows[key] for key in keys]
 
+    def has_rows_among(self, keys: list[bytes]) -> bool:
+        """See `StoredRows`."""
+        return bool(self._rows) or self._bucket.has_rows_among(keys)
+
     def add_keys(self, rows: BucketRows) -> None:
         """Adds the keys of a request, and the columns that it writes. Call it once for each request, in order."""
         columns = rows.columns

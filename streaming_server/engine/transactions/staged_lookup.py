@@ -33,6 +33,10 @@ class StagedRowView:
         """Returns the rows of some of the keys, None where no row exists."""
         return [self._rows[key] for key in keys]
 
+    def has_rows_among(self, keys: list[bytes]) -> bool:
+        """See `StoredRows`."""
+        return any(self._rows.values())
+
     def merge(self, part: BucketRows, table: LiveTable) -> None:
         """Merges in the staged rows of these keys. Blocks.
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
-from scankv.model.errors import InvalidRequest, UndoConflict, WriteConflict
+from scankv.model.errors import InvalidRequest, RangeNotTracked, UndoConflict, WriteConflict
 from scankv.model.keys.buckets import bucket_of
 from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.engine.merging.preparing import WriteKind
@@ -79,6 +79,7 @@ class UndoOperation:
                 column whose function keeps state that the changelog does not have.
             TableRecreated: The offsets are of another table of the same name.
             PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
+            RangeNotTracked: Rows were written without tracking of changes after an offset.
             UndoConflict: Other writers changed the same keys during each attempt.
             ColumnLocked: Another writer has locked a column that is to be reverted.
             LockLost: A lock of the caller has ended.
@@ -114,6 +115,13 @@ class UndoOperation:
         async with live.mutex:
             bucket = await live.open()
             start = bucket.log.span.resolve(start, location=live.location)
+            if bucket.state.has_markers_since(start):
+                raise RangeNotTracked(
+                    f"{live.location}: rows were written with track_changes=False after offset {start}, so what was "
+                    "there before is unknown; nothing was undone: undo only to offsets after that write",
+                    table=live.table,
+                    bucket=live.number,
+                )
             live.retain_log(self._owner, start)
         return start
 

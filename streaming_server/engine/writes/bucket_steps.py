@@ -74,8 +74,11 @@ def apply_change(
     """Applies the change that `make` returns; otherwise as `apply_rows`."""
     try:
         change = make()
-        if change.changes is not None and origin is not NO_ORIGIN:
-            change = replace(change, changes=replace(change.changes, origin=origin))
+        if origin is not NO_ORIGIN:
+            if change.changes is not None:
+                change = replace(change, changes=replace(change.changes, origin=origin))
+            elif change.marker is not None:
+                change = replace(change, marker=replace(change.marker, origin=origin))
         bucket.apply(change, step, commit_micros)
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import InvalidRequest
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import MarkerReached
 
 if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket import Bucket
@@ -21,6 +22,8 @@ _STEP_BYTES: Final = 16 << 20
 
 def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec) -> pa.Array:
     """Returns the encoded keys of a bucket that have a change at this offset or after it, in their order.
+
+    A range marker counts as a change of every key in its range.
 
     Reads the changelog from the offset to its end, durable or not. Reads nothing if the offset is the end. Hold the
     mutex of the bucket. Blocks. Memory: about 16 MiB of changes at a time.
@@ -45,7 +48,16 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
     start, end = bucket.log.span.resolve(offset, location=bucket.location), bucket.state.log_offset
     changed = np.zeros(len(keys), bool)
     while count_of(start) < count_of(end):
-        for record in bucket.log.read(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):
+        try:
+            records = bucket.log.read(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
+        except MarkerReached as reached:
+            marker = reached.record.marker
+            # Each key of the range may have changed.
+            within = pc.and_(pc.greater_equal(keys, marker.start), pc.less(keys, marker.end))
+            changed |= within.to_numpy(zero_copy_only=False)
+            start = reached.record.offset + len(marker)
+            continue
+        for record in records:
             seen = codec.keys.encode_stored(record.changes.rows)
             changed |= pc.is_in(keys, value_set=seen).to_numpy(zero_copy_only=False)
             start = record.offset + len(record.changes)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
+from scankv.model.tables.schema import CHANGE_TYPE
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.merger import Merger
@@ -27,7 +28,7 @@ from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperat
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.functions.installed import Installed
@@ -105,14 +106,14 @@ class TableWrites:
         """
         self._table.reserve.check(len(data))
         check = self.check_upsert(data, schema_id, kind)
-        return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
+        return await self._write(*await self._table.executor.run(check), preconditions, kind)
 
     async def delete(
         self, data: bytes, preconditions: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
         check = self.check_delete(data, kind)
-        return await self._write(*await self._table.executor.run(check), preconditions, kind.columns or None)
+        return await self._write(*await self._table.executor.run(check), preconditions, kind)
 
     async def write_few(
         self, data: Sequence[bytes], preconditions: WritePreconditions, *, deletes: bool, independent: bool
@@ -214,8 +215,16 @@ class TableWrites:
             asked = request_schema(definition, schema_id, kind)
             batch = read_request(data, asked, CHANGE_TYPE_FIELD)
             types = batch.column(len(asked)) if batch.num_columns > len(asked) else None
+            if types is not None and not kind.tracks_changes:
+                raise InvalidRequest(
+                    f"a write without tracking of changes cannot have the column {CHANGE_TYPE}, because it deletes "
+                    "nothing: leave it out, or track the changes",
+                    column=CHANGE_TYPE,
+                )
             rows = batch.select(range(len(asked)))
-            return batch.num_rows, prepare_upsert(rows, merger, kind, types)
+            parts = prepare_upsert(rows, merger, kind, types)
+            # Without changes, their order is free, and in key order the ranges of the steps are small and disjoint.
+            return batch.num_rows, parts if kind.tracks_changes else [part.by_key() for part in parts]
 
         return check
 
@@ -267,16 +276,16 @@ class TableWrites:
         return epoch, sequence
 
     async def _write(
-        self, rows: int, parts: Sequence[BucketRows], preconditions: WritePreconditions, columns: Collection[str] | None
+        self, rows: int, parts: Sequence[BucketRows], preconditions: WritePreconditions, kind: WriteKind
     ) -> tuple[int, dict[int, int]]:
-        """Writes checked rows. The request may change `columns`; None: all."""
+        """Writes checked rows."""
         definition = self._table.definition
         if preconditions.unchanged_since is not None:
             check_incarnation(preconditions.unchanged_since.table_incarnation, definition.name, definition.incarnation)
         scope = WriteScope(
             table=self._table,
-            merger=lambda: self.merger,
-            admit=partial(self.locks.admit, columns, preconditions.column_locks),
+            merger=lambda: self.merger if kind.tracks_changes else self.merger.without_tracking(),
+            admit=partial(self.locks.admit, kind.columns or None, preconditions.column_locks),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
 

@@ -33,6 +33,9 @@ class ChangeRows:
             more than the key, rows that do not match are returned as deletes.
         not_before: Changes committed before this time, in microseconds since 1970 UTC, are dropped.
 
+    Attributes:
+        not_before: As given.
+
     Raises:
         SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
     """
@@ -44,7 +47,7 @@ class ChangeRows:
         where: Predicate | None,
         not_before: int = 0,
     ) -> None:
-        self._not_before = not_before
+        self.not_before = not_before
         self._columns = columns
         self._where = where
         self._bound: BoundPredicate | None = None
@@ -61,6 +64,8 @@ class ChangeRows:
         bucket: int,
         definition: TableDefinition,
         applied: AlreadyAppliedFilter | None = None,
+        *,
+        deletes_unmatched: bool = False,
     ) -> Chunk:
         """Returns the matching changes of some records of a bucket.
 
@@ -69,6 +74,8 @@ class ChangeRows:
             bucket: The bucket that they come from.
             definition: The current definition of the table, which has their schemas.
             applied: Removes the changes that the rows sent earlier already contain. None: all changes are new.
+            deletes_unmatched: Whether a row that does not match is returned as a delete, even if it did not match
+                before, because the reader may have an earlier row that matches.
         """
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
@@ -78,11 +85,36 @@ class ChangeRows:
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
         kept = None if applied is None else applied.new_changes(records, bucket)
-        if kept is None and times[0] < self._not_before:
-            kept = np.flatnonzero(times >= self._not_before)
+        if kept is None and times[0] < self.not_before:
+            kept = np.flatnonzero(times >= self.not_before)
         if kept is not None:
             rows, kinds, offsets, times = rows.take(pa.array(kept)), kinds[kept], offsets[kept], times[kept]
-        return self._filter_chunk(rows, kinds, offsets, times, bucket)
+        return self._filter_chunk(rows, kinds, offsets, times, bucket, knows_before=not deletes_unmatched)
+
+    def chunk_of_rescan(
+        self, rows: pa.RecordBatch, bucket: int, definition: TableDefinition, offset: int, micros: int
+    ) -> Chunk:
+        """Returns rows that were read again, because a range marker stands for their changes, as upserts.
+
+        Rows that do not match are returned as deletes, because they may have matched before. The predicate may use only
+        the key instead; then other rows are left out.
+
+        Args:
+            rows: Complete rows.
+            bucket: The bucket that they come from.
+            definition: The definition of the table that has their schema.
+            offset: The offset of the marker.
+            micros: Its commit time.
+        """
+        if definition.schema.id > self.schema_id:
+            self._set_schema(definition, definition.schema.id)
+        count = rows.num_rows
+        added = [pa.nulls(count, field.type) for field in list(self._table)[rows.num_columns :]]
+        rows = pa.RecordBatch.from_arrays([*rows.columns, *added], schema=self._table)
+        kinds = np.full(count, RowKind.UPDATE_AFTER, np.uint8)
+        return self._filter_chunk(
+            rows, kinds, np.full(count, offset), np.full(count, micros), bucket, knows_before=False
+        )
 
     def chunk_of_net_changes(self, net: NetChangeBatch, bucket: int, definition: TableDefinition) -> Chunk:
         """Returns the matching net changes of a bucket. Their rows have the columns of `definition`."""
@@ -91,17 +123,27 @@ class ChangeRows:
         rows = net.rows.select(self._table.names)
         return self._filter_chunk(rows, net.kinds, net.offsets, net.commit_micros, bucket)
 
-    def _filter_chunk(self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int) -> Chunk:
+    def _filter_chunk(
+        self,
+        rows: pa.RecordBatch,
+        kinds: Kinds,
+        offsets: Numbers,
+        times: Numbers,
+        bucket: int,
+        *,
+        knows_before: bool = True,
+    ) -> Chunk:
         if self._bound is not None:
             # A predicate that is null is not true.
             matches = evaluate(self._bound, rows).fill_null(False).to_numpy(zero_copy_only=False)
-            if self._deletes_unmatched:
+            # Without before-images, nothing says whether the reader has a row that matches.
+            knows_before = knows_before and self._before_images
+            if self._beside_key and not knows_before:
                 kinds = np.where(matches, kinds, np.uint8(RowKind.DELETE))
-                rows = self._null_beside_key(rows, kinds == RowKind.DELETE)
+                if not self._before_images:  # A delete has only the key.
+                    rows = self._null_beside_key(rows, kinds == RowKind.DELETE)
             else:
-                kept, kinds = (
-                    _visible_changes(kinds, matches) if self._before_images else _matching_changes(kinds, matches)
-                )
+                kept, kinds = _visible_changes(kinds, matches) if knows_before else _matching_changes(kinds, matches)
                 rows, offsets, times = rows.take(pa.array(kept)), offsets[kept], times[kept]
         return Chunk(bucket, self._project(rows), changes=ChangeColumns(kinds, offsets, times))
 
@@ -137,8 +179,7 @@ class ChangeRows:
         self._of_rows = pa.schema([self._table.field(name) for name in self._names])
         self.schema = pa.schema([*CHANGE_FIELDS, *self._of_rows])
         self._bound = None if self._where is None else bind(self._where, self._table)
-        beside_key = self._bound is not None and not self._key.issuperset(self._bound.columns)
-        self._deletes_unmatched = beside_key and not self._before_images
+        self._beside_key = self._bound is not None and not self._key.issuperset(self._bound.columns)
 
 
 def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -46,6 +46,8 @@ class LogPlan:
         consumer_must_exist: Whether to refuse a consumer that does not exist.
         lag_threshold: A bucket with a greater lag, in changes, returns net changes. None: the server's setting.
         unmatched_delete: Whether a row that does not match is returned as a delete if it may have matched before.
+        rescans: Whether the rows of a key range are returned as upserts where their changes were not tracked. If not,
+            the stream fails there.
     """
 
     buckets: tuple[int, ...] | None
@@ -63,6 +65,7 @@ class LogPlan:
     consumer_must_exist: bool = False
     lag_threshold: int | None = None
     unmatched_delete: bool = False
+    rescans: bool = False
 
     def check(self, definition: TableDefinition) -> None:
         """Checks that the table's changelog can provide the requested changes.
@@ -81,10 +84,18 @@ class LogPlan:
                 'with changelog="full" or "upsert"',
                 table=table,
             )
-        if options.before_images or self.where is None or self.unmatched_delete:
+        if self.where is None or self.unmatched_delete or (options.before_images and not self.rescans):
             return
         for column in columns_of(self.where, definition.schema.arrow):
             if column not in definition.primary_key:
+                if options.before_images:
+                    raise InvalidRequest(
+                        f'a stream that rescans ranges whose changes were not tracked (untracked="rescan") cannot tell '
+                        f'which rows have ceased to match: `where` can use the key, but not "{column}"; or read with '
+                        'unmatched="delete", which returns rows that do not match as deletions',
+                        table=table,
+                        column=column,
+                    )
                 raise InvalidRequest(
                     f'table {table} was created with changelog="upsert", which does not record whether a row matched '
                     f"before it changed: `where` can use the key ({', '.join(definition.primary_key)}), but not "

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streaming_server.scan.changes.log_token import LogPosition, NetPosition
+from streaming_server.scan.changes.range_rescan import MOST_MARKERS, RangeRescan
 from streaming_server.scan.chunk_source import WAITING, View, Waiting
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import MarkerReached
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.net_changes import NetChanges, NetChangesFactory
+    from streaming_server.scan.changes.range_rescan import RangeOpener
     from streaming_server.scan.chunk_source import Chunk
+    from streaming_server.storage.changelog.range_markers import MarkerRecord
     from streaming_server.storage.changelog.records import LogRecord
 
 
@@ -43,6 +47,12 @@ class LogTail(Protocol):
         Raises:
             PositionExpired, DataLoss: The changes cannot be read.
         """
+
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """Reads the range markers from an offset on, as `ChangeLog.read_markers`. Raises as `read_log`."""
+
+    def has_markers_since(self, offset: int) -> bool:
+        """Whether the changelog has a range marker at an offset or after it."""
 
     def retain_log(self, owner: str, offset: int) -> None:
         """Places a retention hold on the changes from an offset on, until `release_log`."""
@@ -102,7 +112,8 @@ class LogSource:
     """A `ChunkSource` over the changelogs of some buckets, from given offsets on.
 
     Buckets with unread changes take turns. A commit wakes a source that waits. Between its steps, the source holds no
-    iterator and no file; its retention hold keeps the changes that it has not read.
+    iterator and no file, unless it reads the rows of range markers again; its retention hold keeps the changes that it
+    has not read.
 
     Args:
         owner: The name of the source's retention hold.
@@ -114,6 +125,7 @@ class LogSource:
         applied: Removes the changes that the rows sent earlier already contain. None: all changes are new.
         net_changes: Computes the net changes of buckets with a long backlog. None: every change is read.
         started: The catch-ups that earlier streams have started, by bucket. Needs `net_changes`.
+        ranges: Opens the rows of range markers, which are then returned as upserts. None: the source fails at a marker.
         now_micros: Returns the current commit time. No later commit has an earlier time.
     """
 
@@ -128,6 +140,7 @@ class LogSource:
         applied: AlreadyAppliedFilter | None = None,
         net_changes: NetChangesFactory | None = None,
         started: Mapping[int, NetPosition] | None = None,
+        ranges: RangeOpener | None = None,
         *,
         now_micros: Callable[[], int],
     ) -> None:
@@ -148,6 +161,10 @@ class LogSource:
         self._read_ahead: _Records | None = None
         self._net_changes = net_changes
         self._catch_ups: dict[int, _RunningCatchUp] = {}
+        self._ranges = ranges
+        self._rescans: dict[int, RangeRescan] = {}
+        # The offset to give rows of the last chunk back to. None: they are not from a rescan.
+        self._rescanned_from: int | None = None
         self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
@@ -172,8 +189,9 @@ class LogSource:
         for bucket in self._turn:
             start, end = self._offsets[bucket], self._readable_end(bucket)
             if count_of(start) < count_of(end):
-                if self._reads_every_change(bucket, end):
-                    self._read_ahead = self._read_records(bucket, end, max_rows, max_bytes)
+                if self._reads_every_change(bucket, end) and bucket not in self._rescans:
+                    with suppress(MarkerReached):  # `next_chunk` will reach it as well.
+                        self._read_ahead = self._read_records(bucket, end, max_rows, max_bytes)
                 break
         return time.thread_time() - began < SHORT_SECONDS
 
@@ -182,6 +200,7 @@ class LogSource:
 
         Raises:
             PositionExpired, DataLoss: The changes cannot be read.
+            RangeNotTracked: The changes of a key range are not in the changelog, and must not be replaced by its rows.
             ScanKvError: The error given to `abort`.
         """
         if self._aborted is not None:
@@ -206,10 +225,18 @@ class LogSource:
         return durable if stops is None else min(durable, stops[bucket], key=count_of)
 
     def _next_chunk_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
-        """Returns the next changes of a bucket that has some; None while its net changes are being computed."""
+        """Returns the next changes of a bucket that has some; None while they are being computed or opened."""
+        self._rescanned_from = None
+        if bucket in self._rescans:
+            return self._read_rescan(bucket, max_rows, max_bytes)
         net_changes = self._net_changes
         if net_changes is None or self._reads_every_change(bucket, end):
-            return self._read(bucket, end, max_rows, max_bytes)
+            try:
+                return self._read(bucket, end, max_rows, max_bytes)
+            except MarkerReached:
+                if self._ranges is None:
+                    raise
+                return self._start_rescan(bucket, end, self._ranges)
         if bucket not in self._catch_ups:
             self._start_catch_up(bucket, NetPosition(end))
         catch_up = self._catch_ups[bucket]
@@ -227,13 +254,46 @@ class LogSource:
         """Whether the next changes of a bucket are read one by one, and not as net changes."""
         if self._net_changes is None or self._applied is not None:
             return True
-        lag = count_of(end) - count_of(self._offsets[bucket])
-        return bucket not in self._catch_ups and lag <= self._net_changes.lag_threshold
+        if bucket in self._catch_ups:
+            return False
+        start = self._offsets[bucket]
+        lag = count_of(end) - count_of(start)
+        if lag <= self._net_changes.lag_threshold or self._tails[bucket].has_markers_since(start):
+            return True
+        # The reader may have rows that are newer than the start, so a net change from the start is not exact for it.
+        return self._may_have_newer_rows(bucket)
+
+    def _may_have_newer_rows(self, bucket: int) -> bool:
+        """Whether the reader may have rows from a rescan that are newer than the changes that it reads now."""
+        return self._ranges is not None and self._tails[bucket].has_markers_since(0)
 
     def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
         assert self._net_changes is not None
         changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
         self._catch_ups[bucket] = _RunningCatchUp(changes, self._wakeup.set)
+
+    def _start_rescan(self, bucket: int, end: int, ranges: RangeOpener) -> Chunk | None:
+        """Starts to read the rows of the next markers again. Returns a chunk if the markers are skipped instead."""
+        markers = self._tails[bucket].read_markers(self._offsets[bucket], end, most=MOST_MARKERS)
+        if markers[-1].commit_micros < self._rows.not_before:
+            self._advance(bucket, markers[-1].offset + len(markers[-1].marker))
+            return self._rows.empty_chunk(bucket)
+        self._rescans[bucket] = RangeRescan(markers, ranges, bucket, self._wakeup.set)
+        return None
+
+    def _read_rescan(self, bucket: int, max_rows: int, max_bytes: int) -> Chunk | None:
+        """Returns the next rows of the range markers of a bucket; None while they are being opened."""
+        rescan = self._rescans[bucket]
+        read = rescan.next_rows(max_rows, max_bytes)
+        if read is None:
+            return None if not rescan.is_open else self._rows.empty_chunk(bucket)
+        chunk = self._rows.chunk_of_rescan(read.rows, bucket, read.definition, rescan.start, rescan.micros)
+        self.rows_scanned += read.rows.num_rows
+        self._rescanned_from = rescan.start
+        if read.is_last:
+            self._rescans.pop(bucket).close()
+            self._advance(bucket, rescan.end)
+        return chunk
 
     def _advance(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
@@ -247,7 +307,13 @@ class LogSource:
             read = self._read_records(bucket, end, max_rows, max_bytes)
         self._read_ahead = None
         last = read.records[-1]
-        chunk = self._rows.chunk_of_records(read.records, bucket, read.definition, self._applied)
+        chunk = self._rows.chunk_of_records(
+            read.records,
+            bucket,
+            read.definition,
+            self._applied,
+            deletes_unmatched=self._may_have_newer_rows(bucket),
+        )
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
         self._advance(bucket, last.offset + len(last.changes))
         return chunk
@@ -284,7 +350,10 @@ class LogSource:
     def give_back(self, bucket: int, last: int | None) -> None:
         """Gives back the changes of the last chunk after the offset `last` of a bucket."""
         assert last is not None
-        if bucket not in self._catch_ups:  # a catch-up keeps its own count; the limit ends the stream
+        if self._rescanned_from is not None:
+            # A token has no place within a rescan, which therefore starts again.
+            self._offsets[bucket] = self._rescanned_from
+        elif bucket not in self._catch_ups:  # a catch-up keeps its own count; the limit ends the stream
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:
@@ -310,5 +379,7 @@ class LogSource:
             self._closers.pop()()
         for catch_up in self._catch_ups.values():
             catch_up.cancel()
+        for rescan in self._rescans.values():
+            rescan.close()
         for tail in self._tails.values():
             tail.release_log(self._owner)

@@ -17,6 +17,7 @@ from streaming_server.storage.bucket.index_build import IndexBuild, build_key, e
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, put_mark
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import RangeMarker
 from streaming_server.storage.changelog.records import LogRecord, decode_record
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -178,12 +179,12 @@ class Bucket:
         Where no row lies between the least and the greatest of many keys, as when rows arrive in key order, this takes
         a few lookups in all.
         """
-        if len(keys) >= _MANY_KEYS and not self._has_rows_among(keys):
+        if len(keys) >= _MANY_KEYS and not self.has_rows_among(keys):
             return [None] * len(keys)
         return self._store.get_rows(keys)
 
-    def _has_rows_among(self, keys: list[bytes]) -> bool:
-        """Whether a row may exist between the least and the greatest key."""
+    def has_rows_among(self, keys: list[bytes]) -> bool:
+        """Whether a row may exist between the least and the greatest of some keys. Takes up to three lookups."""
         # Keys often ascend. Otherwise rows mostly exist between any two of them, and the extremes are not needed.
         first, last = min(keys[0], keys[-1]), max(keys[0], keys[-1])
         if self._store.has_rows_between(first, last):
@@ -233,11 +234,11 @@ class Bucket:
         for entries in change.entries:
             batch.put_entries(entries.put_keys.to_pylist(), entries.put_values.to_pylist())
             batch.delete_entries(entries.delete_keys.to_pylist())
-        if change.changes is None:
+        if change.logged is None:
             # Without a changelog, the log stays empty: it begins after these changes.
             state = replace(state, log_first=state.count, log_rewritten=state.count)
         else:
-            state = self._append_log(batch, state, change.changes, change.schema_id)
+            state = self._append_log(batch, state, change.logged, change.schema_id)
         self._write_state(batch, state, step)
 
     def record(self, step: WriteStep) -> None:
@@ -261,11 +262,15 @@ class Bucket:
         self._store.write(batch)
         self.writers.cache(writer, state)
 
-    def _append_log(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
+    def _append_log(
+        self, batch: StoreBatch, state: BucketState, changes: Changes | RangeMarker, schema_id: int
+    ) -> BucketState:
         """Adds changes for the changelog to a batch; returns the state after them."""
         size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
         before, now = self._state, self._clock.service_micros()
         state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
+        if isinstance(changes, RangeMarker):
+            state = replace(state, last_marker=state.count)
         # The mark covers only the changes before these, because more may follow soon.
         if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
             state = _put_mark(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from streaming_server.storage.changelog.range_markers import RangeMarker
     from streaming_server.storage.changelog.records import Changes
 
 _FEW = 32  # values, for which NumPy takes longer
@@ -62,10 +63,12 @@ class BucketChange:
         put_keys: Encoded keys of the rows to put.
         put_values: The rows to put, as they are stored.
         delete_keys: Encoded keys of the rows to delete.
-        changes: What the changelog records. None: the table has no changelog, and each key counts as one change.
+        changes: What the changelog records. None: it records `marker`; or the table has no changelog, and each key
+            counts as one change.
         rows_added: By how many rows the bucket grows. None: unknown, because the old rows were not read.
         schema_id: The version of the table's schema that the rows have.
         entries: The writes to the entries of every index of the table.
+        marker: What the changelog records instead of changes.
     """
 
     put_keys: Binary
@@ -75,11 +78,18 @@ class BucketChange:
     rows_added: int | None
     schema_id: int
     entries: tuple[EntryChange, ...] = ()
+    marker: RangeMarker | None = None
 
     @property
     def count(self) -> int:
         """How many log offsets the change takes."""
-        return len(self.put_keys) + len(self.delete_keys) if self.changes is None else len(self.changes)
+        logged = self.logged
+        return len(self.put_keys) + len(self.delete_keys) if logged is None else len(logged)
+
+    @property
+    def logged(self) -> Changes | RangeMarker | None:
+        """What the changelog records. None: nothing."""
+        return self.changes if self.marker is None else self.marker
 
     @property
     def longest_row(self) -> int:

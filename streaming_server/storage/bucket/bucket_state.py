@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.log_span import LogSpan
-from streaming_server.storage.changelog.offsets import make_offset
+from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class BucketState:
         log_marked: The value of `log_bytes` at the last mark, see `LogMark`.
         log_micros: The service time of the last change, in microseconds.
         log_marked_micros: The service time of the last mark.
+        last_marker: The number of changes up to and including the last range marker. 0: the bucket has never had one.
         indexes: The ids of the indexes that may have entries in this bucket, ascending.
         ready_indexes: The ids of the indexes that have an entry for every row, ascending. Only these may be read.
     """
@@ -58,11 +59,16 @@ class BucketState:
     log_marked: int = 0
     log_micros: int = 0
     log_marked_micros: int = 0
+    last_marker: int = 0
 
     @property
     def log_offset(self) -> int:
         """The offset of the next change."""
         return make_offset(self.epoch, self.count)
+
+    def has_markers_since(self, offset: int) -> bool:
+        """Whether the changelog has a range marker at an offset or after it."""
+        return count_of(offset) < self.last_marker
 
     @property
     def log_span(self) -> LogSpan:
@@ -72,7 +78,10 @@ class BucketState:
     def to_bytes(self) -> bytes:
         """Returns the stored form. It is JSON, so that fields can be added and an operator can read it."""
         # Not `asdict`, which copies every value, and takes three times as long.
-        return json.dumps({name: getattr(self, name) for name in _FIELDS}).encode()
+        stored = {name: getattr(self, name) for name in _FIELDS}
+        if not self.last_marker:
+            del stored["last_marker"]  # Earlier versions refuse fields that they do not know.
+        return json.dumps(stored).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BucketState:

@@ -11,6 +11,13 @@ import numpy as np
 
 from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.range_markers import (
+    MarkerReached,
+    MarkerRecord,
+    RangeMarker,
+    decode_marker,
+    encode_marker,
+)
 from streaming_server.storage.changelog.records import (
     MAX_CHANGES_PER_RECORD,
     RowKind,
@@ -25,7 +32,7 @@ from streaming_server.storage.files.formats import locate
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.log_span import LogSpan
@@ -109,16 +116,18 @@ class BucketLog:
         """See `ChangeLog`."""
         return self._span()
 
-    def append(self, batch: StoreBatch, changes: Changes, *, schema_id: int, commit_micros: int) -> int:
+    def append(self, batch: StoreBatch, changes: Changes | RangeMarker, *, schema_id: int, commit_micros: int) -> int:
         """See `ChangeLog`."""
         span = self.span
-        records = encode_records(
-            changes,
-            epoch=len(span.epoch_starts) - 1,
-            count=span.end,
-            schema_id=schema_id,
-            commit_micros=commit_micros,
-        )
+        epoch, count = len(span.epoch_starts) - 1, span.end
+        records: Iterable[tuple[bytes, bytes]]
+        if isinstance(changes, RangeMarker):
+            marker = encode_marker(changes, epoch=epoch, count=count, schema_id=schema_id, commit_micros=commit_micros)
+            records = [marker]
+        else:
+            records = encode_records(
+                changes, epoch=epoch, count=count, schema_id=schema_id, commit_micros=commit_micros
+            )
         size = 0
         for key, record in records:
             batch.put_log(key, record)
@@ -133,9 +142,16 @@ class BucketLog:
         count, size = count_of(start), 0
         for key, value in self._records_between(start, end):
             try:
+                header = decode_header(key, value)
                 # A record that would be cut off is left for the next read, so that no record is decoded twice.
-                if records and count - count_of(start) + decode_header(key, value).count > max_changes:
+                if records and (header.is_marker or count - count_of(start) + header.count > max_changes):
                     return records
+                if header.is_marker:
+                    if count_of(header.offset) < count:
+                        continue  # As below.
+                    if count_of(header.offset) > count:
+                        break
+                    raise MarkerReached.at(decode_marker(key, value), self._store.location)
                 record = decode_record(key, value, definition).between(start, end)
             except NewerFormat as error:
                 raise locate(error, self._store.location) from error
@@ -154,6 +170,25 @@ class BucketLog:
             raise self._damage(f"its changelog ends, or has a gap, at change {count:,}")
         return records
 
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """See `ChangeLog`."""
+        markers: list[MarkerRecord] = []
+        count = count_of(start)
+        for key, value in self._records_between(start, end):
+            try:
+                header = decode_header(key, value)
+                if not markers and count_of(header.offset) < count:
+                    continue  # The start is the end of an epoch, and this record is the last one of that epoch.
+                if not header.is_marker or count_of(header.offset) != count or len(markers) == most:
+                    break
+                markers.append(decode_marker(key, value))
+            except NewerFormat as error:
+                raise locate(error, self._store.location) from error
+            except DataLoss as error:
+                raise self._damage(error.message) from error
+            count += header.count
+        return markers
+
     def offset_at(self, micros: int, definition: TableDefinition) -> int:
         """See `ChangeLog`. Takes one seek for each halving of the log."""
         span = self.span
@@ -162,7 +197,10 @@ class BucketLog:
         if count == span.first:
             return span.offset_of(count)
         # The record before begins earlier, but its last changes may have been committed later.
-        before = decode_record(*self._record_with(count - 1), definition)
+        key, value = self._record_with(count - 1)
+        if decode_header(key, value).is_marker:
+            return span.offset_of(count)
+        before = decode_record(key, value, definition)
         found = count_of(before.offset) + int(np.searchsorted(before.commit_micros, micros))
         return span.offset_of(max(found, span.first))
 
@@ -273,12 +311,12 @@ class BucketLog:
                 first.schema_id,
                 first.origin,
             )
-            if run and (not same or changes + header.count > MAX_CHANGES_PER_RECORD):
+            if run and (not same or header.is_marker or changes + header.count > MAX_CHANGES_PER_RECORD):
                 break
             first = first or header
             run.append((key, value))
             changes += header.count
-            if header.count >= _LARGE_ENOUGH:
+            if header.is_marker or header.count >= _LARGE_ENOUGH:
                 break
         else:
             # These changes are few, and later changes may fit into the same segment.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.log_span import LogSpan
+    from streaming_server.storage.changelog.range_markers import MarkerRecord, RangeMarker
     from streaming_server.storage.changelog.records import Changes, LogRecord
     from streaming_server.storage.rocks.store import StoreBatch
 
@@ -18,8 +19,11 @@ class ChangeLog(Protocol):
     def span(self) -> LogSpan:
         """The changes that the log has now."""
 
-    def append(self, batch: StoreBatch, changes: Changes, *, schema_id: int, commit_micros: int) -> int:
-        """Adds the changes of a commit to a batch of writes, after all others; returns their size in bytes."""
+    def append(self, batch: StoreBatch, changes: Changes | RangeMarker, *, schema_id: int, commit_micros: int) -> int:
+        """Adds the changes of a commit, or a range marker, to a batch of writes, after all others.
+
+        Returns their size in bytes.
+        """
 
     def read(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
@@ -27,10 +31,17 @@ class ChangeLog(Protocol):
         """Returns the changes from offset `start` up to, but without, offset `end`, in order.
 
         Returns at least one change if one exists, and at most `max_changes`. Reads no further record after `max_bytes`
-        stored bytes.
+        stored bytes. Ends before a range marker.
 
         Raises:
+            MarkerReached: A range marker is at `start`. Its record takes one offset.
             DataLoss: Changes are missing or damaged.
+        """
+
+    def read_markers(self, start: int, end: int, *, most: int) -> list[MarkerRecord]:
+        """Returns the range markers from offset `start` on that no change comes between, and before offset `end`.
+
+        Returns at most `most` of them; none if the record at `start` is no marker. Raises DataLoss.
         """
 
     def offset_at(self, micros: int, definition: TableDefinition) -> int:

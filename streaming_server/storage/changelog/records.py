@@ -30,6 +30,8 @@ MAX_CHANGES_PER_RECORD = 4096
 
 _RECORD_FORMAT = 1
 _SEGMENT_FORMAT = 2
+MARKER_FORMAT: Final = 3
+"""The format of a record that is a range marker: see `range_markers`."""
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 _COMPRESSED_FROM = 64
 _TRIED_ROWS = 512
@@ -141,7 +143,7 @@ def encode_records(
         rows, kinds = changes.rows.slice(start, end - start), changes.kinds[start:end]
         # The columns of `record_schema`, which takes longer to build than to add a column.
         batch = rows.add_column(0, _KIND_FIELD, pa.array(kinds))
-        header = _header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows, changes.origin)
+        header = encode_header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows, changes.origin)
         yield record_key(make_offset(epoch, count + start)), header + _to_ipc(batch)
         start = end
 
@@ -156,7 +158,7 @@ def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
         [pa.array(kinds), pa.array(times), *rows.columns], schema=record_schema(rows.schema, segment=True)
     )
     origin = first.changes.origin
-    header = _header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds), origin)
+    header = encode_header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds), origin)
     return record_key(first.offset), header + _to_ipc(batch)
 
 
@@ -165,7 +167,10 @@ def record_key(offset: int) -> bytes:
     return _KEY.pack(offset)
 
 
-def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int, origin: ChangeOrigin) -> bytes:
+def encode_header(
+    format_: int, epoch: int, schema_id: int, commit_micros: int, count: int, origin: ChangeOrigin
+) -> bytes:
+    """Encodes the header with which every record begins."""
     columns = origin.columns
     fixed = (format_, 0, epoch, schema_id, commit_micros, count, origin.writer, 0, _NO_WRITER, len(columns))
     return _HEADER.pack(*fixed) + struct.pack(f"<{len(columns)}I", *columns)
@@ -175,6 +180,7 @@ def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count:
 class RecordHeader:
     """The header of a stored record; see `LogRecord`. The commit time is that of the first change."""
 
+    format: int
     offset: int
     epoch: int
     schema_id: int
@@ -182,13 +188,24 @@ class RecordHeader:
     count: int
     origin: ChangeOrigin
 
+    @property
+    def length(self) -> int:
+        """The bytes of the header."""
+        return _HEADER.size + 4 * len(self.origin.columns)
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether the record is a range marker."""
+        return self.format == MARKER_FORMAT
+
 
 def decode_header(key: bytes, value: bytes) -> RecordHeader:
     """Decodes the header of a stored record without its changes. Raises DataLoss when it is damaged."""
     try:
-        _, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
+        format_, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
         columns = struct.unpack_from(f"<{targets}I", value, _HEADER.size)
-        return RecordHeader(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count, ChangeOrigin(writer, columns))
+        (offset,) = _KEY.unpack(key)
+        return RecordHeader(format_, offset, epoch, schema_id, commit_micros, count, ChangeOrigin(writer, columns))
     except struct.error as error:
         raise DataLoss("a changelog record is damaged") from error
 
@@ -233,6 +250,13 @@ def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
     return pa.schema([*fields, *schema])
 
 
+def refuse_newer_record(offset: int, format_: int, flags: int) -> None:
+    """Raises NewerFormat if a record has an unknown format or flag."""
+    if format_ > MARKER_FORMAT or flags:
+        found = f"{format_} and flags {flags:#x}" if flags else format_
+        raise newer_format(f"the changelog record at offset {offset}", found, MARKER_FORMAT)
+
+
 def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogRecord:
     """Decodes a record from its stored key and value.
 
@@ -243,9 +267,7 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     try:
         (offset,) = _KEY.unpack(key)
         format_, flags, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
-        if format_ > _SEGMENT_FORMAT or flags:
-            found = f"{format_} and flags {flags:#x}" if flags else format_
-            raise newer_format(f"the changelog record at offset {offset}", found, _SEGMENT_FORMAT)
+        refuse_newer_record(offset, format_, flags)
         origin = ChangeOrigin(writer, struct.unpack_from(f"<{targets}I", value, _HEADER.size))
         if format_ not in (_RECORD_FORMAT, _SEGMENT_FORMAT):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown format {format_}")

@@ -35,7 +35,9 @@ OLDEST_FORMAT: Final = 1
 """Of ScanKV 0.1.0."""
 REFUSALS_FORMAT: Final = 2
 """Buckets remember which rows of a request they have refused: see `writer_states`."""
-NEWEST_FORMAT: Final = 2
+MARKERS_FORMAT: Final = 3
+"""The changelog has range markers: see `range_markers`."""
+NEWEST_FORMAT: Final = 3
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"

@@ -72,6 +72,16 @@ def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) 
     assert text.endswith(" rows/s)\n")
 
 
+def test_load_without_tracking_of_changes_leaves_a_range(scankv: CommandLine, scores: str) -> None:
+    text = scankv("load", scores, "-", "--no-track-changes", stdin="player,score\ndan,1\neve,2\n").text
+    assert text.startswith(f"loaded 2 rows into {scores} in ")
+    arguments = ("--from", "earliest", "--until", "latest", "--format", "json")
+    assert "track_changes=False" in scankv.fails("tail", scores, *arguments)
+    shown = scankv("tail", scores, *arguments, "--untracked", "rescan").text
+    assert '"player":"dan"' in shown
+    assert '"player":"eve"' in shown
+
+
 def test_create_infers_the_schema_over_the_whole_file_and_prints_it(
     scankv: CommandLine, table: str, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ NAMES = [
     "PositionOutOfRange",
     "Predicate",
     "ProtocolViolation",
+    "RangeNotTracked",
     "RequestTooLarge",
     "Resume",
     "Resumption",

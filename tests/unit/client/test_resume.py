@@ -240,6 +240,18 @@ def test_a_scan_from_a_token_begins_with_a_resumption_without_a_cause() -> None:
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == ({0: 1, 1: 0, 2: 0}, LOG_OFFSETS)
 
 
+def test_a_stream_of_changes_knows_its_offsets_while_it_reconnects() -> None:
+    scan = progress(ScanSpec("a.b", log=LogSpec(start=StartFrom.FULL, row_kind=True)))
+    opened, later = header(), heartbeat(b"far", 40)
+    opened.full = later.scanning = True
+    later.next_offsets.update({0: 9, 1: 0, 2: 12})
+    for part in parts(opened, later):
+        scan.book(received(part))
+    scan.cut(Unavailable("away"))
+    scan.begin_attempt()
+    assert (scan.next_offsets, scan.scanning) == ({0: 9, 1: 0, 2: 12}, True)
+
+
 @pytest.mark.parametrize("spec", [PINNED, LATEST], ids=str)
 def test_another_schema_after_a_cut_is_refused(spec: ScanSpec) -> None:
     scan = progress(spec)

@@ -99,7 +99,7 @@ def test_what_is_of_one_instant_is_not_for_a_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id"]
+    "name", ["row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id", "untracked"]
 )
 def test_what_is_of_a_stream_is_not_for_a_read_as_of_one_instant(name: str) -> None:
     with pytest.raises(UsageError, match=f"option {name} is an option of readStream only"):

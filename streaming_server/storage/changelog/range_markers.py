@@ -1,0 +1,146 @@
+"""Range markers: records of the changelog that name a key range, instead of the changes of its rows.
+
+A marker takes one offset. It says that rows whose keys are in its range have been inserted or replaced, and that none
+has been deleted. A reader of changes that meets a marker reads the rows of the range again, or fails with
+`RangeNotTracked`. No reader may pass over a marker: it would miss changes.
+
+    header of a record, with format 3 and count 1 · reason u8 · length of start u32 · length of end u32 · start · end
+
+All integers are little-endian. The end is excluded.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from scankv.model.errors import DataLoss, RangeNotTracked
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.storage.changelog.offsets import make_offset
+from streaming_server.storage.changelog.records import (
+    MARKER_FORMAT,
+    NO_ORIGIN,
+    ChangeOrigin,
+    decode_header,
+    encode_header,
+    record_key,
+    refuse_newer_record,
+)
+
+_RANGE: Final = struct.Struct("<BII")
+
+
+class MarkerReason(IntEnum):
+    """Why the changes of a range are not in the changelog."""
+
+    UNTRACKED_WRITE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMarker:
+    """A key range of one bucket in which rows were inserted or replaced, but none deleted. Immutable.
+
+    Attributes:
+        start: The least key of the range.
+        end: The key after the greatest one of the range.
+        reason: Why the changes are not in the changelog.
+        origin: The writer of the rows.
+    """
+
+    start: bytes
+    end: bytes
+    reason: MarkerReason = MarkerReason.UNTRACKED_WRITE
+    origin: ChangeOrigin = NO_ORIGIN
+
+    @classmethod
+    def between(cls, least: bytes, greatest: bytes) -> RangeMarker:
+        """Returns the marker of the range from one key to another, both of which are in it."""
+        return cls(least, greatest + b"\0")
+
+    def __len__(self) -> int:
+        """The number of log offsets that the marker takes."""
+        return 1
+
+    @property
+    def extremes(self) -> list[bytes]:
+        """The least and the greatest key, of a range that `between` has made."""
+        return [self.start, self.end[:-1]]
+
+    @property
+    def keys(self) -> KeyRange:
+        """The range of keys."""
+        return KeyRange(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerRecord:
+    """A range marker in the changelog.
+
+    Attributes:
+        offset: The offset of the marker. The next record has the next offset.
+        epoch: The epoch of the bucket in which it was written.
+        schema_id: The version of the table's schema at that time.
+        commit_micros: The commit time of the rows, in microseconds since 1970 UTC.
+        marker: The range.
+    """
+
+    offset: int
+    epoch: int
+    schema_id: int
+    commit_micros: int
+    marker: RangeMarker
+
+
+class MarkerReached(RangeNotTracked):
+    """The next record of the changelog is a range marker.
+
+    `ChangeLog.read` raises it, so a reader that does not catch it fails rather than miss changes.
+
+    Attributes:
+        record: The marker.
+    """
+
+    record: MarkerRecord
+
+    @classmethod
+    def at(cls, record: MarkerRecord, location: str) -> MarkerReached:
+        """Returns the error for a marker in the bucket that is named `location` in errors."""
+        error = cls(
+            f"{location}: the changes at offset {record.offset} are not in the changelog, because rows were written "
+            'with track_changes=False: read the rows of the table again, or ask the stream for them with "rescan"',
+            offset=record.offset,
+        )
+        error.record = record
+        return error
+
+
+def encode_marker(
+    marker: RangeMarker, *, epoch: int, count: int, schema_id: int, commit_micros: int
+) -> tuple[bytes, bytes]:
+    """Encodes a marker, which is change number `count` of its bucket, as a record: key and value."""
+    header = encode_header(MARKER_FORMAT, epoch, schema_id, commit_micros, len(marker), marker.origin)
+    body = _RANGE.pack(marker.reason, len(marker.start), len(marker.end)) + marker.start + marker.end
+    return record_key(make_offset(epoch, count)), header + body
+
+
+def decode_marker(key: bytes, value: bytes) -> MarkerRecord:
+    """Decodes a marker from its stored key and value.
+
+    Raises:
+        NewerFormat: The record has an unknown format or flag.
+        DataLoss: The record is damaged, or is no marker.
+    """
+    header = decode_header(key, value)
+    refuse_newer_record(header.offset, header.format, value[1])
+    body = value[header.length :]
+    try:
+        reason, *lengths = _RANGE.unpack_from(body)
+        start, end = body[_RANGE.size :][: lengths[0]], body[_RANGE.size :][lengths[0] :]
+        if not header.is_marker or header.count != 1 or lengths != [len(start), len(end)] or start >= end:
+            raise ValueError("not a range marker")
+        marker = RangeMarker(start, end, MarkerReason(reason), header.origin)
+    except (struct.error, ValueError) as error:
+        raise DataLoss(f"the range marker at offset {header.offset} of the changelog is damaged") from error
+    return MarkerRecord(header.offset, header.epoch, header.schema_id, header.commit_micros, marker)

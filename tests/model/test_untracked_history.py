@@ -1,0 +1,63 @@
+"""Tracked and untracked writes in any order: a reader that starts anywhere, and a mirror, end with the table."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import connect
+from aio_client.mirror import Mirror, mirror
+from tests.model.history import noted
+from tests.model.restarts import Restarts
+from tests.model.untracked_history import BUCKETS, ENGINES, SCHEMA, Rows, UntrackedHistory
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+
+def rows_of(copy: Mirror) -> Rows:
+    return {row["k"]: row for row in copy.to_arrow().to_pylist()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "seed", "steps", "restarts"),
+    [
+        *((engine, seed, 25, 1) for seed, engine in enumerate(ENGINES)),
+        *(pytest.param(engine, seed, 600, 12, marks=pytest.mark.soak) for engine in ENGINES for seed in (100, 101)),
+    ],
+)
+async def test_every_reader_ends_with_the_table(
+    tmp_path: Path, engine: str, seed: int, steps: int, restarts: int
+) -> None:
+    random = Random(seed)
+    settings = ("--set", "follow_heartbeat_seconds=0.2")
+    with noted(f"{engine}, seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
+        async with connect(server.url) as client:
+            name = f"test.{engine}"
+            table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, **ENGINES[engine])
+            history = UntrackedHistory(client, table, random)
+            await history.record()
+            restarting = Restarts(server, random, steps=steps, restarts=restarts)
+            async with mirror(table) as whole, mirror(table, where="v > 3") as part:
+                running = asyncio.create_task(restarting.run())
+                for _ in range(steps):
+                    await history.step()
+                    restarting.count_step()
+                await running
+                await history.record()
+                offsets, expected = history.moments[-1]
+                matching = await history.rows("v > 3")
+                for copy, rows in ((whole, expected), (part, matching)):
+                    await copy.wait_for(offsets)
+                    assert rows_of(copy) == rows
+            for start in random.sample(range(len(history.moments)), min(len(history.moments), 6)):
+                assert await history.replay(start) == expected, f"from moment {start}"
+                assert await history.replay(start, "v > 3") == matching, f"from moment {start}, filtered"
+            assert history.untracked > 3
+            assert all(bucket.is_consistent for bucket in await client.check_table(name))
