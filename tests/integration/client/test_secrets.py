@@ -71,7 +71,9 @@ class Secrets:
 
     def add_token(self, token: str) -> str:
         """Adds the secret part of a token. Returns the token."""
-        secret = token.rpartition("_")[2].rpartition(".")[2]
+        # The secret of a token file's token may have further underscores.
+        secret = token.split("_", 2)[2] if token.startswith("skv_") else token.rpartition(".")[2]
+        assert len(secret) >= NEEDLE_CHARS
         for place in (0, len(secret) // 2, len(secret) - NEEDLE_CHARS):
             self._needles[secret[place : place + NEEDLE_CHARS]] = token[:8]
         return token
