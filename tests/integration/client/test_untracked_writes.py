@@ -122,8 +122,9 @@ async def test_a_full_start_that_resumes_among_the_rows_ends_with_the_table(
             async with scan.stream() as stream:
                 for _ in range(read):
                     apply(copied, await anext(aiter(stream)))
-                assert stream.resume_token is not None
-                scan = scan.resume_from(stream.resume_token)
+                token = stream.resume_token
+            assert token is not None
+            scan = scan.resume_from(token)
             keys = chance.sample(range(150), 12)
             await table.upsert(rows(keys, chance.randrange(5)), track_changes=chance.random() < 0.3)
             await table.delete(chance.sample(range(150), 4))
