@@ -368,11 +368,14 @@ class Server:
 
         The server takes no new calls and gives running calls `drain_seconds`. Scans that run longer end with
         `ServerDraining`, which their readers have a second to receive. Scans that follow a changelog, and calls that
-        wait for a change, end that way at once.
+        wait for a change or a locked key, end that way at once.
         """
         self._not_ready = "the server is draining"
         self._registry.close()
         self._waiting.close()
+        self._tables.transactions.key_locks.close(
+            ServerDraining("the server is shutting down: begin the transaction again once it has restarted")
+        )
         await self._watching.close()
         await self._health.enter_graceful_shutdown()
         draining = ServerDraining(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,6 +37,7 @@ class KeyLocks:
         # By key, the requests that wait for it, in the order in which they came. A request waits for one key at a time.
         self._queues: dict[LockedKey, dict[_LockRequest, None]] = {}
         self._waiting: defaultdict[str, set[_LockRequest]] = defaultdict(set)
+        self._closed: ScanKvError | None = None
 
     async def acquire(self, owner: str, table: str, keys: Iterable[LockedKey], timeout: float) -> None:
         """Locks keys for a transaction. Those that it has locked already stay locked.
@@ -51,6 +53,7 @@ class KeyLocks:
             DeadlockDetected: A transaction that holds one of the keys waits for this one.
             TooManyLocks: The limit of locked keys is reached.
             TransactionLost: The transaction has ended in the meantime.
+            ServerDraining: The request would have to wait, and the server is being stopped.
         """
         request = _LockRequest(owner, table, [key for key in keys if self._owners.get(key) != owner])
         if len(self._owners) + len(request.keys) > self._max_keys:
@@ -86,6 +89,13 @@ class KeyLocks:
         for key in keys:
             self._pass_on(key)
 
+    def close(self, error: ScanKvError) -> None:
+        """Ends all waiting, now and in future, with an error. Locks stay until their transactions end."""
+        self._closed = error
+        for request in [each for waiting in self._waiting.values() for each in waiting]:
+            self._stop_waiting(request)
+            request.granted.set_exception(copy(error))
+
     def count(self, owner: str) -> int:
         """Returns how many keys a transaction has locked."""
         return len(self._locked.get(owner, ()))
@@ -108,6 +118,9 @@ class KeyLocks:
             # Others may wait for these keys without a queue in front of them, if this transaction makes several calls.
             for other in list(self._waiting.get(owner, ())):
                 self._refuse_deadlock(other)
+            return
+        if self._closed is not None:
+            request.granted.set_exception(copy(self._closed))
             return
         request.waits_for = blocked
         self._queues.setdefault(blocked, {})[request] = None

@@ -188,6 +188,20 @@ async def test_a_restart_ends_transactions_that_have_locked_keys_and_no_others(t
             assert await table.get(1) == {"k": 1, "a": 1}
 
 
+async def test_a_server_that_is_stopped_does_not_wait_for_locks(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "drain_seconds=600") as server:
+        async with connect(server.url, operation_timeout=0.5) as client:
+            table = await client.create_table("test.t", SCHEMA, primary_key=["k"])
+            first = await client.transaction(lock="keys")
+            await first.get_for_update(table, 1)
+            second = await client.transaction(lock="keys", lock_timeout=60)
+            waiting = asyncio.create_task(second.get_for_update(table, 1))
+            await await_until(lambda: waits(client, second.token, first.token), "the second transaction waits")
+            assert await asyncio.to_thread(server.stop) == 0
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
 async def test_the_blocking_client_locks_keys(client: Client, table: Table) -> None:
     def change() -> None:
         with sync.connect(client._config.address) as blocking:

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.errors import DeadlockDetected, LockTimeout, TooManyLocks, TransactionConflict, TransactionLost
+from scankv.model.errors import (
+    DeadlockDetected,
+    LockTimeout,
+    ServerDraining,
+    TooManyLocks,
+    TransactionConflict,
+    TransactionLost,
+)
 from streaming_server.engine.transactions.key_locks import KeyLocks
 
 pytestmark = pytest.mark.asyncio
@@ -112,6 +119,19 @@ async def test_the_end_of_a_transaction_ends_its_waiting_requests() -> None:
     with pytest.raises(TransactionLost):
         await waiting
     assert locks.count("a") == 1
+
+
+async def test_nothing_waits_once_the_locks_are_closed() -> None:
+    locks = KeyLocks(100)
+    await locks.acquire("a", "test.t", keys("x"), FOREVER)
+    waiting = await start(locks, "b", "x")
+    locks.close(ServerDraining("the server is shutting down"))
+    with pytest.raises(ServerDraining):
+        await waiting
+    with pytest.raises(ServerDraining):
+        await locks.acquire("c", "test.t", keys("x"), FOREVER)
+    locks.release("a", LOST)
+    await locks.acquire("c", "test.t", keys("x"), FOREVER)
 
 
 async def test_no_more_keys_are_locked_than_the_limit_and_a_refused_request_locks_none() -> None:
