@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import PositionExpired, PositionOutOfRange
-from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
-from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.changelog.records import RowKind, rows_of
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -62,7 +61,7 @@ class BaseReplay:
         while not self._delta.is_full:
             async with self._live.mutex:
                 bucket = await self._live.open()
-                if not self._is_there(bucket):
+                if not self._is_there(bucket) or not self._fits():
                     return False
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
@@ -79,6 +78,9 @@ class BaseReplay:
                 except PositionExpired:
                     return False
         return False
+
+    def _fits(self) -> bool:
+        return self._table.definition.reads_by_name(self._base.info.schema_id)
 
     def _is_there(self, bucket: Bucket) -> bool:
         try:
@@ -102,8 +104,7 @@ class BaseReplay:
         codec = self._table.codec
         places = np.flatnonzero(record.changes.kinds != RowKind.UPDATE_BEFORE)
         kinds = record.changes.kinds[places]
-        changed = widen(record.changes.rows, codec.definition.change_schema_at(codec.definition.schema.id))
-        changed = changed.take(pa.array(places))
+        changed = rows_of(record, codec.definition, codec.definition.schema.id).take(pa.array(places))
         there = pa.array(kinds != RowKind.DELETE)
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))

@@ -132,14 +132,15 @@ class LiveTable:
 
         Columnar bases that are no longer wanted are not read any more; `BaseMaintenance` removes their files.
         """
-        changed = definition.indexes != self.definition.indexes
+        old = self.definition
         self.state.alter(definition)
         for live in self.buckets:
             if live.open_bucket is not None:
                 live.open_bucket.mark_every(_mark_seconds(definition))
             if definition.options.columnar_base == "off":
                 live.columnar.drop_unwanted()
-        if changed:
+            live.columnar.drop_other_columns(old, definition)
+        if definition.indexes != old.indexes:
             for live in self.buckets:
                 self._index_builds.wake(live)
         self.state.notify()

@@ -247,7 +247,7 @@ class _Columns:
     def __init__(self, base: pa.Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
         self._decoder = codec.decoder(columns)
         self._fields = list(self._decoder.schema)
-        # Columns are only ever added. Those that are newer than the base are null in its rows.
+        # A base is dropped when its columns change, so that only columns added without a default are newer.
         self._indices = [base.get_field_index(field.name) for field in self._fields]
         # Decoding a few rows takes almost as long as decoding a thousand, so a block is decoded once.
         self._block = EMPTY_DELTA

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
 from scankv.model.changes.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import DataLoss, SchemaMismatch
 from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.files.formats import newer_format
+from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -126,6 +128,31 @@ class LogRecord:
         times = self.commit_micros[first : first + count]
         changes = Changes(kinds, rows, self.changes.origin)
         return LogRecord(self.offset + first, self.epoch, self.schema_id, times, changes)
+
+
+def rows_of(record: LogRecord, definition: TableDefinition, schema_id: int) -> pa.RecordBatch:
+    """Returns the rows of a record as a schema version of its table.
+
+    Args:
+        record: The record.
+        definition: The table, which has the version of the record, too.
+        schema_id: The version to return.
+
+    Returns:
+        The rows, with the schema `definition.change_schema_at(schema_id)`.
+    """
+    if record.schema_id == schema_id:
+        return record.changes.rows
+    new = definition.schema_at(schema_id)
+    rows = convert(record.changes.rows, definition.schema_at(record.schema_id), new)
+    columns = list(rows.columns)
+    if not definition.options.before_images:
+        # A delete has only the key, and so no defaults.
+        deleted = pa.array(record.changes.kinds == RowKind.DELETE)
+        for place, column in enumerate(new.columns):
+            if column.initial_default is not None and column.name not in definition.primary_key:
+                columns[place] = pc.if_else(deleted, pa.scalar(None, column.type), columns[place])
+    return pa.RecordBatch.from_arrays(columns, schema=definition.change_schema_at(schema_id))
 
 
 def encode_records(
