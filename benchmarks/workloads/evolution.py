@@ -72,8 +72,8 @@ def run(bench: Bench) -> Result:
         ],
         tables=[rates_table("Rows of older schemas", {what: Spread.of(values) for what, values in rates.items()})],
         notes=[
-            "Rows of older schemas: T4, with two columns renamed and the columns in another order since. Of the rows of "
-            "two schemas, every second one was written since.",
+            "Rows of older schemas: T4, with two columns renamed and the columns in another order since.",
+            "Rows of two schemas: as above, and every second row was written since.",
             f"Changes of columns: three calls each, {_CHANGES} times; "
             f"{1000 * Spread.of([full for full, _ in times]).median:.1f} ms for the full table.",
         ],
