@@ -215,7 +215,7 @@ class ScanLedger:
         wanted = self.spec.columns
         if wanted is not None and tuple(schema.names) != (*before, *wanted):
             raise violation(f"the columns {[*before, *wanted]}", str(schema.names))
-        if self.schema is not None and list(schema)[: len(self.schema)] != list(self.schema):
+        if self.schema is not None and not _extends(schema, self.schema):
             raise violation("the columns as before, and more", str(schema.names))
         asked: Collection[int] | None = (0,) if self._for_schema else self.spec.buckets
         if asked is None:
@@ -310,6 +310,16 @@ class ScanLedger:
 def _compare_total(what: str, expected: int, got: int) -> None:
     if expected != got:
         raise violation(f"{expected:,} {what}, as the trailer says", f"{got:,}")
+
+
+def _extends(schema: pa.Schema, earlier: pa.Schema) -> bool:
+    """Whether a schema has the columns of an earlier one, and perhaps more. Columns may have become nullable."""
+    if len(schema) < len(earlier):
+        return False
+    return all(
+        now.equals(before) or (now.nullable and now.equals(before.with_nullable(True)))
+        for now, before in zip(schema, earlier, strict=False)
+    )
 
 
 def _compare(what: str, expected: Collection[int], got: Collection[int]) -> None:

@@ -81,7 +81,8 @@ class CompactedCatchUp:
             encode=codec.encode,
             directory=self._directory,
             memory_bytes=self._memory_bytes,
-            before_images=self.definition.options.before_images,
+            # No change of the option lies within a backlog, but one may have come after it.
+            before_images=self._buckets[bucket].changelog_at(start, self.definition.changelogs) == "full",
         )
 
 

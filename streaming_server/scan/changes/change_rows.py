@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 class ChangeRows:
     """Builds the chunks of a stream of changes. Its schema grows with the table's, unless columns were chosen.
 
+    What the changes have is a property of the stream, not of the table as it is now: the option `changelog` of the
+    table may have changed since they were recorded.
+
     Args:
         definition: The table as of the opening.
         columns: The columns to return. None: all.
         where: The predicate on the rows. None: all rows. If the changelog has no before-images and the predicate uses
             more than the key, rows that do not match are returned as deletes.
         not_before: Changes committed before this time, in microseconds since 1970 UTC, are dropped.
+        before_images: Whether the changes have the rows before them, until `lose_before_images` is called. None: as
+            the table has them now.
 
     Attributes:
         not_before: As given.
@@ -46,8 +51,11 @@ class ChangeRows:
         columns: Sequence[str] | None,
         where: Predicate | None,
         not_before: int = 0,
+        *,
+        before_images: bool | None = None,
     ) -> None:
         self.not_before = not_before
+        self._before_images = definition.options.before_images if before_images is None else before_images
         self._columns = columns
         self._where = where
         self._bound: BoundPredicate | None = None
@@ -167,13 +175,18 @@ class ChangeRows:
         message = chunk.message if rows is chunk.batch else None
         return Chunk(chunk.bucket, rows, message, changes=ChangeColumns.of_table(rows.num_rows))
 
+    def lose_before_images(self, definition: TableDefinition) -> None:
+        """Call before changes that lack the rows before them. Columns outside the key can be null from then on."""
+        self._before_images = False
+        self._set_schema(definition, self.schema_id)
+
     def _project(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if rows.schema.equals(self._of_rows) else rows.select(self._names)
 
     def _set_schema(self, definition: TableDefinition, schema_id: int) -> None:
         version = definition.schema_at(schema_id)
         self._table = definition.change_schema_at(schema_id)
-        self._before_images, self._key = definition.options.before_images, frozenset(definition.primary_key)
+        self._key = frozenset(definition.primary_key)
         self.schema_id = schema_id
         self._names = version.select(self._columns).names
         self._of_rows = pa.schema([self._table.field(name) for name in self._names])
@@ -185,7 +198,8 @@ class ChangeRows:
 def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Adds the columns that were added to the table after the rows were written, as nulls."""
     if len(rows.schema) == len(schema):
-        return rows
+        # The schemas differ in what can be null, if the table has changed since the stream was opened.
+        return rows if rows.schema.equals(schema) else pa.RecordBatch.from_arrays(rows.columns, schema=schema)
     added = [pa.nulls(rows.num_rows, field.type) for field in list(schema)[rows.num_columns :]]
     return pa.RecordBatch.from_arrays([*rows.columns, *added], schema=schema)
 
