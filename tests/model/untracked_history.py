@@ -108,11 +108,15 @@ class UntrackedHistory:
             self.expired += [offsets for offsets, _ in self.moments]
             self.moments.clear()
 
-    async def begin_recording(self) -> None:
-        """Makes sure that the table has a changelog, and a moment from which it can be replayed."""
+    async def end(self) -> int:
+        """Makes the last writes, which are tracked. Returns the moment before them, and records the one after them."""
         while self.changelog == "none":
             await self._change_changelog()
         await self.record()
+        for _ in range(3):
+            await self._upsert()
+        await self.record()
+        return len(self.moments) - 2
 
     async def record(self) -> None:
         """Records the state of the table. Nothing else writes, so offsets and rows belong together."""
