@@ -8,6 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from aio_client import SchemaMismatch
+from tests.spark.streaming_query import Query
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -127,3 +130,26 @@ def test_a_query_learns_that_the_changelog_no_longer_has_the_rows_before(
     following.run(untracked="rescan")
     following.check()
     assert following.sink.kinds[-2:] == ["-U", "+U"]
+
+
+def test_a_query_that_runs_during_the_change_fails_rather_than_read_nulls_as_values(
+    shared_server: ServerProcess, client: sync.Client, name: str
+) -> None:
+    table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    table.upsert(rows(range(10), 3))
+    query = Query(shared_server.url, name, untracked="rescan")
+    query.start()
+    query.run()
+    client.alter_table(name, changelog="upsert")
+    table.upsert(rows([5], 4))
+    query.run()
+    table.delete([6])
+    with pytest.raises(SchemaMismatch, match=r'column "v" now has nulls.*start the query again'):
+        query.run()
+    query.stop()
+    again = Query(shared_server.url, name, untracked="rescan")
+    again.offsets, again.batches = query.offsets, query.batches
+    again.start()
+    again.run()
+    again.stop()
+    assert [(row["_change_type"], row["k"], row["v"]) for row in again.batches[-1]] == [("-D", 6, None)]
