@@ -34,7 +34,8 @@ def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         target: The schema from `arrow_schema`.
 
     Raises:
-        SchemaMismatch: The cast would change a value, such as nanoseconds that are not whole microseconds.
+        SchemaMismatch: The cast would change a value, such as nanoseconds that are not whole microseconds; or a column
+            has nulls that the target cannot have, which Spark would take for other values.
     """
     columns = [_cast(column, field) for column, field in zip(rows.columns, target, strict=True)]
     if not columns:
@@ -43,6 +44,12 @@ def cast_rows(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if not field.nullable and column.null_count:
+        raise SchemaMismatch(
+            f'column "{field.name}" now has nulls, but it is NOT NULL in the schema that the query began with, because '
+            'the table option "changelog" was changed: start the query again',
+            column=field.name,
+        )
     if column.type.equals(field.type):
         return column
     try:

@@ -216,9 +216,10 @@ class Client:
                 does not stop the server from building them. Default: yes.
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
                 at least once.
-            **options: New values of table options, as in `create_table`; None for the default. `log_retention_seconds`,
-                `log_retention_bytes`, `columnar_base` and `row_deduplicate` can change. All others may only be given
-                the value that they have.
+            **options: New values of table options, as in `create_table`; None for the default. `changelog`,
+                `log_retention_seconds`, `log_retention_bytes`, `columnar_base` and `row_deduplicate` can change. All
+                others may only be given the value that they have. With `changelog`, running streams of changes may end:
+                from "full" to "upsert" with `RangeNotTracked`, to "none" with `InvalidRequest`.
 
         Returns:
             The table with its new description.
@@ -232,6 +233,7 @@ class Client:
             InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
                 the message says why: the index exists then, is not used, and should be dropped. InvalidOption for an
                 option that does not exist or cannot change, or a value that it cannot have.
+            UpgradeNotConfirmed: `changelog` was to change, and the data directory has a format before 3.
             ConnectionFailed: No answer came; during the wait, for the operation timeout.
             UsageError: Nothing was to be altered, or an argument has the wrong type.
         """

@@ -88,9 +88,11 @@ class ChangesBuilder(ABC):
         return self._with(log=replace(self._log("with_unmatched"), unmatched=Unmatched(unmatched)))
 
     def with_untracked(self, untracked: Literal["fail", "rescan"]) -> Self:
-        """Chooses what happens where rows were written with `track_changes=False`.
+        """Chooses what happens where the changelog lacks what a reader may need.
 
-        The changelog has only the range of the keys of such rows. By default, the stream fails there with
+        There are two such places: writes with `track_changes=False`, and a change of the table's option `changelog`.
+
+        Of a write, the changelog has only the range of the keys. By default, the stream fails there with
         `RangeNotTracked`. With "rescan", the server sends all rows of the range as `+U`, as they are when the stream
         gets there. All of them have the offset and the time of the write. The stream then continues with the changes
         after the write. Some of them may be older than the rows, but lead to the same state: a reader that stores the
@@ -100,6 +102,9 @@ class ChangesBuilder(ABC):
 
         A predicate on columns outside the key needs `with_unmatched("delete")`: rows of the range that do not match
         come as `-D`.
+
+        After a change of `changelog` from "full" to "upsert", updates come without `-U`, and `-D` has only the key. By
+        default, the stream fails there with `RangeNotTracked`, too. With "rescan", it continues. No rows come again.
 
         Args:
             untracked: "fail" or "rescan".

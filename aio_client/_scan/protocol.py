@@ -312,6 +312,16 @@ def _compare_total(what: str, expected: int, got: int) -> None:
         raise violation(f"{expected:,} {what}, as the trailer says", f"{got:,}")
 
 
+def _extends(schema: pa.Schema, earlier: pa.Schema) -> bool:
+    """Whether a schema has the columns of an earlier one, and perhaps more. Columns may have become nullable."""
+    if len(schema) < len(earlier):
+        return False
+    return all(
+        now.equals(before) or (now.nullable and now.equals(before.with_nullable(True)))
+        for now, before in zip(schema, earlier, strict=False)
+    )
+
+
 def _compare(what: str, expected: Collection[int], got: Collection[int]) -> None:
     if sorted(expected) != sorted(got):
         raise violation(f"{what} to be {sorted(expected)}", str(sorted(got)))

@@ -97,8 +97,8 @@ def alter(
 ) -> None:
     """Change the options of a table and add columns, while it is read and written: all of it, or nothing.
 
-    log_retention_seconds, log_retention_bytes, columnar_base and row_deduplicate can change. `scankv index` adds and
-    drops indexes.
+    changelog, log_retention_seconds, log_retention_bytes, columnar_base and row_deduplicate can change. `scankv index`
+    adds and drops indexes.
     """
     options = table_settings_of(set_)
     for name in reset or ():

@@ -316,11 +316,13 @@ class PositionOutOfRange(ServerRefused):
 class RangeNotTracked(ServerRefused):
     """Rows were written with `track_changes=False`, so the changelog has the range of their keys, but no changes.
 
+    Or the table's option `changelog` was changed to "upsert", so later changes lack the rows before them.
+
     Whatever needs every change fails at this place in the changelog, rather than miss some. `details` has `bucket` and
-    `offset`, the log offset of the write; the next changes follow at `offset + 1`.
+    `offset`, the log offset of the write or of the change of the option; the next changes follow at `offset + 1`.
 
     What to do:
-        Read the rows of the table again, for example with `StartFrom.FULL`. An undo cannot go back beyond the write.
+        Read the rows of the table again, for example with `StartFrom.FULL`. An undo cannot go back beyond this place.
     """
 
     code = "FAILED_PRECONDITION"

@@ -34,6 +34,9 @@ MAX_BUCKETS: Final = 1024
 MAX_COLUMNS: Final = 1000
 """The most columns of one table, without nested fields."""
 
+MAX_CHANGELOG_CHANGES: Final = 64
+"""How often the option `changelog` of one table can change."""
+
 MAX_INDEXES: Final = 16
 """The most indexes of one table."""
 

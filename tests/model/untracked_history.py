@@ -1,4 +1,7 @@
-"""A random history of a table with tracked and untracked writes, to compare readers of its changes with the table."""
+"""A random history of a table with tracked and untracked writes, to compare readers of its changes with the table.
+
+The table's option `changelog` may change in between.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from aio_client import ConnectionFailed, StartFrom, StopAt, agg
+from aio_client import ConnectionFailed, RangeNotTracked, StartFrom, StopAt, agg
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +40,16 @@ ENGINES: Final[dict[str, dict[str, Any]]] = {
 }
 """The options of tables of every merge engine."""
 
+CHANGING: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "changing": ("last_row", ("full", "upsert")),
+    "changing_indexed": ("indexed", ("full", "upsert")),
+    "changing_partial_update": ("partial_update", ("full", "upsert")),
+    "changing_versioned": ("versioned", ("full", "upsert")),
+    "interrupted": ("last_row", ("full", "upsert", "none")),
+    "interrupted_indexed": ("indexed", ("full", "upsert", "none")),
+}
+"""Tables whose option `changelog` changes: the merge engine, and the values."""
+
 Rows = dict[int, dict[str, Any]]
 
 
@@ -47,14 +60,22 @@ class UntrackedHistory:
     Attributes:
         table: The table.
         moments: The log offsets of all buckets and the rows after some of the writes.
+        changelogs: The values between which the option `changelog` changes. Empty: it does not change.
         untracked: The number of writes without tracking of changes.
+        changed: How often the option `changelog` has changed.
+        expired: Log offsets from before a time without changelog.
+        recorded_as: The value of the option `changelog` at each of the moments, by its number.
     """
 
     client: Client
     table: Table
     random: Random
     moments: list[tuple[LogOffsets, Rows]] = field(default_factory=list)
+    changelogs: tuple[str, ...] = ()
     untracked: int = 0
+    changed: int = 0
+    expired: list[LogOffsets] = field(default_factory=list)
+    recorded_as: dict[int, str] = field(default_factory=dict)
 
     async def until_done(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeats a call until it succeeds."""
@@ -66,15 +87,43 @@ class UntrackedHistory:
 
     async def step(self) -> None:
         """Makes a random write, and sometimes records the state after it."""
+        if self.changelogs and self.random.random() < 0.2:
+            await self._change_changelog()
+        # Tables whose changelog changes have fewer untracked writes, so that some readers get far.
         writes = [self._upsert, self._upsert_untracked, self._upsert_partly, self._delete, self._commit]
-        await self.random.choices(writes, [4, 5, 2, 3, 2])[0]()
+        await self.random.choices(writes, [4, 1 if self.changelogs else 5, 2, 3, 2])[0]()
         if self.random.random() < 0.3:
             await self.record()
 
+    @property
+    def changelog(self) -> str:
+        """The current value of the option `changelog`."""
+        return self.table.options.get("changelog", "full")
+
+    async def _change_changelog(self) -> None:
+        chosen = self.random.choice([each for each in self.changelogs if each != self.changelog])
+        self.table = await self.until_done(lambda: self.client.alter_table(self.table.name, changelog=chosen))
+        self.changed += 1
+        if chosen == "none":
+            self.expired += [offsets for offsets, _ in self.moments]
+            self.moments.clear()
+
+    async def end(self) -> int:
+        """Makes the last writes, which are tracked. Returns the moment before them, and records the one after them."""
+        while self.changelog == "none":
+            await self._change_changelog()
+        await self.record()
+        for _ in range(3):
+            await self._upsert()
+        await self.record()
+        return len(self.moments) - 2
+
     async def record(self) -> None:
         """Records the state of the table. Nothing else writes, so offsets and rows belong together."""
-        offsets = await self.until_done(self.table.log_offsets)
-        self.moments.append((offsets, await self.rows()))
+        if self.changelog != "none":
+            offsets = await self.until_done(self.table.log_offsets)
+            self.moments.append((offsets, await self.rows()))
+            self.recorded_as[len(self.moments) - 1] = self.changelog
 
     async def rows(self, where: str | None = None) -> Rows:
         """Returns the rows of the table."""
@@ -92,6 +141,33 @@ class UntrackedHistory:
             scan = scan.with_catch_up("net", lag_threshold=self.random.choice([1, 20]))
         for change in await self.until_done(scan.to_pylist):
             apply(rows, change)
+        return rows
+
+    async def replay_strictly(self, start: int) -> Rows | None:
+        """As `replay`, as a reader that needs every change with the row before it. None: the stream fails in between.
+
+        Checks each change of a reader that starts where the changelog has these rows.
+        """
+        offsets, before = self.moments[start]
+        rows, is_full = dict(before), self.recorded_as[start] == "full"
+        scan = self.table.changes(StartFrom.offsets(offsets), StopAt.LATEST)
+        scan = scan.with_chunk(rows=self.random.choice([7, 64, 4096]))
+        if self.random.random() < 0.3:
+            scan = scan.with_catch_up("net", lag_threshold=self.random.choice([1, 20]))
+        updating: dict[str, Any] | None = None
+        try:
+            async for batch in scan.stream():
+                for change in batch.to_pylist():
+                    kind, row = change["_change_type"], {name: change[name] for name in SCHEMA.names}
+                    if is_full:
+                        assert (kind == "+U") == (updating is not None), "a +U without its -U"
+                        assert kind in ("+I", "+U") or rows[row["k"]] == row, "the row before is another one"
+                        assert kind != "+I" or row["k"] not in rows, "a +I of a row that exists"
+                        assert kind != "+U" or updating is None or updating["k"] == row["k"]
+                        updating = row if kind == "-U" else None
+                    apply(rows, change)
+        except RangeNotTracked:
+            return None
         return rows
 
     def _row(self, key: int) -> dict[str, Any]:

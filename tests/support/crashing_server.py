@@ -6,6 +6,7 @@
 - `write N before`, `write N after`: around the Nth WriteBatch of any bucket.
 - `sync N before`, `sync N after`: around the Nth sync of a write-ahead log.
 - `answer N before`: after the Nth write is done, before its response is sent.
+- `definition N before`, `definition N after`: around the Nth time that the definition of a table is stored.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from streaming_server.services.write import WriteService
 from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.tables.catalog import Catalog
 
 
 def crashing(points: Path) -> tuple[str, ...]:
@@ -90,6 +92,7 @@ def main(points: str, _: str, __: str, module: str, *arguments: str) -> None:
     crash = Crash(Path(points))
     crash.around(RocksStore, "write", "write")
     crash.around(RocksStore, "sync", "sync")
+    crash.around(Catalog, "replace", "definition")
     crash.before_answer("Upsert")
     crash.before_answer("Delete")
     sys.argv = [module, *arguments]

@@ -28,7 +28,6 @@ _NAMES: Final = (*_VALUES, *_RANGES)
 _FIXED: Final = {
     "merge_engine": "the rows of the table were merged by it",
     "delete_behavior": "transactions that are open were checked by it",
-    "changelog": "readers of the changes could not tell which changes the changelog lacks from then on",
     "compression": "the files of the table were written with it",
 }
 """The options that do not change after the table was created, and why."""
@@ -127,8 +126,8 @@ class TableOptions:
     def alter(self, changed: Mapping[str, str], reset: Iterable[str] = ()) -> TableOptions:
         """Returns the options with other values, as far as an existing table can change them.
 
-        `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes` and `columnar_base` can change. Any option may
-        be given its current value.
+        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes` and `columnar_base` can change.
+        Any option may be given its current value.
 
         Args:
             changed: New values, in the form of `from_strings`.

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from scankv.model.errors import InvalidRequest, SchemaMismatch, did_you_mean
-from scankv.model.limits import DEFAULT_BUCKETS, MAX_BUCKETS, MAX_INDEX_COLUMNS, MAX_INDEXES
+from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch, did_you_mean
+from scankv.model.limits import (
+    DEFAULT_BUCKETS,
+    MAX_BUCKETS,
+    MAX_CHANGELOG_CHANGES,
+    MAX_INDEX_COLUMNS,
+    MAX_INDEXES,
+)
 from scankv.model.names import TableName
 from scankv.model.tables.columns import (
     ColumnDefinition,
@@ -65,6 +71,8 @@ class TableDefinition:
         last_index_id: The id of the index created last, even if it was dropped; 0 if the table never had an index.
         merging: The parameters of the merge engine.
         last_column_id: The id of the column added last, even if it was dropped. 0: the greatest id in `schemas`.
+        earlier_changelogs: The values that the option `changelog` had before, in their order. Buckets know from which
+            offset on each of them applied.
     """
 
     name: str
@@ -78,6 +86,7 @@ class TableDefinition:
     indexes: tuple[Index, ...] = ()
     last_index_id: int = 0
     merging: MergeSpec = NO_MERGING
+    earlier_changelogs: tuple[str, ...] = ()
     last_column_id: int = 0
 
     def __post_init__(self) -> None:
@@ -167,14 +176,19 @@ class TableDefinition:
     def change_schema_at(self, schema_id: int) -> pa.Schema:
         """Returns the Arrow schema of changes to rows of a schema version.
 
-        If the changelog does not contain the row before a change, a deleted row has its key and nulls in all other
-        columns, which are therefore nullable.
+        Where the changelog does not contain the row before a change, a deleted row has its key and nulls in all other
+        columns. They are therefore nullable if that was ever so.
 
         Raises:
             SchemaMismatch: The table has no such schema version.
         """
         schema = self.schema_at(schema_id)
-        return schema.arrow if self.options.before_images else self._keys_alone[schema.id]
+        return self._keys_alone[schema.id] if "upsert" in self.changelogs else schema.arrow
+
+    @property
+    def changelogs(self) -> tuple[str, ...]:
+        """All values that the option `changelog` has had, in their order; the last is the current one."""
+        return (*self.earlier_changelogs, self.options.changelog)
 
     @cached_property
     def _keys_alone(self) -> dict[int, pa.Schema]:
@@ -332,8 +346,21 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes))
 
     def alter_options(self, changed: Mapping[str, str], reset: Sequence[str] = ()) -> TableDefinition:
-        """Returns the table with other options. Raises InvalidOption as `TableOptions.alter`."""
-        return replace(self, options=self.options.alter(changed, reset))
+        """Returns the table with other options.
+
+        Raises:
+            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often.
+        """
+        options = self.options.alter(changed, reset)
+        if options.changelog == self.options.changelog:
+            return replace(self, options=options)
+        if len(self.earlier_changelogs) == MAX_CHANGELOG_CHANGES:
+            raise InvalidOption(
+                f'table option "changelog" has changed {MAX_CHANGELOG_CHANGES} times, which is the limit of a table: '
+                "create another table with this option, such as with `scankv create --like`, and copy the rows",
+                option="changelog",
+            )
+        return replace(self, options=options, earlier_changelogs=self.changelogs)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the definition as JSON values for the catalog. Types are both readable text and in Arrow's format."""
@@ -350,6 +377,7 @@ class TableDefinition:
             "last_index_id": self.last_index_id,
             "merging": self.merging.to_json(),
             "last_column_id": self.last_column_id,
+            **({"earlier_changelogs": list(self.earlier_changelogs)} if self.earlier_changelogs else {}),
         }
 
     @classmethod
@@ -375,6 +403,7 @@ class TableDefinition:
             last_index_id=values.get("last_index_id", 0),
             merging=MergeSpec.from_json(values.get("merging", {})),
             last_column_id=values.get("last_column_id", 0),
+            earlier_changelogs=tuple(values.get("earlier_changelogs", ())),
         )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
@@ -42,6 +43,7 @@ class BucketOpener:
         indexes: Returns the ids of the table's current indexes.
         retention_holds: Returns the retention holds on the changelog: offset by owner.
         writer_limits: The limits of the bucket's writers.
+        definition: Returns the table's current definition.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BucketOpener:
         clock: ServerClock,
         mark_seconds: Callable[[], float],
         indexes: Callable[[], Collection[int]],
+        definition: Callable[[], TableDefinition],
         retention_holds: Callable[[], Mapping[str, int]] = dict,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
     ) -> None:
@@ -64,6 +67,7 @@ class BucketOpener:
         self._clock = clock
         self._mark_seconds = mark_seconds
         self._indexes = indexes
+        self._definition = definition
         self._retention_holds = retention_holds
         self._writer_limits = writer_limits
         self._held_at_opening: frozenset[str] = frozenset()
@@ -135,6 +139,15 @@ class BucketOpener:
         """
         for owner in self._held_at_opening - self._take_holds(bucket):
             bucket.log.release(owner)
+
+    def has_other_changelog(self, bucket: Bucket) -> bool:
+        """Whether a bucket that can be written does not record changes as the table now wants it."""
+        return len(bucket.state.changelog_starts) < len(self._definition().earlier_changelogs) and bucket.is_writable
+
+    def set_changelog(self, bucket: Bucket) -> None:
+        """Makes a bucket record changes as the table wants it: see `Bucket.set_changelog`."""
+        definition = self._definition()
+        bucket.set_changelog(definition.changelogs, definition.schema.id)
 
     @property
     def hold_owners(self) -> set[str]:

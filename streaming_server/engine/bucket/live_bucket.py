@@ -20,7 +20,7 @@ from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import has_files_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.bucket_opener import BucketOpener
@@ -206,6 +206,10 @@ class LiveBucket:
             self._opener.renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
+        if self._opener.has_other_changelog(self._bucket):
+            # Here, because every user of the bucket calls this first: a crash or an error may have come between the
+            # change of the table's definition and this.
+            await self.run(self._opener.set_changelog, self._bucket)
         return self._bucket
 
     @property
@@ -481,6 +485,11 @@ class LiveBucket:
                 f"{self.location} is being reopened after a failure: try again", retry_after=REPAIR_SECONDS
             )
         return self._bucket.log
+
+    def changelog_at(self, offset: int, changelogs: Sequence[str]) -> str:
+        """Returns the value of the option `changelog` at an offset, as `BucketState.changelog_at`. Needs no mutex."""
+        state = self.state
+        return changelogs[-1] if state is None else state.changelog_at(offset, changelogs)
 
     def has_markers_since(self, offset: int) -> bool:
         """Whether the changelog has a range marker at an offset or after it. Needs no mutex."""

@@ -80,7 +80,8 @@ class CompactedCatchUp:
             encode=RowCodec(definition).encode,
             directory=self._directory,
             memory_bytes=self._memory_bytes,
-            before_images=definition.options.before_images,
+            # No change of the option lies within a backlog, but one may have come after it.
+            before_images=self._buckets[bucket].changelog_at(start, definition.changelogs) == "full",
         )
 
 

@@ -93,8 +93,6 @@ class LogOpening:
         """
         plan = self._plan
         plan.check(self._definition)
-        # A stream with a start in the future begins at the end of the changelog, and skips earlier changes.
-        rows = ChangeRows(self._definition, plan.columns, plan.where, plan.start.micros)
         fingerprint = plan.fingerprint(self._definition, list(self._buckets))
         resumed: LogPosition | None = None
         limit = plan.limit
@@ -106,6 +104,12 @@ class LogOpening:
         else:
             offsets = await self._starts.of(plan.start, clamp=plan.clamp)
             position = LogPosition(offsets, scanning=plan.start.kind is PositionKind.FULL)
+        before_images = self._definition.options.before_images and all(
+            bucket.state.is_recorded_as_now(position.offsets[number]) for number, (_, bucket) in self._buckets.items()
+        )
+        plan.check_predicate(self._definition, before_images=before_images)
+        # A stream with a start in the future begins at the end of the changelog, and skips earlier changes.
+        rows = ChangeRows(self._definition, plan.columns, plan.where, plan.start.micros, before_images=before_images)
         source = await self._make_source(position, rows)
         return OpenedLog(
             source=source,

@@ -7,9 +7,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.engine.bucket.bucket_opener import BucketOpener
 from streaming_server.engine.bucket.live_bucket import LiveBucket
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.table_state import TableState
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
 from streaming_server.engine.changelog.table_changes import TableChanges
@@ -19,10 +21,11 @@ from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
+from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
 from streaming_server.storage.files.disk_use import DiskBytes, measure_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from scankv.model.errors import ScanKvError
@@ -93,6 +96,7 @@ class LiveTable:
                 clock=clock,
                 mark_seconds=lambda: _mark_seconds(state.definition),
                 indexes=lambda: list(state.codec.indexes),
+                definition=lambda: state.definition,
                 retention_holds=partial(retention_holds, number),
                 writer_limits=writer_limits,
             )
@@ -133,6 +137,7 @@ class LiveTable:
         Columnar bases that are no longer wanted are not read any more; `BaseMaintenance` removes their files.
         """
         old = self.definition
+        has_other_changelog = definition.changelogs != old.changelogs
         self.state.alter(definition)
         for live in self.buckets:
             if live.open_bucket is not None:
@@ -143,7 +148,40 @@ class LiveTable:
         if definition.indexes != old.indexes:
             for live in self.buckets:
                 self._index_builds.wake(live)
+        if has_other_changelog:
+            for live in self.buckets:
+                live.notify()  # A stream that waits for changes ends if there are none any more.
         self.state.notify()
+
+    async def alter_changelog(self, definition: TableDefinition, store: Callable[[], Awaitable[None]]) -> None:
+        """Uses a definition with another value of the option `changelog` from now on, as `alter`.
+
+        Nothing is written to any bucket in the meantime. Storing the definition is the decision: after a crash, each
+        bucket follows it when it is opened. Once this returns, all of them follow it durably.
+
+        Args:
+            definition: The new definition.
+            store: Stores the definition durably.
+
+        Raises:
+            InvalidRequest: An undo is running. Nothing was changed.
+            DataLoss: A bucket is damaged. Nothing was changed.
+            DiskFull: Less than the reserve of disk space is free, so nothing was changed; or the disk is full.
+        """
+        self.state.reserve.check()
+        async with lock_buckets(self.buckets) as opened:
+            for live, bucket in opened:
+                if any(owner.startswith(UNDO_OWNER) for owner in bucket.log.holds.owners):
+                    raise InvalidRequest(
+                        f"{live.location}: an undo is running, which needs the changelog as it is: set the option "
+                        '"changelog" when it is done',
+                        table=live.table,
+                    )
+            await store()
+            self.alter(definition)
+            # Every bucket that can be written follows the definition, even if another one fails.
+            await all_ended(live.open() for live in self.buckets)
+        await all_ended(live.wait_written() for live in self.buckets)
 
     async def statistics(self) -> tuple[list[BucketStats], list[IndexBuildProgress]]:
         """Returns the statistics of each bucket, read one after another, and how far each index is built.

@@ -51,7 +51,7 @@ from streaming_server.storage.files.file_limit import files_per_store, max_open_
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
-from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT, DataDirectory
+from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT, MARKERS_FORMAT, DataDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -350,7 +350,8 @@ class Tables:
             TableNotFound: The table does not exist.
             SchemaMismatch, InvalidRequest: A column, an index or an option is not valid, or the request has no change.
             ColumnLocked: A column to drop or rename is locked.
-            UpgradeNotConfirmed: The format of the data directory has no columns that change.
+            UpgradeNotConfirmed: The data directory has a format without such changes of columns, or of `changelog`.
+            DataLoss: The option `changelog` was to change, and a bucket is damaged.
         """
         if not (columns or add_indexes or drop_indexes or set_options or reset_options):
             raise InvalidRequest(
@@ -373,10 +374,14 @@ class Tables:
 
     async def _alter(self, name: str, change: Callable[[TableDefinition], TableDefinition]) -> TableDefinition:
         async with self._ddl, self.transactions.uses.altering(name):
-            live = self.table(name)
-            definition = change(self._catalog.get(name))
-            await self._executor.run(self._catalog.replace, definition)
-            live.alter(definition)
+            live, before = self.table(name), self._catalog.get(name)
+            definition = change(before)
+            if definition.changelogs == before.changelogs:
+                await self._executor.run(self._catalog.replace, definition)
+                live.alter(definition)
+            else:
+                self.require_format(MARKERS_FORMAT, "changes of the table option changelog")
+                await live.alter_changelog(definition, lambda: self._executor.run(self._catalog.replace, definition))
         return definition
 
     async def drop(self, name: str) -> None:

@@ -321,6 +321,6 @@ def _check_has_changes(table: LiveTable) -> None:
     """Raises InvalidRequest unless the table has a changelog, which conflict checks read."""
     if table.definition.options.changelog == "none":
         raise InvalidRequest(
-            f"table {table.definition.name} has no changelog, which finds out whether a key has changed: create it "
-            'with changelog="full" or "upsert"'
+            f"table {table.definition.name} has no changelog, which finds out whether a key has changed: set "
+            'changelog="full" or "upsert"'
         )

@@ -24,6 +24,7 @@ from streaming_server.engine.transactions.undo_plan import (
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import rows_of
+from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
 from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class UndoOperation:
         self._table = table
         self._writer = writer
         self._column_locks = column_locks
-        self._owner = f"undo-{uuid.uuid4().hex}"
+        self._owner = f"{UNDO_OWNER}{uuid.uuid4().hex}"
 
     async def run(self, offsets: LogOffsets) -> dict[int, int]:
         """Reverts buckets to their offsets, one by one, durably. Returns the offset after the undo of each bucket.
@@ -82,7 +83,8 @@ class UndoOperation:
                 column whose function keeps state that the changelog does not have.
             TableRecreated: The offsets are of another table of the same name.
             PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
-            RangeNotTracked: Rows were written without tracking of changes after an offset.
+            RangeNotTracked: Rows were written without tracking of changes after an offset, or the option `changelog`
+                has changed since.
             UndoConflict: Other writers changed the same keys during each attempt.
             ColumnLocked: Another writer has locked a column that is to be reverted.
             LockLost: A lock of the caller has ended.
@@ -103,8 +105,8 @@ class UndoOperation:
         check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
         if definition.options.changelog != "full":
             raise InvalidRequest(
-                f"table {definition.name} has no changelog with before-images, so nothing can be undone: "
-                'create it with changelog="full"'
+                f"table {definition.name} has no changelog with before-images, so nothing can be undone: set "
+                'changelog="full", and later writes can be undone'
             )
         for number in offsets:
             if not 0 <= number < len(self._table.buckets):
@@ -118,6 +120,13 @@ class UndoOperation:
         async with live.mutex:
             bucket = await live.open()
             start = bucket.log.span.resolve(start, location=live.location)
+            if not bucket.state.is_recorded_as_now(start):
+                raise RangeNotTracked(
+                    f'{live.location}: the table option "changelog" was changed after offset {start}, and changes '
+                    "before that lack what was there before; nothing was undone: undo only to offsets after the change",
+                    table=live.table,
+                    bucket=live.number,
+                )
             if bucket.state.has_markers_since(start):
                 raise RangeNotTracked(
                     f"{live.location}: rows were written with track_changes=False after offset {start}, so what was "

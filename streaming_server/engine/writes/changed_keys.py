@@ -42,8 +42,8 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
     definition = codec.definition
     if definition.options.changelog == "none":
         raise InvalidRequest(
-            f"table {definition.name} has no changelog, which finds out what has changed since a version: create it "
-            'with changelog="full" or "upsert"'
+            f"table {definition.name} has no changelog, which finds out what has changed since a version: set "
+            'changelog="full" or "upsert"'
         )
     start, end = bucket.log.span.resolve(offset, location=bucket.location), bucket.state.log_offset
     changed = np.zeros(len(keys), bool)

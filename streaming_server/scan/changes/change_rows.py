@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 class ChangeRows:
     """Builds the chunks of a stream of changes. Its schema follows the table's, unless columns were chosen.
 
+    What the changes have is a property of the stream, not of the table as it is now: the option `changelog` of the
+    table may have changed since they were recorded.
+
     Args:
         definition: The table as of the opening.
         columns: The columns to return. None: all.
         where: The predicate on the rows. None: all rows. If the changelog has no before-images and the predicate uses
             more than the key, rows that do not match are returned as deletes.
         not_before: Changes committed before this time, in microseconds since 1970 UTC, are dropped.
+        before_images: Whether the changes have the rows before them, until `lose_before_images` is called. None: as
+            the table has them now.
 
     Attributes:
         not_before: As given.
@@ -51,8 +56,11 @@ class ChangeRows:
         columns: Sequence[str] | None,
         where: Predicate | None,
         not_before: int = 0,
+        *,
+        before_images: bool | None = None,
     ) -> None:
         self.not_before = not_before
+        self._before_images = definition.options.before_images if before_images is None else before_images
         self._columns = columns
         self._where = where
         self._bound: BoundPredicate | None = None
@@ -87,7 +95,7 @@ class ChangeRows:
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
             self._set_schema(definition, newest)
-        rows = pa.concat_batches([rows_of(record, definition, self.schema_id) for record in records])
+        rows = pa.concat_batches([rows_of(record, definition, self.schema_id, self._table) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
@@ -174,6 +182,11 @@ class ChangeRows:
         message = chunk.message if rows is chunk.batch else None
         return Chunk(chunk.bucket, rows, message, changes=ChangeColumns.of_table(rows.num_rows))
 
+    def lose_before_images(self, definition: TableDefinition) -> None:
+        """Call before changes that lack the rows before them. Columns outside the key can be null from then on."""
+        self._before_images = False
+        self._set_schema(definition, self.schema_id)
+
     def _project(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if rows.schema.equals(self._of_rows) else rows.select(self._names)
 
@@ -193,7 +206,7 @@ class ChangeRows:
         version = definition.schema_at(schema_id)
         self._check_named(version)
         self._table = definition.change_schema_at(schema_id)
-        self._before_images, self._key = definition.options.before_images, frozenset(definition.primary_key)
+        self._key = frozenset(definition.primary_key)
         self.schema_id = schema_id
         self._names = version.select(self._columns).names
         self.columns = tuple(version.column(name) for name in self._names)

@@ -65,7 +65,7 @@ class ChangeStream:
         """
         source = self._source
         yield self._header()
-        schema_id = source.schema_id
+        schema = source.schema
         spoken = time.monotonic()
         scanning = source.scanning
         bounds = self._chunk_spec.bounds()
@@ -91,8 +91,8 @@ class ChangeStream:
                     continue
                 yield self._heartbeat()
             else:
-                if source.schema_id != schema_id:
-                    schema_id = source.schema_id
+                if source.schema is not schema and not source.schema.equals(schema):
+                    schema = source.schema
                     yield self._header()
                 message = self._chunk(chunk)
                 del chunk  # Released before the message is sent, because the reader may stop here.

@@ -69,27 +69,34 @@ class LogPlan:
     rescans: bool = False
 
     def check(self, definition: TableDefinition) -> None:
-        """Checks that the table's changelog can provide the requested changes.
+        """Checks that the table has a changelog, and that the offsets are its own.
 
         Raises:
-            InvalidRequest: The changelog cannot provide the changes.
+            InvalidRequest: The table has no changelog.
             TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
-        options, table = definition.options, definition.name
+        table = definition.name
         for position in (self.start, self.stop):
             if position is not None:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
-        if options.changelog == "none":
-            raise InvalidRequest(
-                f'table {table} was created with changelog="none", so its changes cannot be read: create the table '
-                'with changelog="full" or "upsert"',
-                table=table,
-            )
-        if self.where is None or self.unmatched_delete or (options.before_images and not self.rescans):
+        check_has_changes(definition)
+
+    def check_predicate(self, definition: TableDefinition, *, before_images: bool) -> None:
+        """Checks that the predicate can be evaluated on the changes.
+
+        Args:
+            definition: The table.
+            before_images: Whether all changes from the start of the stream on have the rows before them.
+
+        Raises:
+            InvalidRequest: It is not known which rows cease to match the predicate.
+        """
+        table = definition.name
+        if self.where is None or self.unmatched_delete or (before_images and not self.rescans):
             return
         for column in columns_of(self.where, definition.schema.arrow):
             if column not in definition.primary_key:
-                if options.before_images:
+                if before_images:
                     raise InvalidRequest(
                         f'a stream that rescans ranges whose changes were not tracked (untracked="rescan") cannot tell '
                         f'which rows have ceased to match: `where` can use the key, but not "{column}"; or read with '
@@ -97,8 +104,9 @@ class LogPlan:
                         table=table,
                         column=column,
                     )
+                since = ", or had it where the stream starts," if definition.options.before_images else ""
                 raise InvalidRequest(
-                    f'table {table} was created with changelog="upsert", which does not record whether a row matched '
+                    f'table {table} has changelog="upsert"{since} which does not record whether a row matched '
                     f"before it changed: `where` can use the key ({', '.join(definition.primary_key)}), but not "
                     f'"{column}"; or read with unmatched="delete", which returns rows that do not match as deletions',
                     table=table,
@@ -128,6 +136,16 @@ class LogPlan:
             reverse=False,
             limit=None,
             resume_token=b"",
+        )
+
+
+def check_has_changes(definition: TableDefinition) -> None:
+    """Raises InvalidRequest if a table has no changelog."""
+    if definition.options.changelog == "none":
+        raise InvalidRequest(
+            f'table {definition.name} has changelog="none", so its changes cannot be read: set changelog="full" or '
+            '"upsert", and start with all rows',
+            table=definition.name,
         )
 
 

@@ -7,8 +7,10 @@ import time
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+from streaming_server.scan.changes.log_plan import check_has_changes
 from streaming_server.scan.changes.log_token import LogPosition, NetPosition
 from streaming_server.scan.changes.range_rescan import MOST_MARKERS, RangeRescan
 from streaming_server.scan.chunk_source import WAITING, View, Waiting
@@ -191,6 +193,7 @@ class LogSource:
         """Reads changes for the next chunk, but does not decode them. See `ChunkSource`."""
         if self._aborted is not None or self._read_ahead is not None or self._stops.seconds_left() == 0:
             return True
+        check_has_changes(self._latest())
         began = time.thread_time()
         for bucket in self._turn:
             start, end = self._offsets[bucket], self._readable_end(bucket)
@@ -206,11 +209,14 @@ class LogSource:
 
         Raises:
             PositionExpired, DataLoss: The changes cannot be read.
-            RangeNotTracked: The changes of a key range are not in the changelog, and must not be replaced by its rows.
+            RangeNotTracked: The changes of a key range are not in the changelog, and must not be replaced by its rows;
+                or the following changes lack the rows before them.
+            InvalidRequest: The table has no changelog any more.
             ScanKvError: The error given to `abort`.
         """
         if self._aborted is not None:
             raise copy(self._aborted)
+        check_has_changes(self._latest())
         self._wakeup.clear()
         if self._stops.seconds_left() == 0:  # the unread changes may come after the stop
             return WAITING
@@ -239,7 +245,9 @@ class LogSource:
         if net_changes is None or self._reads_every_change(bucket, end):
             try:
                 return self._read(bucket, end, max_rows, max_bytes)
-            except MarkerReached:
+            except MarkerReached as reached:
+                if reached.record.marker.changelogs is not None:
+                    return self._pass_changelog_change(bucket, reached)
                 if self._ranges is None:
                     raise
                 return self._start_rescan(bucket, end, self._ranges)
@@ -278,9 +286,27 @@ class LogSource:
         changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
         self._catch_ups[bucket] = _RunningCatchUp(changes, self._wakeup.set)
 
+    def _pass_changelog_change(self, bucket: int, reached: MarkerReached) -> Chunk:
+        """Continues after a change of the option `changelog`, or raises `reached` if the reader could misread it.
+
+        | from | to | reader |
+        |---|---|---|
+        | upsert | full | continues: `-U` comes in addition, and the rows of `-D` are complete |
+        | full | upsert | a reader that rescans continues, since it needs no `-U`; any other one would miss `-U` |
+        """
+        record = reached.record
+        _, after = record.marker.changelogs or ("", "")
+        if after != "full":
+            if self._ranges is None:
+                raise reached
+            self._rows.lose_before_images(self._latest())
+        self._advance(bucket, record.offset + len(record.marker))
+        return self._rows.empty_chunk(bucket)
+
     def _start_rescan(self, bucket: int, end: int, ranges: RangeOpener) -> Chunk | None:
         """Starts to read the rows of the next markers again. Returns a chunk if the markers are skipped instead."""
-        markers = self._tails[bucket].read_markers(self._offsets[bucket], end, most=MOST_MARKERS)
+        found = self._tails[bucket].read_markers(self._offsets[bucket], end, most=MOST_MARKERS)
+        markers = [*takewhile(lambda each: each.marker.changelogs is None, found)]
         if markers[-1].commit_micros < self._rows.not_before:
             self._advance(bucket, markers[-1].offset + len(markers[-1].marker))
             return self._rows.empty_chunk(bucket)

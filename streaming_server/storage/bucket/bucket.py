@@ -25,7 +25,7 @@ from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -290,8 +290,38 @@ class Bucket:
             rewritten = max(self._state.log_rewritten, first)
             self._write_state(batch, replace(self._state, log_first=first, log_rewritten=rewritten))
 
+    def set_changelog(self, changelogs: Sequence[str], schema_id: int) -> None:
+        """Makes the bucket record changes with the current value of the table option `changelog`.
+
+        Does nothing if it does so already. Call it before anything is written with that value. A crash undoes it or
+        not; it is then called again.
+
+        - Readers could misread changes that are recorded in another way than those before, so a marker comes between.
+        - "none" removes the changelog: all positions before it have expired. A reader that had read all of it can
+          continue once changes are recorded again, if nothing was written in the meantime; so "none" itself counts for
+          nothing between two other values.
+
+        Args:
+            changelogs: All values that the option has had: see `TableDefinition.changelogs`.
+            schema_id: The current version of the table's schema.
+        """
+        while (number := len(self._state.changelog_starts) + 1) < len(changelogs):
+            after, batch, state = changelogs[number], self._store.batch(), self._state
+            recorded = [each for each in changelogs[:number] if each != "none"]
+            if after == "none":
+                for owner in self.log.holds.owners:
+                    self.log.release(owner)
+                self.log.trim(batch, state.log_offset)
+                state = replace(state, log_first=state.count, log_rewritten=state.count)
+            elif recorded and recorded[-1] != after:
+                state = replace(state, count=state.count + 1, commit_micros=self.commit_time(), clean=False)
+                state = self._append_log(batch, state, RangeMarker.of_changelogs(recorded[-1], after), schema_id)
+            self._write_state(batch, replace(state, changelog_starts=(*state.changelog_starts, state.count)))
+
     def put_segment(self, segment: Segment) -> None:
         """Replaces records by a segment and records how far the changelog is rewritten, atomically."""
+        if segment.end <= self._state.log_first:
+            return  # The changelog was removed after the segment was made.
         batch = self._store.batch()
         self.log.put_segment(batch, segment)
         self._write_state(batch, replace(self._state, log_rewritten=segment.end))

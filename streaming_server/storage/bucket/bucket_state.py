@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,8 @@ from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from streaming_server.storage.rocks.store import RocksStore
 
 STATE_KEY: Final = b"state"
@@ -42,6 +45,8 @@ class BucketState:
         last_marker: The number of changes up to and including the last range marker. 0: the bucket has never had one.
         indexes: The ids of the indexes that may have entries in this bucket, ascending.
         ready_indexes: The ids of the indexes that have an entry for every row, ascending. Only these may be read.
+        changelog_starts: For each change of the table option `changelog`, the number of changes before the first one
+            that was recorded with the new value. Fewer than the table has had: the bucket still records as before.
     """
 
     epoch: int = 0
@@ -60,6 +65,7 @@ class BucketState:
     log_micros: int = 0
     log_marked_micros: int = 0
     last_marker: int = 0
+    changelog_starts: tuple[int, ...] = ()
 
     @property
     def log_offset(self) -> int:
@@ -70,6 +76,19 @@ class BucketState:
         """Whether the changelog has a range marker at an offset or after it."""
         return count_of(offset) < self.last_marker
 
+    def changelog_at(self, offset: int, changelogs: Sequence[str]) -> str:
+        """Returns the value of the option `changelog` with which the change at an offset was recorded, or will be.
+
+        Args:
+            offset: The offset.
+            changelogs: All values that the option of the table has had: see `TableDefinition.changelogs`.
+        """
+        return changelogs[bisect_right(self.changelog_starts, count_of(offset))]
+
+    def is_recorded_as_now(self, offset: int) -> bool:
+        """Whether all changes from an offset on were recorded with the same value of the option `changelog`."""
+        return not self.changelog_starts or count_of(offset) >= self.changelog_starts[-1]
+
     @property
     def log_span(self) -> LogSpan:
         """The changes that the changelog has."""
@@ -79,8 +98,9 @@ class BucketState:
         """Returns the stored form. It is JSON, so that fields can be added and an operator can read it."""
         # Not `asdict`, which copies every value, and takes three times as long.
         stored = {name: getattr(self, name) for name in _FIELDS}
-        if not self.last_marker:
-            del stored["last_marker"]  # Earlier versions refuse fields that they do not know.
+        for name in _LATER_FIELDS:
+            if not stored[name]:
+                del stored[name]  # Earlier versions refuse fields that they do not know.
         return json.dumps(stored).encode()
 
     @classmethod
@@ -98,6 +118,7 @@ class BucketState:
 
 
 _FIELDS: Final = tuple(field.name for field in fields(BucketState))
+_LATER_FIELDS: Final = ("last_marker", "changelog_starts")
 
 
 def load_state(store: RocksStore) -> BucketState:

@@ -7,6 +7,10 @@ has been deleted. A reader of changes that meets a marker reads the rows of the 
     header of a record, with format 3 and count 1 · reason u8 · length of start u32 · length of end u32 · start · end
 
 All integers are little-endian. The end is excluded.
+
+A marker whose reason is a change of the option `changelog` has an empty range: no row changed without a change in the
+changelog. In place of start and end, it has the values of the option before and after. The changes after it are
+recorded in another way, so a reader that cannot read them fails here.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class MarkerReason(IntEnum):
     """Why the changes of a range are not in the changelog."""
 
     UNTRACKED_WRITE = 1
+    CHANGELOG_OPTION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,24 @@ class RangeMarker:
         end: The key after the greatest one of the range.
         reason: Why the changes are not in the changelog.
         origin: The writer of the rows.
+        changelogs: The values of the option `changelog` before and after the marker, if that is the reason.
     """
 
     start: bytes
     end: bytes
     reason: MarkerReason = MarkerReason.UNTRACKED_WRITE
     origin: ChangeOrigin = NO_ORIGIN
+    changelogs: tuple[str, str] | None = None
 
     @classmethod
     def between(cls, least: bytes, greatest: bytes) -> RangeMarker:
         """Returns the marker of the range from one key to another, both of which are in it."""
         return cls(least, greatest + b"\0")
+
+    @classmethod
+    def of_changelogs(cls, before: str, after: str) -> RangeMarker:
+        """Returns the marker of a change of the option `changelog`."""
+        return cls(b"", b"", MarkerReason.CHANGELOG_OPTION, changelogs=(before, after))
 
     def __len__(self) -> int:
         """The number of log offsets that the marker takes."""
@@ -107,11 +119,23 @@ class MarkerReached(RangeNotTracked):
     @classmethod
     def at(cls, record: MarkerRecord, location: str) -> MarkerReached:
         """Returns the error for a marker in the bucket that is named `location` in errors."""
-        error = cls(
-            f"{location}: the changes at offset {record.offset} are not in the changelog, because rows were written "
-            'with track_changes=False: read the rows of the table again, or ask the stream for them with "rescan"',
-            offset=record.offset,
-        )
+        changelogs = record.marker.changelogs
+        if changelogs is None:
+            error = cls(
+                f"{location}: the changes at offset {record.offset} are not in the changelog, because rows were "
+                "written with track_changes=False: read the rows of the table again, or ask the stream for them with "
+                '"rescan"',
+                offset=record.offset,
+            )
+        else:
+            before, after = changelogs
+            error = cls(
+                f'{location}: the table option "changelog" was changed from "{before}" to "{after}" at offset '
+                f"{record.offset}, so that updates from there on come without the row before them: start again with "
+                'all rows, or after this offset; a reader that needs no "-U" can ask the stream for "rescan"',
+                offset=record.offset,
+                changelog=after,
+            )
         error.record = record
         return error
 
@@ -121,7 +145,8 @@ def encode_marker(
 ) -> tuple[bytes, bytes]:
     """Encodes a marker, which is change number `count` of its bucket, as a record: key and value."""
     header = encode_header(MARKER_FORMAT, epoch, schema_id, commit_micros, len(marker), marker.origin)
-    body = _RANGE.pack(marker.reason, len(marker.start), len(marker.end)) + marker.start + marker.end
+    first, second = (marker.start, marker.end) if marker.changelogs is None else map(str.encode, marker.changelogs)
+    body = _RANGE.pack(marker.reason, len(first), len(second)) + first + second
     return record_key(make_offset(epoch, count)), header + body
 
 
@@ -138,9 +163,14 @@ def decode_marker(key: bytes, value: bytes) -> MarkerRecord:
     try:
         reason, *lengths = _RANGE.unpack_from(body)
         start, end = body[_RANGE.size :][: lengths[0]], body[_RANGE.size :][lengths[0] :]
-        if not header.is_marker or header.count != 1 or lengths != [len(start), len(end)] or start >= end:
+        if not header.is_marker or header.count != 1 or lengths != [len(start), len(end)]:
             raise ValueError("not a range marker")
-        marker = RangeMarker(start, end, MarkerReason(reason), header.origin)
+        if reason == MarkerReason.CHANGELOG_OPTION:
+            marker = RangeMarker.of_changelogs(start.decode(), end.decode())
+        elif start >= end:
+            raise ValueError("an empty range")
+        else:
+            marker = RangeMarker(start, end, MarkerReason(reason), header.origin)
     except (struct.error, ValueError) as error:
         raise DataLoss(f"the range marker at offset {header.offset} of the changelog is damaged") from error
     return MarkerRecord(header.offset, header.epoch, header.schema_id, header.commit_micros, marker)

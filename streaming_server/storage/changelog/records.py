@@ -130,29 +130,45 @@ class LogRecord:
         return LogRecord(self.offset + first, self.epoch, self.schema_id, times, changes)
 
 
-def rows_of(record: LogRecord, definition: TableDefinition, schema_id: int) -> pa.RecordBatch:
+def rows_of(
+    record: LogRecord, definition: TableDefinition, schema_id: int, schema: pa.Schema | None = None
+) -> pa.RecordBatch:
     """Returns the rows of a record as a schema version of its table.
 
     Args:
         record: The record.
         definition: The table, which has the version of the record, too.
         schema_id: The version to return.
+        schema: Its columns, of which others may be nullable. None: `definition.change_schema_at(schema_id)`.
 
     Returns:
-        The rows, with the schema `definition.change_schema_at(schema_id)`.
+        The rows, with this schema.
     """
+    if schema is None:
+        schema = definition.change_schema_at(schema_id)
     if record.schema_id == schema_id:
-        return record.changes.rows
-    new = definition.schema_at(schema_id)
-    rows = convert(record.changes.rows, definition.schema_at(record.schema_id), new)
-    columns = list(rows.columns)
-    if not definition.options.before_images:
-        # A delete has only the key, and so no defaults.
-        deleted = pa.array(record.changes.kinds == RowKind.DELETE)
+        rows = record.changes.rows
+        # Columns may be nullable in one of them only, if the option `changelog` has changed in the meantime.
+        return rows if rows.schema.equals(schema) else pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+    old, new = definition.schema_at(record.schema_id), definition.schema_at(schema_id)
+    columns = convert(record.changes.rows, old, new).columns
+    if definition.changelogs != ("full",):
+        only_key = pa.array(_have_only_key(record, definition))
         for place, column in enumerate(new.columns):
-            if column.initial_default is not None and column.name not in definition.primary_key:
-                columns[place] = pc.if_else(deleted, pa.scalar(None, column.type), columns[place])
-    return pa.RecordBatch.from_arrays(columns, schema=definition.change_schema_at(schema_id))
+            if column.initial_default is not None and column.id not in old.by_id:
+                columns[place] = pc.if_else(only_key, pa.scalar(None, column.type), columns[place])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _have_only_key(record: LogRecord, definition: TableDefinition) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Returns which changes are deletes that have the key alone, without the row before: they have no defaults."""
+    only_key: np.ndarray[tuple[int], np.dtype[np.bool_]] = record.changes.kinds == RowKind.DELETE
+    if "full" in definition.changelogs:
+        rows, key = record.changes.rows, definition.primary_key
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name not in key:
+                only_key &= column.is_null().to_numpy(zero_copy_only=False)
+    return only_key
 
 
 def encode_records(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+UNDO_OWNER: Final = "undo-"
+"""The owners of the holds of undos begin with this."""
 
 
 class RetentionHolds:

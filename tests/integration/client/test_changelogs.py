@@ -186,7 +186,7 @@ def test_a_table_without_changelog_counts_its_changes_and_refuses_whoever_wants_
     table.delete([2, 3])
     assert changed(table) == 2 + 1 + 2
     assert table.scan().to_pylist() == [row(1, 10)]
-    why = r'changelog="none".*create the table with changelog="full" or "upsert"'
+    why = r'changelog="none".*set changelog="full" or "upsert"'
     for start in (StartFrom.FULL, StartFrom.EARLIEST, StartFrom.LATEST, StartFrom.last(1)):
         with pytest.raises(InvalidRequest, match=why):
             changes_of(table, start=start).to_arrow()

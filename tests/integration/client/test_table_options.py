@@ -29,7 +29,11 @@ DEFAULTS = {
     "columnar_base": "off",
     "row_deduplicate": "true",
 }
-FIXED = {"changelog": ("full", "upsert"), "compression": ("lz4", "zstd"), "merge_engine": ("last_row", "first_row")}
+FIXED = {
+    "delete_behavior": ("default", "disable"),
+    "compression": ("lz4", "zstd"),
+    "merge_engine": ("last_row", "first_row"),
+}
 
 
 @pytest.fixture
