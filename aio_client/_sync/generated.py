@@ -200,7 +200,8 @@ class Client(BlockingClient):
                 does not have the old values.
             rename_columns: New names of columns, by name.
             column_types: New types of columns, by name: wider integers and floats, decimals of the same scale and
-                greater precision, and timestamps without time zone in s, ms or us for dates.
+                greater precision, and timestamps without time zone in s, ms or us for dates; in nested columns also
+                structs with other nullable fields, found by name.
             column_defaults: Values, by column, that complete rows get which are written without the column. None
                 removes a default. Rows that exist keep what they have.
             column_comments: What columns mean, by name: at most 1,000 characters each. "" removes a comment.

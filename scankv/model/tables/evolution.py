@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from scankv.model.errors import InvalidRequest, SchemaMismatch
 from scankv.model.tables.columns import Schema, check_columns, columns_from
 from scankv.model.types.casts import cast_exactly
 from scankv.model.types.types import check_field_name, check_unique, format_type, storable_type
-from scankv.model.types.widening import is_wider
+from scankv.model.types.widening import is_wider, reused_field, widen_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import pyarrow as pa
 
     from scankv.model.tables.columns import ColumnDefinition
 
@@ -74,6 +74,7 @@ class ColumnUses:
         fixed_type: Columns whose types cannot change, with the human-readable reason.
         needed: Columns that cannot be dropped, with the human-readable reason.
         without_default: Columns that cannot have a default, with the human-readable reason.
+        nested: All types that nested columns have had, the present one last.
         merges_nulls: Whether a null in a written row leaves the column as it is, so that rows are never incomplete.
     """
 
@@ -81,6 +82,7 @@ class ColumnUses:
     fixed_type: Mapping[str, str]
     needed: Mapping[str, str]
     without_default: Mapping[str, str]
+    nested: Mapping[str, tuple[pa.DataType, ...]]
     merges_nulls: bool
 
 
@@ -145,8 +147,16 @@ def _widened(
         if type_ != column.type and not is_wider(column.type, type_):
             raise SchemaMismatch(
                 f'column "{name}" cannot change from {format_type(column.type)} to {format_type(type_)}: only to a '
-                "wider integer or float, to a decimal of the same scale and greater precision, or from date32 to a "
-                "timestamp without time zone in s, ms or us; add another column instead",
+                "wider integer or float, to a decimal of the same scale and greater precision, from date32 to a "
+                "timestamp without time zone in s, ms or us, or to a struct with more or fewer nullable fields; add "
+                "another column instead",
+                column=name,
+            )
+        reused = reused_field(uses.nested.get(name, (column.type,)), type_)
+        if reused is not None:
+            raise SchemaMismatch(
+                f'column "{name}" cannot have the field "{reused}" again, which it has had before: the field would '
+                "have the old values; choose another name",
                 column=name,
             )
         types[column.id] = type_
@@ -160,9 +170,13 @@ def _with_type(column: ColumnDefinition, type_: pa.DataType) -> ColumnDefinition
     return replace(
         column,
         type=type_,
-        initial_default=None if initial is None else initial.cast(type_),
-        write_default=None if default is None else default.cast(type_),
+        initial_default=None if initial is None else _widened_default(initial, type_),
+        write_default=None if default is None else _widened_default(default, type_),
     )
+
+
+def _widened_default(value: pa.Scalar, type_: pa.DataType) -> pa.Scalar:
+    return widen_values(pa.array([value], value.type), type_)[0]
 
 
 def _added(added: pa.Schema, last_column_id: int) -> tuple[ColumnDefinition, ...]:

@@ -302,6 +302,11 @@ class TableDefinition:
             fixed_type={**indexed, **aggregated, **key},
             needed={**ordering, **indexed, **aggregated, **key},
             without_default={**aggregated, **key},
+            nested={
+                column.name: tuple(schema.by_id[column.id].type for schema in self.schemas if column.id in schema.by_id)
+                for column in self.schema.columns
+                if pa.types.is_nested(column.type)
+            },
             merges_nulls=self.options.merge_engine in ("aggregate", "partial_update"),
         )
 

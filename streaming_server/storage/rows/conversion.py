@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
+from scankv.model.types.widening import widen_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +23,8 @@ def initial_values(column: ColumnDefinition, count: int) -> pa.Array:
 
 def widened(stored: pa.Array, column: ColumnDefinition) -> pa.Array:
     """Returns stored values of a column, which may have a narrower type, in the column's type. Raises DataLoss."""
-    if stored.type == column.type:
-        return stored
     try:
-        return stored.cast(column.type)
+        return widen_values(stored, column.type)
     except pa.ArrowInvalid as error:
         raise DataLoss(
             f'column "{column.name}": a stored value is out of the range of {column.type}: {error}'

@@ -245,7 +245,7 @@ class RowDecoder:
             for number in range(slot.segment, slot.segment + slot.segments)
         )
         if pa.types.is_nested(column.type):
-            return assemble(column.type, count, mask, segments)
+            return widened(assemble(slot.type, count, mask, segments), column)
         _, offsets, data = next(segments).buffers() if count else pa.array([], column.type).buffers()
         return pa.Array.from_buffers(column.type, count, [validity_buffer(mask), offsets, data])
 

@@ -119,6 +119,32 @@ def test_a_client_that_opened_the_table_before_still_writes_what_it_means(server
         }
 
 
+def test_nested_columns_gain_and_lose_fields(server: ServerProcess) -> None:
+    first_type = pa.struct([("x", pa.int32()), ("name", pa.string())])
+    second_type = pa.struct([("x", pa.int64()), ("more", pa.list_(pa.string()))])
+    with sync.connect(server.url) as client:
+        schema = pa.schema([("k", pa.int64()), ("s", first_type), ("l", pa.list_(first_type))])
+        table = client.create_table("test.t", schema, primary_key=["k"], buckets=1)
+        old = {"x": 1, "name": "a"}
+        table.upsert([{"k": 1, "s": old, "l": [old, None]}, {"k": 2, "s": None, "l": None}])
+        altered = client.alter_table("test.t", column_types={"s": second_type, "l": pa.list_(second_type)})
+        table.upsert([{"k": 3, "s": old, "l": []}])
+        altered.upsert([{"k": 4, "s": {"x": 2**40, "more": ["m"]}, "l": None}])
+        new = {"x": 1, "more": None}
+        expected = [
+            {"k": 1, "s": new, "l": [new, None]},
+            {"k": 2, "s": None, "l": None},
+            {"k": 3, "s": new, "l": []},
+            {"k": 4, "s": {"x": 2**40, "more": ["m"]}, "l": None},
+        ]
+        assert rows_of(altered) == expected
+        assert [altered.get(k) for k in range(1, 5)] == expected
+        changes = altered.changes(StartFrom.EARLIEST, StopAt.LATEST).to_arrow().select(["k", "s", "l"])
+        assert changes.sort_by("k").to_pylist() == expected
+        with pytest.raises(SchemaMismatch, match='"s" cannot have the field "name" again'):
+            client.alter_table("test.t", column_types={"s": pa.struct([*second_type, ("name", pa.string())])})
+
+
 def test_complete_rows_without_a_column_get_its_default(server: ServerProcess) -> None:
     with sync.connect(server.url) as client:
         create(client, "test.t", rows=1)
