@@ -234,16 +234,6 @@ class TableDefinition:
         }
         return tuple((name, self._current_id(name)) for name in sorted(reused))
 
-    def reads_by_name(self, schema_id: int) -> bool:
-        """Whether rows of a schema version can be read by the current names of columns, where missing ones are null."""
-        old = self.schema_at(schema_id)
-        return all(
-            column.initial_default is None and column.name not in old.names
-            if column.id not in old.by_id
-            else (column.name, column.type) == (old.by_id[column.id].name, old.by_id[column.id].type)
-            for column in self.schema.columns
-        )
-
     def _current_id(self, name: str) -> int:
         return self.schema.column(name).id if name in self.schema.names else 0
 

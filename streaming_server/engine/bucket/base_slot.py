@@ -10,7 +10,6 @@ from streaming_server.engine.bucket.base_record import BaseRecord
 from streaming_server.scan.columnar.base_view import BaseView
 
 if TYPE_CHECKING:
-    from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.columnar.delta import Delta, DeltaView
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
@@ -86,12 +85,6 @@ class BaseSlot:
         """Stops reading the base, if one exists, because the table has the option `columnar_base=off`."""
         if self.delta is not None:
             self.drop("the table has columnar_base=off")
-
-    def drop_other_columns(self, old: TableDefinition, new: TableDefinition) -> None:
-        """Stops reading the base, and building another, if the table's columns were changed so that it does not fit."""
-        schema_id = old.schema.id if self.base is None else self.base.info.schema_id
-        if self.delta is not None and not new.reads_by_name(schema_id):
-            self.drop("the columns of the table were changed")
 
     def drop(self, why: str, *, at_once: bool = True) -> None:
         """Stops reading the base.

@@ -154,8 +154,7 @@ class BaseBuild:
         self._record_cost(base.info.disk_bytes)
         async with live.mutex:
             # Not if a write could not be added to the delta, or the previous base was found damaged.
-            fits = table.definition.reads_by_name(base.info.schema_id)
-            if live.columnar.delta is current and not delta.is_full and fits:
+            if live.columnar.delta is current and not delta.is_full:
                 live.columnar.base, live.columnar.delta = base, delta
                 live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
                 live.columnar.record.changed_bytes -= changed

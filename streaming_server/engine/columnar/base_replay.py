@@ -61,7 +61,7 @@ class BaseReplay:
         while not self._delta.is_full:
             async with self._live.mutex:
                 bucket = await self._live.open()
-                if not self._is_there(bucket) or not self._fits():
+                if not self._is_there(bucket):
                     return False
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
@@ -78,9 +78,6 @@ class BaseReplay:
                 except PositionExpired:
                     return False
         return False
-
-    def _fits(self) -> bool:
-        return self._table.definition.reads_by_name(self._base.info.schema_id)
 
     def _is_there(self, bucket: Bucket) -> bool:
         try:

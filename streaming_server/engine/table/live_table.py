@@ -144,7 +144,6 @@ class LiveTable:
                 live.open_bucket.mark_every(_mark_seconds(definition))
             if definition.options.columnar_base == "off":
                 live.columnar.drop_unwanted()
-            live.columnar.drop_other_columns(old, definition)
         if definition.indexes != old.indexes:
             for live in self.buckets:
                 self._index_builds.wake(live)
