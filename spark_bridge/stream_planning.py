@@ -19,6 +19,7 @@ from scankv.model.limits import MAX_SPLITS
 from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.model.tables.options import TableOptions
 from spark_bridge.followed_log import FollowedLog
+from spark_bridge.options import option_error
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost_error
 from spark_bridge.planning import check_column_choice, select_columns
 from spark_bridge.restarts import retry_through_restart
@@ -182,6 +183,12 @@ class StreamPlanner:
                 option="row_kinds",
             )
         check_column_choice(schema, there)
+        if self._options.start == StartFrom.FULL and self._table.options.get("changelog") == "input":
+            raise option_error(
+                "start",
+                'must not be full for a table with changelog="input", because its changes cannot be applied to its '
+                "rows: set it to earliest, latest, or offsets",
+            )
 
     def _first_end(self, *, unlimited: bool) -> StreamOffset:
         """Returns the end of the first micro-batch. The beginning of the query stays the same if Spark asks again."""

@@ -115,10 +115,11 @@ class Client(BlockingClient):
                 "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
                 `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
                 the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
-                the keys of deleted rows; "none" has nothing, so the table's changes cannot be read. If `changelog` is
-                not "full", a `last_row` table without an index takes complete rows faster, because the server does not
-                read the rows that they replace. In such a table, writing an unchanged row and deleting a key without a
-                row are changes like any other, and the table does not keep its number of rows, so `count` reads the
+                the keys of deleted rows; "input" has what was written, before it is merged; "none" has nothing, so the
+                table's changes cannot be read. If `changelog` is "upsert" or "none", a `last_row` table without an
+                index takes complete rows faster, because the server does not read the rows that they replace. In such a
+                table, writing an unchanged row and deleting a key without a row are changes like any other, and the
+                table does not keep its number of rows, so `count` reads the
                 rows.
 
         Returns:

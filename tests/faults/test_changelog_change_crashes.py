@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import ConnectionFailed, InvalidRequest, PositionExpired, RangeNotTracked, StartFrom, StopAt, connect
+from aio_client import (
+    ConnectionFailed,
+    DataLoss,
+    InvalidRequest,
+    PositionExpired,
+    RangeNotTracked,
+    StartFrom,
+    StopAt,
+    connect,
+)
 from tests.support.crashing_server import crashing
 from tests.support.server_process import ServerProcess
 
@@ -98,3 +107,20 @@ async def test_a_kill_during_the_change_leaves_all_of_it_or_nothing(
                         await changes(table, old)
                 assert {row["k"]: row["v"] for row in await table.scan().to_pylist()} == dict.fromkeys(range(60), 2)
                 assert all(bucket.is_consistent for bucket in await client.check_table(name))
+
+
+async def test_a_bucket_is_not_served_with_an_older_definition(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        definition = tmp_path / "data" / "tables" / "test" / "t" / "table.json"
+        async with connect(server.url) as client:
+            table = await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=1)
+            await table.upsert(rows(0))
+            copy = definition.read_bytes()
+            await client.alter_table("test.t", changelog="upsert")
+        server.stop()
+        definition.write_bytes(copy)
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table("test.t")
+            with pytest.raises(DataLoss, match="newer definition of the table"):
+                await table.upsert(rows(1))

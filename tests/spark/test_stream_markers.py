@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from aio_client import SchemaMismatch
+from aio_client import SchemaMismatch, UsageError
 from tests.spark.streaming_query import Query
 
 if TYPE_CHECKING:
@@ -153,3 +153,24 @@ def test_a_query_that_runs_during_the_change_fails_rather_than_read_nulls_as_val
     again.run()
     again.stop()
     assert [(row["_change_type"], row["k"], row["v"]) for row in again.batches[-1]] == [("-D", 6, None)]
+
+
+def test_a_query_reads_what_was_written_but_not_after_the_rows(
+    shared_server: ServerProcess, client: sync.Client, name: str
+) -> None:
+    table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=2, changelog="input")
+    table.upsert(rows([1, 1, 2], 3))
+    refused = Query(shared_server.url, name)
+    refused.start()
+    with pytest.raises(UsageError, match=r'option start must not be full .*changelog="input"'):
+        refused.run()
+    refused.stop()
+    query = Query(shared_server.url, name, start="earliest")
+    query.start()
+    query.run()
+    table.delete([1])
+    query.run()
+    query.stop()
+    found = [(row["_change_type"], row["k"], row["v"]) for batch in query.batches for row in batch]
+    assert sorted(found, key=lambda change: change[1:2])[:3] == [("+U", 1, 3), ("+U", 1, 3), ("-D", 1, None)]
+    assert len(found) == 4

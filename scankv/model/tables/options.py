@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "merge_engine": ("last_row", "first_row", "versioned", "partial_update", "aggregate"),
     "delete_behavior": ("default", "allow", "ignore", "disable", "retract"),
-    "changelog": ("full", "upsert", "none"),
+    "changelog": ("full", "upsert", "input", "none"),
     "row_deduplicate": ("true", "false"),
     "compression": ("none", "lz4", "zstd"),
     "columnar_base": ("off", "auto", "eager"),
@@ -55,8 +55,10 @@ class TableOptions:
             `ignore`: it does nothing. `disable`: it is refused. `retract`: it retracts the deleted row from the
             sequence groups. `default`: `allow` for `last_row`, `disable` for `partial_update`, otherwise `ignore`.
         changelog: What the changelog contains for each change. `full`: the row before and the row after the change.
-            `upsert`: the row after the change, or the key of a deleted row. `none`: nothing, so the table has no stream
-            of changes. With `full`, and in tables with an index, a write reads the rows that it replaces. Otherwise,
+            `upsert`: the row after the change, or the key of a deleted row. `input`: the rows of each write as they
+            came, before they are merged, for readers that merge them by themselves. `none`: nothing, so the table has
+            no stream of changes. With `full` and `input`, and in tables with an index, a write reads the rows that it
+            replaces. Otherwise,
             every key that is written is a change, even if its row stays the same or the deleted key has no row, and the
             server does not know the number of rows: counting reads them all.
         row_deduplicate: Whether the changelog leaves out upserts that do not change their row. This has an effect only
@@ -95,9 +97,9 @@ class TableOptions:
                 f'"{self.delete_behavior}"',
                 option="delete_behavior",
             )
-        if self.merge_engine == "aggregate" and self.changelog != "full":
+        if self.merge_engine == "aggregate" and self.changelog not in ("full", "input"):
             raise InvalidOption(
-                f'changelog must be "full" with merge_engine "aggregate", not "{self.changelog}"',
+                f'changelog must be "full" or "input" with merge_engine "aggregate", not "{self.changelog}"',
                 option="changelog",
             )
 
@@ -146,9 +148,10 @@ class TableOptions:
         before = _texts(self)
         for name, text in texts.items():
             _check(name, text)
-            if name in _FIXED and text != before[name]:
+            why = _why_fixed(name, before[name], text)
+            if why is not None:
                 raise InvalidOption(
-                    f'table option "{name}" cannot change from "{before[name]}" to "{text}", because {_FIXED[name]}: '
+                    f'table option "{name}" cannot change from "{before[name]}" to "{text}", because {why}: '
                     "create another table with this option, such as with `scankv create --like`, and copy the rows",
                     option=name,
                 )
@@ -159,6 +162,15 @@ class TableOptions:
         """Returns the options that differ from their defaults, in the form that `from_strings` reads."""
         defaults = _texts(TableOptions())
         return {name: text for name, text in _texts(self).items() if text != defaults[name]}
+
+
+def _why_fixed(name: str, before: str, after: str) -> str | None:
+    """Returns why an option cannot change from one value to another. None: it can."""
+    if before == after:
+        return None
+    if name == "changelog" and "input" in (before, after):
+        return "a write that is repeated after the change would be applied in another order"
+    return _FIXED.get(name)
 
 
 def _value(name: str, text: str) -> str | bool | int:

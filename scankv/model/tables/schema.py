@@ -183,7 +183,7 @@ class TableDefinition:
             SchemaMismatch: The table has no such schema version.
         """
         schema = self.schema_at(schema_id)
-        return self._keys_alone[schema.id] if "upsert" in self.changelogs else schema.arrow
+        return schema.arrow if {"upsert", "input"}.isdisjoint(self.changelogs) else self._keys_alone[schema.id]
 
     @property
     def changelogs(self) -> tuple[str, ...]:

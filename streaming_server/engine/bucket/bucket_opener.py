@@ -142,7 +142,7 @@ class BucketOpener:
 
     def has_other_changelog(self, bucket: Bucket) -> bool:
         """Whether a bucket that can be written does not record changes as the table now wants it."""
-        return len(bucket.state.changelog_starts) < len(self._definition().earlier_changelogs) and bucket.is_writable
+        return len(bucket.state.changelog_starts) != len(self._definition().earlier_changelogs) and bucket.is_writable
 
     def set_changelog(self, bucket: Bucket) -> None:
         """Makes a bucket record changes as the table wants it: see `Bucket.set_changelog`."""

@@ -11,7 +11,7 @@ from scankv.model.limits import MAX_KEY_BYTES
 from scankv.model.rows.row_values import NotExactError
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
-from streaming_server.engine.merging.outcome import mark_range, merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.outcome import inputs_of, mark_range, merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.merging.step import merge_rows
 
@@ -83,6 +83,9 @@ class Merger:
                 # One probe keeps the number of rows exact where the keys are new, as in a backfill in key order.
                 change = replace(change, rows_added=len(change.put_keys))
             return change
+        if self.definition.options.changelog == "input":
+            columns = rows.prepare() if isinstance(rows, FewRows) else rows
+            return replace(self._merge_columns(stored, columns), changes=inputs_of(columns))
         if isinstance(rows, FewRows):
             indexes = self.codec.indexes.values()
             row_merge = self.engines.row_merge

@@ -1,7 +1,8 @@
 """Computes the change of a bucket from old and new rows: rows, changelog and index entries. The same for all engines.
 
 Pure. The changelog gets `+I` for a new key, `-U old, +U new` for a changed row, nothing for an equal row (unless
-`row_deduplicate` is off), `-D old` for a deleted row, and nothing for a delete without a row. Without before-images it
+`row_deduplicate` is off), `-D old` for a deleted row, and nothing for a delete without a row. A changelog of what is
+written does not depend on any of this. Without before-images it
 gets `+U new` and `-D key` for the same keys, and for all keys where the old rows were not read. A row whose hidden
 columns alone have changed is put, but is no change.
 """
@@ -136,6 +137,20 @@ def combine_changes(puts: BucketChange, deletes: BucketChange) -> BucketChange:
             for put, gone in zip(puts.entries, deletes.entries, strict=True)
         ),
     )
+
+
+def inputs_of(rows: PreparedRows) -> Changes:
+    """Returns what a changelog of what is written records: rows as they came, each key's in their order.
+
+    The row kind of each is its change type. Without change types, it is `+U`. A delete is `-D` with the key.
+    """
+    definition, inputs = rows.codec.definition, rows.inputs or rows.written
+    schema = definition.change_schema_at(definition.schema.id)
+    if inputs is None:
+        assert rows.values is None
+        return Changes(np.full(len(rows.keys), RowKind.DELETE, np.uint8), widen(rows.batch, schema))
+    kinds = np.full(inputs.batch.num_rows, RowKind.UPDATE_AFTER, np.uint8) if inputs.kinds is None else inputs.kinds
+    return Changes(kinds, widen(inputs.batch, schema))
 
 
 def mark_range(change: BucketChange) -> BucketChange:

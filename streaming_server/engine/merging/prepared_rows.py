@@ -34,6 +34,8 @@ class PreparedRows:
         values: The encoded rows. None for deletes and for rows that have to be merged.
         written: The rows that have to be merged, of the same keys. None: `values` replace the current rows, or are None
             because the keys are deleted.
+        inputs: What the changelog records of the same keys, if it records what is written, and `written` lacks some of
+            it: rows that have no effect, and the change type of each row as its kind. None: it records `written`.
     """
 
     bucket: int
@@ -42,6 +44,7 @@ class PreparedRows:
     keys: pa.Array
     values: pa.Array | None
     written: WrittenRows | None = None
+    inputs: WrittenRows | None = None
 
     @property
     def key_array(self) -> pa.BinaryArray:
@@ -73,16 +76,17 @@ class PreparedRows:
         values = None if self.values is None else self.values.slice(start, rows)
         batch, keys = self.batch.slice(start, rows), self.keys.slice(start, rows)
         written = None if self.written is None else self.written.slice(start, rows)
-        return PreparedRows(self.bucket, self.codec, batch, keys, values, written)
+        inputs = None if self.inputs is None else self.inputs.slice(start, rows)
+        return PreparedRows(self.bucket, self.codec, batch, keys, values, written, inputs)
 
     def where(self, mask: Mask) -> PreparedRows:
         """Returns the rows of some of the keys."""
         selection = pa.array(mask)
         values = None if self.values is None else self.values.filter(selection)
         written = None if self.written is None else self.written.of_keys(mask)
-        return PreparedRows(
-            self.bucket, self.codec, self.batch.filter(selection), self.keys.filter(selection), values, written
-        )
+        inputs = None if self.inputs is None else self.inputs.of_keys(mask)
+        batch, keys = self.batch.filter(selection), self.keys.filter(selection)
+        return PreparedRows(self.bucket, self.codec, batch, keys, values, written, inputs)
 
     def by_key(self) -> PreparedRows:
         """Returns the same rows in key order, in which RocksDB reads and writes them at half the cost or less.
@@ -101,7 +105,8 @@ class PreparedRows:
             return self
         old, new = self.codec.definition.schema, codec.definition.schema
         if self.written is not None:
-            return replace(self, codec=codec, written=self.written.converted(old, new))
+            inputs = None if self.inputs is None else self.inputs.converted(old, new)
+            return replace(self, codec=codec, written=self.written.converted(old, new), inputs=inputs)
         if self.values is None:
             return replace(self, codec=codec)
         batch = convert_written(self.batch, old, new)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.changes.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import InvalidRequest
 from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.merge_spec import NO_MERGING, partial_schema
@@ -16,6 +17,7 @@ from streaming_server.arrays.sorted_merge import stable_order
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
 from streaming_server.engine.merging.reading_few import read_few, replaces_rows
 from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, WrittenRows
+from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.conversion import convert_columns, convert_written, converted_names
 
 if TYPE_CHECKING:
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 
 CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 """The column with the kind of each row, which a request may have besides the table's columns."""
-
-_SYMBOLS: Final = ("+I", "+U", "-U", "-D")
-_BEFORE, _DELETED = 2, 3  # indices of _SYMBOLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +120,15 @@ def prepare_upsert(
         InvalidKey, RequestTooLarge: As `prepare`.
     """
     kinds = None
-    if change_types is not None and len(change_types):
-        rows, kinds = _select_effective(rows, change_types, merger.definition, overwrite=kind.overwrite)
     codec, definition = merger.codec, merger.definition
+    records_inputs = definition.options.changelog == "input"
+    if records_inputs:
+        _check_recorded(definition, kind)
+    if change_types is not None and len(change_types):
+        numbers = _numbers_of(change_types)
+        if records_inputs:
+            return _prepare_inputs(rows, merger, kind, numbers)
+        rows, kinds = _select_effective(rows, numbers, definition, overwrite=kind.overwrite)
     if kinds is None and kind == MERGE:
         few = read_few(rows, codec, deletes=False)
         if few is not None:
@@ -131,10 +136,49 @@ def prepare_upsert(
     replaces = replaces_rows(definition) or (kind.overwrite and not codec.rows.hidden)
     if replaces and not kind.columns and kinds is None:
         return prepare(rows, codec, keys_only=False)
-    columns = tuple(name for name in kind.columns if name not in codec.keys.names) if kind.columns else None
+    columns = _columns_of(kind, codec)
     if kinds is not None and (kinds == RETRACT).any():
         merger.engines.check_retract(columns)
     return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)
+
+
+def _columns_of(kind: WriteKind, codec: TableCodec) -> tuple[str, ...] | None:
+    """Returns the columns outside the key that a request names. None: all."""
+    return tuple(name for name in kind.columns if name not in codec.keys.names) if kind.columns else None
+
+
+def _check_recorded(definition: TableDefinition, kind: WriteKind) -> None:
+    """Raises InvalidRequest if a changelog of what is written cannot say what a request does."""
+    what = None
+    if kind.overwrite:
+        what = "replace the rows of the table instead of being merged"
+    elif not kind.tracks_changes:
+        what = "leave out the rows that are written (track_changes=False)"
+    elif kind.columns and definition.options.merge_engine != "partial_update":
+        what = "name some columns only: null would not differ from a column that is not named"
+    if what is not None:
+        raise InvalidRequest(
+            f'table {definition.name} has changelog="input", which records what is written, and so refuses writes '
+            f"that {what}; write complete rows",
+            table=definition.name,
+        )
+
+
+def _prepare_inputs(rows: pa.RecordBatch, merger: Merger, kind: WriteKind, numbers: Kinds) -> list[PreparedRows]:
+    """As `prepare_upsert`, for rows with change types that the changelog records even if they have no effect."""
+    definition, columns = merger.definition, _columns_of(kind, merger.codec)
+    effective, kinds = _effects(numbers, definition, overwrite=False)
+    if (kinds[effective] == RETRACT).any():
+        merger.engines.check_retract(columns)
+    parts = []
+    for part in group_by_key(rows, merger.codec, columns, numbers, overwrite=False):
+        inputs = part.written
+        assert inputs is not None
+        assert inputs.kinds is not None
+        effective, kinds = _effects(inputs.kinds, definition, overwrite=False)
+        written = replace(inputs.where(effective), kinds=kinds[effective])
+        parts.append(replace(part, written=written, inputs=inputs))
+    return parts
 
 
 def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> Sequence[BucketRows]:
@@ -155,6 +199,12 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
     if kind.columns:
         if not columns:
             raise InvalidRequest("only key columns are named: name other columns, or none to delete the rows")
+        if definition.options.changelog == "input":
+            raise InvalidRequest(
+                f'table {definition.name} has changelog="input", which cannot record deletes of some columns: delete '
+                "rows, or write complete rows",
+                table=definition.name,
+            )
         request_schema(definition, 0, WriteKind(columns=(*codec.keys.names, *columns), overwrite=True))
     if deletes == "ignore":
         prepare(rows, codec, keys_only=True)
@@ -175,27 +225,39 @@ def _no_deletes(definition: TableDefinition, row: int | None = None) -> InvalidR
     return InvalidRequest(f"{where}table {definition.name} deletes no rows: {hint}", table=definition.name, row=row)
 
 
-def _select_effective(
-    rows: pa.RecordBatch, change_types: pa.Array, definition: TableDefinition, *, overwrite: bool
-) -> tuple[pa.RecordBatch, Kinds | None]:
-    """Returns the rows that have an effect in this table, and what each row does. None: all are added."""
-    codes = pc.index_in(change_types, pa.array(_SYMBOLS))
+def _numbers_of(change_types: pa.Array) -> Kinds:
+    """Returns the place of each change type among `CHANGE_SYMBOLS`. Raises InvalidRequest for an unknown one."""
+    codes = pc.index_in(change_types, pa.array(CHANGE_SYMBOLS))
     if codes.null_count:
         row = pc.index(codes.is_null(), True).as_py()
         raise InvalidRequest(f"row {row}: {CHANGE_TYPE} must be +I, +U, -U or -D", column=CHANGE_TYPE, row=row)
-    numbers = codes.to_numpy()
-    if not (numbers >= _BEFORE).any():
-        return rows, None
+    numbers: Kinds = codes.to_numpy().astype(np.uint8)
+    return numbers
+
+
+def _effects(numbers: Kinds, definition: TableDefinition, *, overwrite: bool) -> tuple[Mask, Kinds]:
+    """Returns which rows have an effect in this table, by their row kinds, and what each of them does."""
+    before, deleted = numbers == RowKind.UPDATE_BEFORE, numbers == RowKind.DELETE
     engine, deletes = definition.options.merge_engine, definition.options.deletes
     if not overwrite and (engine == "aggregate" or deletes == "retract"):
-        return rows, np.where(numbers >= _BEFORE, RETRACT, ADD)
-    if not overwrite and deletes == "disable" and (numbers == _DELETED).any():
-        raise _no_deletes(definition, int(np.argmax(numbers == _DELETED)))
+        return np.ones(len(numbers), np.bool_), np.where(before | deleted, RETRACT, ADD)
+    if not overwrite and deletes == "disable" and deleted.any():
+        raise _no_deletes(definition, int(np.argmax(deleted)))
     # The row before an update has no effect, because the row after the update replaces it.
-    is_effective: Mask = numbers != _BEFORE
+    is_effective: Mask = ~before
     if not overwrite and deletes == "ignore":
-        is_effective &= numbers != _DELETED
-    kinds = np.where(numbers[is_effective] == _DELETED, DELETE, ADD)
+        is_effective &= ~deleted
+    return is_effective, np.where(deleted, DELETE, ADD)
+
+
+def _select_effective(
+    rows: pa.RecordBatch, numbers: Kinds, definition: TableDefinition, *, overwrite: bool
+) -> tuple[pa.RecordBatch, Kinds | None]:
+    """Returns the rows that have an effect in this table, and what each row does. None: all are added."""
+    is_effective, kinds = _effects(numbers, definition, overwrite=overwrite)
+    if is_effective.all():
+        return rows, kinds if kinds.any() else None
+    kinds = kinds[is_effective]
     return rows.filter(pa.array(is_effective)), kinds if kinds.any() else None
 
 

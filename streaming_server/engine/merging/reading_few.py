@@ -26,9 +26,13 @@ _MOST_BYTES: Final = 64 * 1024
 
 
 def replaces_rows(definition: TableDefinition) -> bool:
-    """Returns whether complete rows that are written to a table replace its current rows, and need not be merged."""
+    """Returns whether complete rows that are written to a table replace its current rows, and need not be merged.
+
+    If the changelog records every written row, rows of one key are merged, so that none of them is dropped before.
+    """
     return (
-        definition.options.merge_engine == "last_row"
+        definition.options.changelog != "input"
+        and definition.options.merge_engine == "last_row"
         and not definition.merging.order_columns
         and not definition.hidden_columns(definition.schema)
     )

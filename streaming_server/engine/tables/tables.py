@@ -304,6 +304,7 @@ class Tables:
         Raises:
             TableExists: The name is taken.
             InvalidRequest: The definition is wrong; the message says where.
+            UpgradeNotConfirmed: The data directory has a format without the value "input" of the option `changelog`.
             DiskFull: Less than the reserve of disk space is free, or the disk is full.
         """
         definition = TableDefinition.create(
@@ -320,6 +321,8 @@ class Tables:
         )
         # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
+        if definition.options.changelog == "input":
+            self.require_format(MARKERS_FORMAT, 'tables with changelog="input"')
         self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition

@@ -98,6 +98,7 @@ class RequestStaging:
         transaction = self._renew(request_id.token)
         if action == UPSERT:
             table.state.reserve.check(len(data))
+        _check_records_changes(table)
         definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
         await self._lock_keys(transaction, table, parts)
@@ -181,6 +182,7 @@ class RequestStaging:
             if part is None:
                 path = transaction.parts[request_id.part].path
                 return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
+            _check_records_changes(table)
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admit(kind.columns or None, column_locks):
                 pass
@@ -315,6 +317,16 @@ class RequestStaging:
         for live in table.buckets:
             if live.number in offsets and not transaction.has_ended:
                 live.retain_log(transaction.log_owner, offsets[live.number])
+
+
+def _check_records_changes(table: LiveTable) -> None:
+    """Raises InvalidRequest if the changelog records what is written. A transaction writes what its rows lead to."""
+    if table.definition.options.changelog == "input":
+        raise InvalidRequest(
+            f'table {table.definition.name} has changelog="input", which records what is written; transactions merge '
+            "their rows before they write them, so they cannot write to this table: use upsert and delete",
+            table=table.definition.name,
+        )
 
 
 def _check_has_changes(table: LiveTable) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.binding import columns_of
 from scankv.model.keys.key_range import KeyRange
@@ -80,6 +81,34 @@ class LogPlan:
             if position is not None:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
         check_has_changes(definition)
+        if definition.options.changelog == "input":
+            self._check_inputs(definition)
+
+    def _check_inputs(self, definition: TableDefinition) -> None:
+        """Refuses what needs the rows after each change, in a changelog that has the rows as they were written."""
+        table = definition.name
+        what = None
+        if self.start.kind is PositionKind.FULL:
+            what = (
+                "a stream cannot begin with all rows, because a reader could not apply what follows to them: start at "
+                "offsets, at a time, or with EARLIEST, LATEST or last; mirrors need another changelog"
+            )
+        elif self.net_changes:
+            what = 'it has no net changes: read with catch_up="all"'
+        elif self.rescans:
+            what = 'rows of the table cannot take the place of changes: read with untracked="fail"'
+        elif self.where is not None:
+            beside = set(columns_of(self.where, definition.schema.arrow)).difference(definition.primary_key)
+            if beside:
+                what = (
+                    f"`where` can use the key ({', '.join(definition.primary_key)}), but not "
+                    f'"{min(beside)}", whose value in the row depends on other writes: filter in the reader'
+                )
+        if what is not None:
+            raise InvalidRequest(
+                f'table {table} has changelog="input", which records what is written before it is merged, so {what}',
+                table=table,
+            )
 
     def check_predicate(self, definition: TableDefinition, *, before_images: bool) -> None:
         """Checks that the predicate can be evaluated on the changes.

@@ -304,7 +304,15 @@ class Bucket:
         Args:
             changelogs: All values that the option has had: see `TableDefinition.changelogs`.
             schema_id: The current version of the table's schema.
+
+        Raises:
+            DataLoss: The option has changed more often in the bucket than in the table: one of them is an older copy.
         """
+        if len(self._state.changelog_starts) >= len(changelogs):
+            raise DataLoss(
+                f'{self.location}: its changelog follows a newer definition of the table (option "changelog"): restore '
+                "the definition and the buckets of the table from the same copy"
+            )
         while (number := len(self._state.changelog_starts) + 1) < len(changelogs):
             after, batch, state = changelogs[number], self._store.batch(), self._state
             recorded = [each for each in changelogs[:number] if each != "none"]

@@ -163,7 +163,8 @@ def rows_of(
 def _have_only_key(record: LogRecord, definition: TableDefinition) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Returns which changes are deletes that have the key alone, without the row before: they have no defaults."""
     only_key: np.ndarray[tuple[int], np.dtype[np.bool_]] = record.changes.kinds == RowKind.DELETE
-    if "full" in definition.changelogs:
+    if set(definition.changelogs) != {"upsert"}:
+        # Others of its deletes may have a row, which has a value outside the key.
         rows, key = record.changes.rows, definition.primary_key
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             if name not in key:

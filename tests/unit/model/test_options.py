@@ -70,7 +70,7 @@ def test_some_options_change_and_the_others_stay() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("merge_engine", "first_row"), ("delete_behavior", "ignore"), ("compression", "zstd")],
+    [("merge_engine", "first_row"), ("delete_behavior", "ignore"), ("changelog", "input"), ("compression", "zstd")],
 )
 def test_an_option_that_cannot_change_is_refused_with_the_reason_unless_it_stays(option: str, value: str) -> None:
     with pytest.raises(InvalidOption, match=f'"{option}" cannot change from ".*" to "{value}", because .*: create'):

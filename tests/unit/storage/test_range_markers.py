@@ -39,8 +39,12 @@ ranges = st.tuples(st.binary(max_size=40), st.binary(max_size=40)).filter(lambda
 origins = st.builds(
     ChangeOrigin, st.binary(min_size=16, max_size=16), st.lists(st.integers(1, 2**32 - 1), max_size=3).map(tuple)
 )
-markers = st.builds(
-    lambda pair, origin: RangeMarker(pair[0], pair[1], MarkerReason.UNTRACKED_WRITE, origin), ranges, origins
+changelogs = st.sampled_from(["full", "upsert"])
+markers = st.one_of(
+    st.builds(
+        lambda pair, origin: RangeMarker(pair[0], pair[1], MarkerReason.UNTRACKED_WRITE, origin), ranges, origins
+    ),
+    st.builds(RangeMarker.of_changelogs, changelogs, changelogs),
 )
 
 
@@ -83,6 +87,18 @@ def test_a_state_without_markers_is_stored_as_earlier_versions_store_it() -> Non
     state = BucketState(count=9, last_marker=4)
     assert BucketState.from_bytes(state.to_bytes()) == state
     assert [state.has_markers_since(offset) for offset in (0, 3, 4, 9)] == [True, True, False, False]
+
+
+def test_a_state_knows_with_which_value_of_the_option_each_change_was_recorded() -> None:
+    assert b"changelog_starts" not in BucketState().to_bytes()
+    state = BucketState(count=9, changelog_starts=(3, 3, 7))
+    assert BucketState.from_bytes(state.to_bytes()) == state
+    values = ["full", "none", "upsert", "full"]
+    found = [state.changelog_at(offset, values) for offset in (0, 2, 3, 6, 7, 9)]
+    assert found == ["full", "full", "upsert", "upsert", "full", "full"]
+    assert [state.is_recorded_as_now(offset) for offset in (0, 3, 6, 7, 9)] == [False, False, False, True, True]
+    # A bucket that does not follow the table yet.
+    assert BucketState(count=9).changelog_at(9, values) == "full"
 
 
 class MarkedLog:
