@@ -536,6 +536,16 @@ class Table(Blocking):
         return self._aio.schema
 
     @property
+    def column_defaults(self) -> dict[str, Any]:
+        """What complete rows get that are written without a column, by column, as Python values."""
+        return self._aio.column_defaults
+
+    @property
+    def column_comments(self) -> dict[str, str]:
+        """What columns mean, by column. Columns without a comment are left out."""
+        return self._aio.column_comments
+
+    @property
     def primary_key(self) -> list[str]:
         """The names of the key columns, in key order."""
         return self._aio.primary_key
