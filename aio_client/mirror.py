@@ -30,7 +30,7 @@ from scankv.model.changes.log_positions import ScanSource, StartFrom
 from scankv.model.errors import InvalidKey, UnknownField, UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Mirror", "MirrorState", "mirror"]
 
 _SPARE_ROWS: Final = 8192
+_COLUMN_ID: Final = b"scankv.column_id"
+"""The permanent id of a column, in the metadata of its field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class MirrorState:
     """The state of a mirror, from which another one continues. Immutable, picklable.
 
     Attributes:
-        rows: The rows of the mirror.
+        rows: The rows of the mirror. The metadata of each field has the permanent id of its column.
         token: The resume token after which the changes continue.
     """
 
@@ -111,6 +113,7 @@ class Mirror:
         self._stream: ScanStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._columns: _ColumnsById | None = None
         self._batches: list[pa.RecordBatch] = []
         self._starts: list[int] = []
         self._stored = 0
@@ -130,8 +133,10 @@ class Mirror:
             await self._open()
             assert self._stream is not None
             if self._state is not None:
+                before, columns = _ColumnsById.of_rows(self._state.rows), self._current_columns()
                 for batch in self._state.rows.combine_chunks().to_batches():
-                    self._apply(batch, np.zeros(batch.num_rows, np.bool_))
+                    rows = columns.convert(batch, before, self._stream.initial_defaults)
+                    self._apply(rows, np.zeros(rows.num_rows, np.bool_))
             self._stream.on_heartbeat(self._progress.set)
             self._task = asyncio.create_task(self._follow())
             while self._stream.phase == "rows" and not self._task.done():
@@ -187,16 +192,17 @@ class Mirror:
         place = self._positions.get(self._encode(key))
         if place is None:
             return None
+        self._current_columns()
         batch = bisect_right(self._starts, place) - 1
         row = self._batches[batch].slice(place - self._starts[batch], 1)
-        values: dict[str, Any] = to_pylist(self._with_current_columns([row]))[0]
+        values: dict[str, Any] = to_pylist(pa.Table.from_batches([row]))[0]
         return values
 
     def to_arrow(self) -> pa.Table:
         """Returns all rows as one table, in no particular order."""
         self._raise_failure()
         self._compact()
-        return self._with_current_columns(self._batches)
+        return pa.Table.from_batches(self._batches, self._current_columns().schema)
 
     @property
     def log_offsets(self) -> LogOffsets:
@@ -212,7 +218,7 @@ class Mirror:
         token = self._require_stream("state").resume_token
         if token is None:
             raise UsageError("the mirror has read nothing yet: enter it first")
-        return MirrorState(self.to_arrow(), token)
+        return MirrorState(self._current_columns().mark(self.to_arrow()), token)
 
     async def wait_for_change(self) -> None:
         """Waits until the copy has changed since the last call. Returns at once if it has changed already."""
@@ -259,6 +265,7 @@ class Mirror:
 
     def _apply(self, rows: pa.RecordBatch, gone: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Applies changes, of which the last one of each key counts. The rows of those that are `gone` are deleted."""
+        self._current_columns()
         keys = self._codec.encode([rows.column(name) for name in self._primary_key]).to_pylist()
         last = dict(zip(keys, range(len(keys)), strict=True))
         places = np.fromiter(last.values(), np.int64, len(last))
@@ -276,21 +283,23 @@ class Mirror:
         if len(self._batches) < 2 and self._stored == len(self._positions):
             return
         places = np.fromiter(self._positions.values(), np.int64, len(self._positions))
-        kept = self._with_current_columns(self._batches).take(pa.array(places)).combine_chunks()
+        kept = pa.Table.from_batches(self._batches, self._current_columns().schema)
+        kept = kept.take(pa.array(places)).combine_chunks()
         self._batches = kept.to_batches() or []
         self._positions = dict(zip(self._positions, range(len(places)), strict=True))
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)]).tolist()[:-1]
         self._stored = len(places)
 
-    def _with_current_columns(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """Returns batches as a table with the current columns. Columns added since a batch was received are null."""
-        schema = self._row_schema()
-        tables = [pa.Table.from_batches([batch]) for batch in batches]
-        return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
-
-    def _row_schema(self) -> pa.Schema:
-        fields = list(self._require_stream("the copy").schema)
-        return pa.schema(fields[len(CHANGE_COLUMNS) :])
+    def _current_columns(self) -> _ColumnsById:
+        """Returns the columns of the stream. Converts the rows of the copy if they have changed."""
+        stream = self._require_stream("the copy")
+        known = self._columns
+        columns = _ColumnsById.of_stream(stream)
+        if known is not None and known != columns:
+            defaults = stream.initial_defaults
+            self._batches = [columns.convert(batch, known, defaults) for batch in self._batches]
+        self._columns = columns
+        return columns
 
     def _encode(self, key: object) -> bytes:
         if not is_one_key(key):
@@ -307,6 +316,57 @@ class Mirror:
         self._require_stream("the copy")
         if self._failure is not None:
             raise copy(self._failure) from self._failure
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnsById:
+    """The columns of a copy. Immutable.
+
+    Attributes:
+        schema: Their names and types.
+        ids: Their permanent ids. If the server is of an earlier version, which does not tell them: their names.
+    """
+
+    schema: pa.Schema
+    ids: tuple[int | str, ...]
+
+    @classmethod
+    def of_stream(cls, stream: ScanStream) -> _ColumnsById:
+        """Returns the columns of the rows of a stream of changes as of now."""
+        schema = pa.schema(list(stream.schema)[len(CHANGE_COLUMNS) :])
+        return cls(schema, stream.column_ids or tuple(schema.names))
+
+    @classmethod
+    def of_rows(cls, rows: pa.Table) -> _ColumnsById:
+        """Returns the columns of rows from `mark`."""
+        ids = tuple(
+            int(field.metadata[_COLUMN_ID]) if field.metadata and _COLUMN_ID in field.metadata else field.name
+            for field in rows.schema
+        )
+        return cls(rows.schema, ids)
+
+    def mark(self, rows: pa.Table) -> pa.Table:
+        """Returns rows with the ids of their columns in the schema."""
+        fields = [
+            field if isinstance(id_, str) else field.with_metadata({_COLUMN_ID: str(id_)})
+            for field, id_ in zip(self.schema, self.ids, strict=True)
+        ]
+        return rows.cast(pa.schema(fields))
+
+    def convert(self, rows: pa.RecordBatch, before: _ColumnsById, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+        """Returns rows that have earlier columns with these. Columns that were added since have their `defaults`."""
+        # Without ids on one side, columns are found by name.
+        by_id = all(isinstance(id_, int) for id_ in (*self.ids, *before.ids))
+        known = list(before.ids if by_id else before.schema.names)
+        arrays = []
+        for field, id_ in zip(self.schema, self.ids if by_id else self.schema.names, strict=True):
+            if id_ in known:
+                arrays.append(rows.column(known.index(id_)).cast(field.type))
+            elif field.name in defaults:
+                arrays.append(pa.repeat(defaults[field.name], rows.num_rows))
+            else:
+                arrays.append(pa.nulls(rows.num_rows, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 set_public_module("scankv.mirror", globals(), __all__)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import SchemaMismatch, TableRecreated
-from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
+from scankv.model.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

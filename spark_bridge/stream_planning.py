@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
 from scankv.model.errors import SchemaMismatch, UsageError
 from scankv.model.limits import MAX_SPLITS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.model.tables.options import TableOptions
-from scankv.model.tables.schema import CHANGE_COLUMNS
 from spark_bridge.followed_log import FollowedLog
 from spark_bridge.options import option_error
 from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost_error

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from scankv.model.errors import UsageError
-from scankv.model.tables.schema import CHANGE_COLUMNS, CHANGE_TYPE
+from scankv.model.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
 from spark_bridge.casting import arrow_schema
 from spark_bridge.restarts import retry_through_restart
 from spark_bridge.spans import work_span

@@ -19,6 +19,7 @@ from aio_client._client.transaction import (
 )
 from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import names_of, text_of, timeout_of
+from aio_client._input.column_changes import defaults_of, texts_of, types_of
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.transport import Transport
@@ -175,22 +176,44 @@ class Client:
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
         add_aggregates: Mapping[str, Aggregator] | None = None,
+        drop_columns: Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        column_types: Mapping[str, pa.DataType] | None = None,
+        column_defaults: Mapping[str, object] | None = None,
+        column_comments: Mapping[str, str] | None = None,
+        column_order: Sequence[str] = (),
         wait: bool = True,
         on_progress: Callable[[list[IndexStatus]], None] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
-        """Adds columns at the end of a table, adds and drops indexes, and sets options: all of it, durably, or nothing.
+        """Changes the columns, indexes and options of a table while it is used: all of it, durably, or nothing.
 
-        Rows written before are null in a new column, and running scans keep the columns that they began with. The
-        server builds an index while the table is read and written, and uses it once it is complete. Options apply to
-        running work, too: with a shorter retention, the server soon removes older changes.
+        Nothing is rewritten, so the call takes as long for a large table as for an empty one. Running scans keep the
+        columns that they began with, running streams of changes continue with the new ones, and clients that opened the
+        table before may still write with the old ones. The server builds an index while the table is read and written,
+        and uses it once it is complete. Options apply to running work, too: with a shorter retention, the server soon
+        removes older changes.
+
+        Columns are dropped, renamed, widened and added, in this order: `drop_columns`, `rename_columns` and
+        `column_types` have the names before, all other arguments the names after.
 
         Args:
             name: `database.table`.
-            add_columns: The columns to add, all nullable.
+            add_columns: The columns to add at the end, all nullable. Rows written before have the default of such a
+                column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop.
             add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            drop_columns: The columns to drop. A column that is added later under the same name is another column, which
+                does not have the old values.
+            rename_columns: New names of columns, by name.
+            column_types: New types of columns, by name: wider integers and floats, decimals of the same scale and
+                greater precision, and timestamps without time zone in s, ms or us for dates; in nested columns also
+                structs with other nullable fields, found by name.
+            column_defaults: Values, by column, that complete rows get which are written without the column. None
+                removes a default. Rows that exist keep what they have.
+            column_comments: What columns mean, by name: at most 1,000 characters each. "" removes a comment.
+            column_order: All columns in a new order.
             wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
                 does not stop the server from building them. Default: yes.
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
@@ -205,7 +228,10 @@ class Client:
 
         Raises:
             TableNotFound: The table does not exist, or was dropped during the call.
-            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL.
+            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL; a type is not
+                wider; or a column is in the key, in an index or in a rule of the merge engine, which needs it as it is.
+            ColumnLocked: A column to drop or rename is locked.
+            UpgradeNotConfirmed: The format of the server's data directory has no such changes of columns.
             InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
                 the message says why: the index exists then, is not used, and should be dropped. InvalidOption for an
                 option that does not exist or cannot change, or a value that it cannot have.
@@ -219,8 +245,11 @@ class Client:
             )
         added = index_messages(add_indexes, "add_indexes")
         dropped = index_messages(drop_indexes, "drop_indexes")
-        if add_columns is None and not added and not dropped and not options:
-            raise UsageError("there is nothing to alter: give add_columns, add_indexes, drop_indexes, or table options")
+        changes = (drop_columns, rename_columns, column_types, column_defaults, column_comments, column_order)
+        if add_columns is None and not any((added, dropped, options, *changes)):
+            raise UsageError(
+                "there is nothing to alter: give columns to add or change, indexes to add or drop, or table options"
+            )
         request = table_pb2.AlterTableRequest(
             name=text_of(name, "name"),
             add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
@@ -229,6 +258,12 @@ class Client:
             add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
             set_options={option: _option_text(value) for option, value in options.items() if value is not None},
             reset_options=[option for option, value in options.items() if value is None],
+            drop_columns=names_of(drop_columns, "drop_columns"),
+            rename_columns=texts_of(rename_columns, "rename_columns"),
+            column_types=types_of(column_types, "column_types"),
+            column_defaults=defaults_of(column_defaults, "column_defaults"),
+            column_comments=texts_of(column_comments, "column_comments"),
+            column_order=names_of(column_order, "column_order"),
         )
         response = await self._transport.call(
             lambda: self._transport.services.tables.AlterTable, request, repeatable=False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     import pandas as pd
+
+
+NO_DEFAULTS: Final[Mapping[str, pa.Scalar]] = MappingProxyType({})
+"""No column has a default."""
 
 
 class SupportsArrowStream(Protocol):
@@ -49,10 +54,16 @@ class InputRows(Protocol):
     def check_names(self, schema: pa.Schema) -> None:
         """Raises SchemaMismatch if the schema lacks a column of the rows."""
 
-    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        schema: pa.Schema,
+        counted: Collection[str] = (),
+        defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+    ) -> Iterator[pa.RecordBatch]:
         """Returns the rows in the columns of the schema, converted without loss; other columns are left out.
 
-        Columns that are `counted` may have any type; they get 1 for each value that is not null.
+        Columns that are `counted` may have any type; they get 1 for each value that is not null. Columns that the rows
+        lack get their `defaults`.
 
         Raises:
             SchemaMismatch: A column is missing, or its type cannot hold a value; the message names column and row.
@@ -108,11 +119,17 @@ class _ArrowRows:
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self.schema.names, schema)
 
-    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        schema: pa.Schema,
+        counted: Collection[str] = (),
+        defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+    ) -> Iterator[pa.RecordBatch]:
         wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
         first_row = 0
         for batch in self.source:
-            yield conform(_with_ones(batch.select(wanted), schema, counted), schema, first_row=first_row)
+            rows = _with_defaults(_with_ones(batch.select(wanted), schema, counted), defaults)
+            yield conform(rows, schema, first_row=first_row)
             first_row += batch.num_rows
 
 
@@ -141,9 +158,15 @@ class _DictRows:
                     row=index,
                 )
 
-    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        schema: pa.Schema,
+        counted: Collection[str] = (),
+        defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+    ) -> Iterator[pa.RecordBatch]:
         if self._rows:
-            values = {field.name: [row.get(field.name) for row in self._rows] for field in schema}
+            plain = {name: default.as_py() for name, default in defaults.items()}
+            values = {name: [row.get(name, plain.get(name)) for row in self._rows] for name in schema.names}
             values |= {
                 name: [None if each is None else 1 for each in values[name]] for name in counted if name in values
             }
@@ -167,7 +190,12 @@ class _PandasRows:
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self._names, schema)
 
-    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        schema: pa.Schema,
+        counted: Collection[str] = (),
+        defaults: Mapping[str, pa.Scalar] = NO_DEFAULTS,
+    ) -> Iterator[pa.RecordBatch]:
         wanted = [index for index, name in enumerate(self._names) if name in schema.names]
         columns = [
             _ones(pa.array(self._frame.iloc[:, index].notna()), schema.field(self._names[index]).type)
@@ -176,7 +204,7 @@ class _PandasRows:
             for index in wanted
         ]
         table = pa.Table.from_arrays(columns, names=[self._names[index] for index in wanted])
-        yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema)
+        yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema, (), defaults)
 
     def _column(self, index: int, field: pa.Field) -> pa.Array:
         series = self._frame.iloc[:, index]
@@ -190,6 +218,13 @@ def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str
     for index, name in enumerate(batch.schema.names):
         if name in counted:
             batch = batch.set_column(index, name, _ones(batch.column(index).is_valid(), schema.field(name).type))
+    return batch
+
+
+def _with_defaults(batch: pa.RecordBatch, defaults: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+    for name, default in defaults.items():
+        if name not in batch.schema.names:
+            batch = batch.append_column(pa.field(name, default.type), pa.repeat(default, batch.num_rows))
     return batch
 
 

@@ -13,7 +13,7 @@ from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched, Untracked
 from scankv.model.errors import ProtocolViolation
 from scankv.model.expressions.wire import to_proto
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
@@ -215,8 +215,8 @@ class ScanLedger:
         wanted = self.spec.columns
         if wanted is not None and tuple(schema.names) != (*before, *wanted):
             raise violation(f"the columns {[*before, *wanted]}", str(schema.names))
-        if self.schema is not None and not _extends(schema, self.schema):
-            raise violation("the columns as before, and more", str(schema.names))
+        if self.schema is not None and tuple(schema.names[: len(before)]) != tuple(before):
+            raise violation(f"the columns {[*before]} first", str(schema.names))
         asked: Collection[int] | None = (0,) if self._for_schema else self.spec.buckets
         if asked is None:
             asked = range(len(header.log_offsets))

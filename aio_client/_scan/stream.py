@@ -18,6 +18,7 @@ from aio_client._transport.repeatable_calls import commit_position
 from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
+from scankv.model.types.default_values import values_from_ipc
 from scankv.v1.scan_pb2 import ScanKvRequest
 
 if TYPE_CHECKING:
@@ -195,6 +196,29 @@ class ScanStream:
         """
         self._header("schema")
         return self._progress.schema
+
+    @property
+    def column_ids(self) -> tuple[int, ...]:
+        """Of a stream of changes: the permanent ids of the table's columns in `schema`, in its order.
+
+        A column that is renamed keeps its id; one that is dropped and added again gets another. Columns that describe
+        the change have none.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
+        return tuple(self._header("column_ids").column_ids)
+
+    @property
+    def initial_defaults(self) -> dict[str, pa.Scalar]:
+        """Of a stream of changes: what rows have, by column, that were written before the column was added.
+
+        They have a null in columns that are missing here.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
+        return values_from_ipc(self._header("initial_defaults").initial_defaults)
 
     @property
     def log_offsets(self) -> LogOffsets:

@@ -169,22 +169,44 @@ class Client(BlockingClient):
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
         add_aggregates: Mapping[str, Aggregator] | None = None,
+        drop_columns: Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        column_types: Mapping[str, pa.DataType] | None = None,
+        column_defaults: Mapping[str, object] | None = None,
+        column_comments: Mapping[str, str] | None = None,
+        column_order: Sequence[str] = (),
         wait: bool = True,
         on_progress: Callable[[list[IndexStatus]], None] | None = None,
         **options: str | bool | int | None,
     ) -> Table:
-        """Adds columns at the end of a table, adds and drops indexes, and sets options: all of it, durably, or nothing.
+        """Changes the columns, indexes and options of a table while it is used: all of it, durably, or nothing.
 
-        Rows written before are null in a new column, and running scans keep the columns that they began with. The
-        server builds an index while the table is read and written, and uses it once it is complete. Options apply to
-        running work, too: with a shorter retention, the server soon removes older changes.
+        Nothing is rewritten, so the call takes as long for a large table as for an empty one. Running scans keep the
+        columns that they began with, running streams of changes continue with the new ones, and clients that opened the
+        table before may still write with the old ones. The server builds an index while the table is read and written,
+        and uses it once it is complete. Options apply to running work, too: with a shorter retention, the server soon
+        removes older changes.
+
+        Columns are dropped, renamed, widened and added, in this order: `drop_columns`, `rename_columns` and
+        `column_types` have the names before, all other arguments the names after.
 
         Args:
             name: `database.table`.
-            add_columns: The columns to add, all nullable.
+            add_columns: The columns to add at the end, all nullable. Rows written before have the default of such a
+                column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
             drop_indexes: The exact columns of each index to drop.
             add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
+            drop_columns: The columns to drop. A column that is added later under the same name is another column, which
+                does not have the old values.
+            rename_columns: New names of columns, by name.
+            column_types: New types of columns, by name: wider integers and floats, decimals of the same scale and
+                greater precision, and timestamps without time zone in s, ms or us for dates; in nested columns also
+                structs with other nullable fields, found by name.
+            column_defaults: Values, by column, that complete rows get which are written without the column. None
+                removes a default. Rows that exist keep what they have.
+            column_comments: What columns mean, by name: at most 1,000 characters each. "" removes a comment.
+            column_order: All columns in a new order.
             wait: Whether to return only when the added indexes are ready, however long that takes. Cancelling the wait
                 does not stop the server from building them. Default: yes.
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
@@ -199,7 +221,10 @@ class Client(BlockingClient):
 
         Raises:
             TableNotFound: The table does not exist, or was dropped during the call.
-            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL.
+            SchemaMismatch: A name is taken, a type cannot be stored or indexed, or a column is NOT NULL; a type is not
+                wider; or a column is in the key, in an index or in a rule of the merge engine, which needs it as it is.
+            ColumnLocked: A column to drop or rename is locked.
+            UpgradeNotConfirmed: The format of the server's data directory has no such changes of columns.
             InvalidRequest: An index to add exists, or one to drop does not; or an index cannot be built, in which case
                 the message says why: the index exists then, is not used, and should be dropped. InvalidOption for an
                 option that does not exist or cannot change, or a value that it cannot have.
@@ -216,6 +241,12 @@ class Client(BlockingClient):
                     add_indexes=add_indexes,
                     drop_indexes=drop_indexes,
                     add_aggregates=add_aggregates,
+                    drop_columns=drop_columns,
+                    rename_columns=rename_columns,
+                    column_types=column_types,
+                    column_defaults=column_defaults,
+                    column_comments=column_comments,
+                    column_order=column_order,
                     wait=wait,
                     on_progress=on_progress,
                     **options,
@@ -503,6 +534,16 @@ class Table(Blocking):
     def schema(self) -> pa.Schema:
         """The columns. Key columns are not nullable."""
         return self._aio.schema
+
+    @property
+    def column_defaults(self) -> dict[str, Any]:
+        """What complete rows get that are written without a column, by column, as Python values."""
+        return self._aio.column_defaults
+
+    @property
+    def column_comments(self) -> dict[str, str]:
+        """What columns mean, by column. Columns without a comment are left out."""
+        return self._aio.column_comments
 
     @property
     def primary_key(self) -> list[str]:

@@ -253,6 +253,29 @@ class ScanStream:
         return self._stream.schema
 
     @property
+    def column_ids(self) -> tuple[int, ...]:
+        """Of a stream of changes: the permanent ids of the table's columns in `schema`, in its order.
+
+        A column that is renamed keeps its id; one that is dropped and added again gets another. Columns that describe
+        the change have none.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
+        return self._stream.column_ids
+
+    @property
+    def initial_defaults(self) -> dict[str, pa.Scalar]:
+        """Of a stream of changes: what rows have, by column, that were written before the column was added.
+
+        They have a null in columns that are missing here.
+
+        Raises:
+            UsageError: The scan has not started.
+        """
+        return self._stream.initial_defaults
+
+    @property
     def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aio_client._table.handle import TableMethods
 from scankv.model.tables.agg import Aggregator
@@ -23,6 +23,16 @@ class TableDescription(TableMethods):
     def schema(self) -> pa.Schema:
         """The columns. Key columns are not nullable."""
         return self._handle.shape.schema
+
+    @property
+    def column_defaults(self) -> dict[str, Any]:
+        """What complete rows get that are written without a column, by column, as Python values."""
+        return {name: default.as_py() for name, default in self._handle.shape.defaults.items()}
+
+    @property
+    def column_comments(self) -> dict[str, str]:
+        """What columns mean, by column. Columns without a comment are left out."""
+        return dict(self._handle.shape.description.column_comments)
 
     @property
     def primary_key(self) -> list[str]:

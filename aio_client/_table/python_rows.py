@@ -41,7 +41,11 @@ class PythonRows:
         self._keys = KeyValues(shape.key_schema.types)
         self._rows = RowValues(shape.description.schema_id, types) if has_row_values(types) else None
         self._columns = frozenset(self._names)
-        self._required = [field.name for field in shape.schema if not field.nullable]
+        self._required = [place for place, field in enumerate(shape.schema) if not field.nullable]
+        # Each name with what a row has that lacks the column.
+        self._defaults = [
+            (name, shape.defaults[name].as_py() if name in shape.defaults else None) for name in self._names
+        ]
         self._row_type = pa.struct(list(shape.schema))
         self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
         # As the server decides it for `encoded_keys`.
@@ -72,15 +76,16 @@ class PythonRows:
         if not self.is_exact or type(rows) is not list or not 0 < len(rows) <= MAX_FEW_ROWS:
             return None
         assert self._rows is not None
-        encoded, encode, names = [], self._rows.encode, self._names
+        encoded, encode, defaults = [], self._rows.encode, self._defaults
         for row in rows:
             if type(row) is not dict or not row.keys() <= self._columns:
                 return None
             get = row.get
-            if any(get(name) is None for name in self._required):
+            values = [get(name, default) for name, default in defaults]
+            if any(values[place] is None for place in self._required):
                 return None
             try:
-                each = encode([get(name) for name in names])
+                each = encode(values)
             except NotExactError:
                 return None
             if len(each) > _LONGEST_ROW:
@@ -93,7 +98,7 @@ class PythonRows:
         if self.encode_rows(rows) is None:
             return None
         assert isinstance(rows, list)
-        values = [tuple(map(row.get, self._names)) for row in rows]
+        values = [tuple([row.get(name, default) for name, default in self._defaults]) for row in rows]
         return pa.RecordBatch.from_struct_array(pa.array(values, self._row_type))
 
     def encode_keys(self, keys: object) -> list[bytes] | None:

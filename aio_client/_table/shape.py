@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, partial_schema
 from scankv.model.tables.merge_wire import merging_from_proto
+from scankv.model.types.default_values import values_from_ipc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from scankv.v1 import table_pb2
 
@@ -24,17 +25,20 @@ class TableShape:
         description: The answer.
         schema: The columns.
         key_schema: The key columns in key order.
+        defaults: What rows get that are written without a column, by column.
     """
 
     description: table_pb2.Table
     schema: pa.Schema
     key_schema: pa.Schema
+    defaults: Mapping[str, pa.Scalar]
 
     @classmethod
     def of(cls, description: table_pb2.Table) -> TableShape:
         """Decodes what the server describes."""
         schema = pa.ipc.read_schema(pa.py_buffer(description.arrow_schema))
-        return cls(description, schema, pa.schema([schema.field(name) for name in description.primary_key]))
+        key_schema = pa.schema([schema.field(name) for name in description.primary_key])
+        return cls(description, schema, key_schema, values_from_ipc(description.column_defaults))
 
     @property
     def name(self) -> str:

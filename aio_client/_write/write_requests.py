@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._input.arguments import names_of
+from aio_client._input.data import NO_DEFAULTS
 from aio_client._input.keys import check_key_sizes, keys_of
 from aio_client._input.requests import cut, to_ipc
 from aio_client._scan.protocol import log_offsets_message
@@ -16,8 +17,8 @@ from aio_client._write.merging import check_mode
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import StartFrom
 from scankv.model.errors import UsageError
+from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.merge_spec import check_retraction
-from scankv.model.tables.schema import CHANGE_TYPE
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class WritePieces:
             untracked=not track_changes,
         )
         counted = () if mode == "overwrite" else shape.counted_columns
-        batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted)
+        defaults = shape.defaults if columns is None and not retract else NO_DEFAULTS
+        batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted, defaults)
         pieces = cut(_check_keys(map(_as_deletions, batches) if retract else batches, shape))
         return cls(kind, _check_all_first(pieces) if rows.in_memory else pieces)
 

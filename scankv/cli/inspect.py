@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
 
+import pyarrow as pa
 import typer
 from rich.filesize import decimal
 
@@ -112,12 +113,14 @@ def describe(
             "on disk": _disk(disk),
         }
     )
-    merges = _merges(found)
+    defaults = {name: f"default {value}" for name, value in found.column_defaults.items()}
+    further = {"merge": _merges(found), "default": defaults, "comment": found.column_comments}
+    given = {title: texts for title, texts in further.items() if texts}
     show_table(
-        ["column", "type", "null", *(["merge"] if merges else [])],
+        ["column", "type", "null", *given],
         [
             [field.name, format_type(field.type), "" if field.nullable else "not null"]
-            + ([merges.get(field.name, "")] if merges else [])
+            + [texts.get(field.name, "") for texts in given.values()]
             for field in found.schema
         ],
     )
@@ -226,15 +229,23 @@ def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
     ]
 
 
+def _column(table: sync.Table, field: pa.Field) -> dict[str, object]:
+    column: dict[str, object] = {"name": field.name, "type": format_type(field.type), "nullable": field.nullable}
+    if field.name in table.column_defaults:
+        default = table.column_defaults[field.name]
+        column["default"] = default if isinstance(default, bool | int | float | str) else str(default)
+    if field.name in table.column_comments:
+        column["comment"] = table.column_comments[field.name]
+    return column
+
+
 def _summary(table: sync.Table) -> dict[str, object]:
     return {
         "name": table.name,
         "primary_key": list(table.primary_key),
         "bucket_key": list(table.bucket_key),
         "buckets": table.buckets,
-        "columns": [
-            {"name": field.name, "type": format_type(field.type), "nullable": field.nullable} for field in table.schema
-        ],
+        "columns": [_column(table, field) for field in table.schema],
         "options": dict(table.options),
         "indexes": [list(columns) for columns in table.indexes],
         "version_column": table.version_column,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
+from scankv.cli.column_changes import column_changes
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
 from scankv.formats.table_files import TableFile, read_table_file, table_file_values
@@ -93,23 +94,48 @@ def alter(
         str | None,
         typer.Option(metavar="COLUMNS", help='Add columns at the end, such as "team string, since date".'),
     ] = None,
+    drop_columns: Annotated[str | None, typer.Option(metavar="NAMES", help="Drop columns, such as a,b.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a column. Repeatable.")] = None,
+    widen: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help='Give columns wider types, such as "score int64".')
+    ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Set the default of a column, also of an added one. Repeatable."),
+    ] = None,
+    comment: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=TEXT", help="Say what a column means. Repeatable.")
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Put all columns into another order, such as b,a,c.")
+    ] = None,
     url: Url = None,
 ) -> None:
-    """Change the options of a table and add columns, while it is read and written: all of it, or nothing.
+    """Change the options and columns of a table, while it is read and written: all of it, or nothing.
 
     changelog, log_retention_seconds, log_retention_bytes, columnar_base and row_deduplicate can change. `scankv index`
-    adds and drops indexes.
+    adds and drops indexes. Columns are dropped, renamed, widened and added, in this order; --default, --comment and
+    --order take the names after that.
     """
     options = table_settings_of(set_)
     for name in reset or ():
         if name in options:
             raise UsageError(f'the option "{name}" is given with --set and with --reset: give one of them')
         options[name] = None
-    if not options and add_columns is None:
-        raise UsageError("there is nothing to alter: give --set, --reset or --add-columns")
+    if not any((options, add_columns, drop_columns, rename, widen, default, comment, order)):
+        raise UsageError("there is nothing to alter: give --set, --reset, --add-columns or another change of columns")
     with open_client(url) as client:
-        added = None if add_columns is None else parse_schema(add_columns)
-        client.alter_table(table, add_columns=added, **options)
+        changes = column_changes(
+            client.table(table).schema,
+            add=add_columns,
+            drop=drop_columns,
+            rename=rename,
+            widen=widen,
+            default=default,
+            comment=comment,
+            order=order,
+        )
+        client.alter_table(table, **changes, **options)
     typer.echo(f"altered {table}")
 
 

@@ -19,7 +19,7 @@ from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
 from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_positions import Unmatched, Untracked
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 
 _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
 

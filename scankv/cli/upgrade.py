@@ -10,6 +10,7 @@ from scankv.cli.outcome import require_extra
 _CHANGES = {
     2: "concurrent calls with one row share requests, whose refused rows the server remembers",
     3: "writes with track_changes=False, changes of the table option changelog, and its value input",
+    4: "columns that are renamed, dropped, widened or reordered, or have defaults or comments",
 }
 """What each format adds."""
 

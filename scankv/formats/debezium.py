@@ -15,7 +15,7 @@ import pyarrow as pa
 from scankv.formats.json_text import json_lines, to_json
 from scankv.formats.scalar_text import concatenate
 from scankv.model import lazy_compute as pc
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 
 _OPERATIONS: Final = {"+I": "c", "+U": "u", "-D": "d"}
 

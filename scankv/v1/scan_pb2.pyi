@@ -655,6 +655,8 @@ class ScanHeader(_message.Message):
     FULL_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     CONSUMER_FENCE_FIELD_NUMBER: _builtins.int
+    COLUMN_IDS_FIELD_NUMBER: _builtins.int
+    INITIAL_DEFAULTS_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     """Identifies this scan in the server's logs and listings."""
     server_incarnation: _builtins.str
@@ -691,6 +693,10 @@ class ScanHeader(_message.Message):
     """For a consumer: the fence for commits and for continuing after a disconnect. A stream that takes the consumer over
     gets another one.
     """
+    initial_defaults: _builtins.bytes
+    """For the changelog: what rows have in columns that were added after they were sent, by the present names of the
+    columns: an Arrow IPC stream of one row. Columns that are missing are null in such rows. Empty: all are missing.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket of this stream, empty ones too, the offset of the first change that is not in the view."""
@@ -698,6 +704,12 @@ class ScanHeader(_message.Message):
     @_builtins.property
     def resumed_from(self) -> Global___ResumedView:
         """With a resume token: the view that the token comes from. Over the live table it differs from this view."""
+
+    @_builtins.property
+    def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For the changelog: the permanent ids of the columns of the table in `arrow_schema`, in its order. A column that is
+        renamed keeps its id.
+        """
 
     def __init__(
         self,
@@ -717,10 +729,12 @@ class ScanHeader(_message.Message):
         full: _builtins.bool = ...,
         resume_token: _builtins.bytes = ...,
         consumer_fence: _builtins.int = ...,
+        column_ids: _abc.Iterable[_builtins.int] | None = ...,
+        initial_defaults: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "limit_left", b"limit_left", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "arrow_schema", b"arrow_schema", "consumer_fence", b"consumer_fence", "full", b"full", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resume_token", b"resume_token", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "unchanged", b"unchanged", "version", b"version", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "arrow_schema", b"arrow_schema", "column_ids", b"column_ids", "consumer_fence", b"consumer_fence", "full", b"full", "initial_defaults", b"initial_defaults", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resume_token", b"resume_token", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "unchanged", b"unchanged", "version", b"version", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit_left: _TypeAlias = _typing.Literal["limit_left"]  # noqa: Y015
     _WhichOneofArgType__limit_left: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left"]  # noqa: Y015

@@ -42,6 +42,26 @@ class Table(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ColumnCommentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ARROW_SCHEMA_FIELD_NUMBER: _builtins.int
@@ -54,6 +74,8 @@ class Table(_message.Message):
     CREATED_MILLIS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
     MERGING_FIELD_NUMBER: _builtins.int
+    COLUMN_DEFAULTS_FIELD_NUMBER: _builtins.int
+    COLUMN_COMMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -66,6 +88,8 @@ class Table(_message.Message):
     """The number of buckets, which are numbered from 0."""
     created_millis: _builtins.int
     """When the table was created, milliseconds since 1970 UTC."""
+    column_defaults: _builtins.bytes
+    """The write defaults of columns that have one, as one record batch of one row: an Arrow IPC stream. Empty: none has."""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The permanent ids of the columns, in column order. An id is never used again."""
@@ -90,6 +114,10 @@ class Table(_message.Message):
     def merging(self) -> Global___Merging:
         """Parameters of the option merge_engine. Absent: none."""
 
+    @_builtins.property
+    def column_comments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Comments by column."""
+
     def __init__(
         self,
         *,
@@ -105,10 +133,12 @@ class Table(_message.Message):
         created_millis: _builtins.int = ...,
         indexes: _abc.Iterable[Global___Index] | None = ...,
         merging: Global___Merging | None = ...,
+        column_defaults: _builtins.bytes = ...,
+        column_comments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,6 +482,46 @@ class AlterTableRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RenameColumnsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ColumnCommentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ADD_COLUMNS_FIELD_NUMBER: _builtins.int
     ADD_INDEXES_FIELD_NUMBER: _builtins.int
@@ -459,9 +529,19 @@ class AlterTableRequest(_message.Message):
     ADD_AGGREGATES_FIELD_NUMBER: _builtins.int
     SET_OPTIONS_FIELD_NUMBER: _builtins.int
     RESET_OPTIONS_FIELD_NUMBER: _builtins.int
+    DROP_COLUMNS_FIELD_NUMBER: _builtins.int
+    RENAME_COLUMNS_FIELD_NUMBER: _builtins.int
+    COLUMN_TYPES_FIELD_NUMBER: _builtins.int
+    COLUMN_DEFAULTS_FIELD_NUMBER: _builtins.int
+    COLUMN_COMMENTS_FIELD_NUMBER: _builtins.int
+    COLUMN_ORDER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     add_columns: _builtins.bytes
     """The encapsulated Arrow IPC schema message of the columns to add, in order. Empty: none."""
+    column_types: _builtins.bytes
+    """Columns with wider types, as an encapsulated Arrow IPC schema message. Empty: none."""
+    column_defaults: _builtins.bytes
+    """Defaults, as one record batch of one row: an Arrow IPC stream. Null removes a default. Empty: none."""
     @_builtins.property
     def add_indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
         """On different columns, which may be new. A table has at most 16 indexes."""
@@ -485,6 +565,22 @@ class AlterTableRequest(_message.Message):
     def reset_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Options to set to their defaults."""
 
+    @_builtins.property
+    def drop_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns to drop. As in the next two fields, the names are those before this call; in the others, those after."""
+
+    @_builtins.property
+    def rename_columns(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """New names by name. No key columns."""
+
+    @_builtins.property
+    def column_comments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Comments of at most 1,000 characters, by name. An empty one removes it."""
+
+    @_builtins.property
+    def column_order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every column once, in the new order. Empty: the order stays, and new columns come last."""
+
     def __init__(
         self,
         *,
@@ -495,10 +591,16 @@ class AlterTableRequest(_message.Message):
         add_aggregates: _abc.Iterable[Global___ColumnMerge] | None = ...,
         set_options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         reset_options: _abc.Iterable[_builtins.str] | None = ...,
+        drop_columns: _abc.Iterable[_builtins.str] | None = ...,
+        rename_columns: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        column_types: _builtins.bytes = ...,
+        column_defaults: _builtins.bytes = ...,
+        column_comments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        column_order: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_aggregates", b"add_aggregates", "add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name", "reset_options", b"reset_options", "set_options", b"set_options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_aggregates", b"add_aggregates", "add_columns", b"add_columns", "add_indexes", b"add_indexes", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_order", b"column_order", "column_types", b"column_types", "drop_columns", b"drop_columns", "drop_indexes", b"drop_indexes", "name", b"name", "rename_columns", b"rename_columns", "reset_options", b"reset_options", "set_options", b"set_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

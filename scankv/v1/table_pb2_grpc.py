@@ -84,17 +84,20 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterTable(self, request, context):
-        """Adds nullable columns at the end, adds and drops indexes, and changes options, atomically. Durable when this call
-        returns.
+        """Changes columns, adds and drops indexes, and changes options, atomically. Durable when this call returns.
 
-        Existing rows read as null in a new column, and running scans keep the schema of their header. A new index is built
+        Nothing is rewritten. Existing rows have the initial default of a new column, or null, and running scans keep the
+        schema of their header. Running streams of changes send a new header; one that names a column that is dropped or
+        renamed ends with SCHEMA_MISMATCH. Requests that were made for an older schema are converted. A new index is built
         while the table is read and written, see IndexStatus, and is used once it is complete. A dropped index is no longer
         used when this call returns. A changed option applies to running work from then on; a columnar base that is no
         longer wanted is not read any more, and is removed in the background.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
+        that the key, an index or an aggregate needs as it is; a default that does not fit; an index
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
-        allowed).
+        allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
+        has a format without such changes of columns).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

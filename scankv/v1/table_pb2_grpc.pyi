@@ -43,17 +43,20 @@ class TableServiceStub:
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     AlterTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.AlterTableRequest, _table_pb2.AlterTableResponse]
-    """Adds nullable columns at the end, adds and drops indexes, and changes options, atomically. Durable when this call
-    returns.
+    """Changes columns, adds and drops indexes, and changes options, atomically. Durable when this call returns.
 
-    Existing rows read as null in a new column, and running scans keep the schema of their header. A new index is built
+    Nothing is rewritten. Existing rows have the initial default of a new column, or null, and running scans keep the
+    schema of their header. Running streams of changes send a new header; one that names a column that is dropped or
+    renamed ends with SCHEMA_MISMATCH. Requests that were made for an older schema are converted. A new index is built
     while the table is read and written, see IndexStatus, and is used once it is complete. A dropped index is no longer
     used when this call returns. A changed option applies to running work from then on; a columnar base that is no
     longer wanted is not read any more, and is removed in the background.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
+    that the key, an index or an aggregate needs as it is; a default that does not fit; an index
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
-    allowed).
+    allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
+    has a format without such changes of columns).
     """
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -75,17 +78,20 @@ class TableServiceAsyncStub(TableServiceStub):
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     AlterTable: _aio.UnaryUnaryMultiCallable[_table_pb2.AlterTableRequest, _table_pb2.AlterTableResponse]  # type: ignore[assignment]
-    """Adds nullable columns at the end, adds and drops indexes, and changes options, atomically. Durable when this call
-    returns.
+    """Changes columns, adds and drops indexes, and changes options, atomically. Durable when this call returns.
 
-    Existing rows read as null in a new column, and running scans keep the schema of their header. A new index is built
+    Nothing is rewritten. Existing rows have the initial default of a new column, or null, and running scans keep the
+    schema of their header. Running streams of changes send a new header; one that names a column that is dropped or
+    renamed ends with SCHEMA_MISMATCH. Requests that were made for an older schema are converted. A new index is built
     while the table is read and written, see IndexStatus, and is used once it is complete. A dropped index is no longer
     used when this call returns. A changed option applies to running work from then on; a columnar base that is no
     longer wanted is not read any more, and is removed in the background.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
+    that the key, an index or an aggregate needs as it is; a default that does not fit; an index
     on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
     not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
-    allowed).
+    allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
+    has a format without such changes of columns).
     """
     GetTable: _aio.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]  # type: ignore[assignment]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -122,17 +128,20 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_pb2.AlterTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.AlterTableResponse, _abc.Awaitable[_table_pb2.AlterTableResponse]]:
-        """Adds nullable columns at the end, adds and drops indexes, and changes options, atomically. Durable when this call
-        returns.
+        """Changes columns, adds and drops indexes, and changes options, atomically. Durable when this call returns.
 
-        Existing rows read as null in a new column, and running scans keep the schema of their header. A new index is built
+        Nothing is rewritten. Existing rows have the initial default of a new column, or null, and running scans keep the
+        schema of their header. Running streams of changes send a new header; one that names a column that is dropped or
+        renamed ends with SCHEMA_MISMATCH. Requests that were made for an older schema are converted. A new index is built
         while the table is read and written, see IndexStatus, and is used once it is complete. A dropped index is no longer
         used when this call returns. A changed option applies to running work from then on; a columnar base that is no
         longer wanted is not read any more, and is removed in the background.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; a column
+        that the key, an index or an aggregate needs as it is; a default that does not fit; an index
         on a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does
         not; nothing to change), INVALID_OPTION (an option that does not exist or cannot change, a value that is not
-        allowed).
+        allowed); FAILED_PRECONDITION COLUMN_LOCKED (a column to drop or rename), UPGRADE_NOT_CONFIRMED (the data directory
+        has a format without such changes of columns).
         """
 
     @_abc_1.abstractmethod

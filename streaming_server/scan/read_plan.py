@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions import bind
+from scankv.model.expressions.binding import columns_of
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
-    from scankv.model.tables.schema import Schema
+    from scankv.model.tables.columns import Schema
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.rows.row_codec import RowCodec
 
 _SHORT_NODES: Final = 32
@@ -85,6 +87,12 @@ class ReadPlan:
         if self.where is None:
             return self
         return replace(self, binding=SchemaBinding(schema.arrow, bind(self.where, schema.arrow)))
+
+    def reused_names(self, definition: TableDefinition) -> tuple[tuple[str, int], ...]:
+        """Returns the columns of the plan whose names meant other columns before: see `TableDefinition`."""
+        schema = definition.schema
+        named = () if self.where is None else columns_of(self.where, schema.arrow)
+        return definition.reused_names((*(self.columns or schema.names), *named))
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """Returns the reader of the plan's rows, for a table with these codecs. Raises SchemaMismatch."""

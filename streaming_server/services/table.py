@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.tables.evolution import ColumnChanges
 from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
+from scankv.model.types.default_values import values_to_ipc
+from scankv.model.types.types import storable_type
 from scankv.v1 import table_pb2, table_pb2_grpc
+from streaming_server.engine.bucket.request_rows import read_batch
 from streaming_server.services.bases import base_statistics
 from streaming_server.services.errors import map_errors
 
@@ -66,7 +70,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         async with map_errors(request, context):
             definition = await self._tables.alter(
                 request.name,
-                add_columns=_schema(request.add_columns) if request.add_columns else None,
+                columns=_column_changes(request),
                 add_indexes=_indexes(request.add_indexes),
                 drop_indexes=_indexes(request.drop_indexes),
                 add_aggregates=aggregates_from_proto(request.add_aggregates),
@@ -115,6 +119,26 @@ def _schema(data: bytes) -> pa.Schema:
         return schema
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidRequest(f"the schema is not an Arrow IPC schema message: {error}") from error
+
+
+def _column_changes(request: table_pb2.AlterTableRequest) -> ColumnChanges:
+    types = _schema(request.column_types) if request.column_types else pa.schema([])
+    return ColumnChanges(
+        drop=tuple(request.drop_columns),
+        rename=dict(request.rename_columns),
+        types={field.name: field.type for field in types},
+        add=_schema(request.add_columns) if request.add_columns else None,
+        defaults=read_batch(request.column_defaults, _check_types) if request.column_defaults else None,
+        comments=dict(request.column_comments),
+        order=tuple(request.column_order),
+    )
+
+
+def _check_types(schema: pa.Schema) -> None:
+    """Raises SchemaMismatch if a default has a type that no column can have."""
+    for field in schema:
+        if not pa.types.is_null(field.type):
+            storable_type(field.type, field.name)
 
 
 def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]]:
@@ -169,4 +193,8 @@ def _table(definition: TableDefinition) -> table_pb2.Table:
         created_millis=definition.created_millis,
         indexes=[table_pb2.Index(id=index.id, columns=index.columns) for index in definition.indexes],
         merging=merging_to_proto(definition.merging),
+        column_defaults=values_to_ipc(
+            {each.name: each.write_default for each in definition.schema.columns if each.write_default is not None}
+        ),
+        column_comments={column.name: column.comment for column in definition.schema.columns if column.comment},
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:

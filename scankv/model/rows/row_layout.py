@@ -31,6 +31,7 @@ HEADER: Final = struct.Struct("<BBI")
 class Slot:
     """The location of one column: a slot of `width` bytes at `start`, or `segments` segments from `segment` on."""
 
+    type: pa.DataType
     index: int
     width: int | None
     start: int
@@ -57,7 +58,7 @@ class RowLayout:
         for index, type_ in enumerate(types):
             width = fixed_width(type_)
             count = segment_count(type_) if width is None else 0
-            slots.append(Slot(index, width, position, segment, count))
+            slots.append(Slot(type_, index, width, position, segment, count))
             position, segment = position + (width or 0), segment + count
         self.slots: tuple[Slot, ...] = tuple(slots)
         self.ends_start: int = position

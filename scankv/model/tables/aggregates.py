@@ -15,7 +15,7 @@ from scankv.model.types.types import check_unique, format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import ColumnDefinition, Schema
+    from scankv.model.tables.columns import ColumnDefinition, Schema
 
 
 class AggregateFunction(StrEnum):

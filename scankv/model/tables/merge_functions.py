@@ -14,7 +14,7 @@ from scankv.model.types.types import format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from scankv.model.tables.schema import ColumnDefinition
+    from scankv.model.tables.columns import ColumnDefinition
 
 MAX_DELIMITER: Final = 64
 """The most characters of a delimiter."""

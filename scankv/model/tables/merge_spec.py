@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch
-from scankv.model.tables.merge_functions import ColumnAggregate, aggregate_of, check_aggregate, hidden_fields
+from scankv.model.tables.merge_functions import ColumnAggregate, aggregate_of, check_aggregate
 from scankv.model.types.types import check_unique, format_type, is_key_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from scankv.model.tables.columns import ColumnDefinition, Schema
     from scankv.model.tables.options import TableOptions
-    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 PARTIAL_ENGINES: Final = ("last_row", "aggregate", "partial_update")
 """The merge engines that accept writes of some columns."""
@@ -67,19 +67,24 @@ class MergeSpec:
         """The columns that decide which of two complete rows is newer. Empty: the row written last is newer."""
         return (self.version_column,) if self.version_column is not None else self.sequence_columns
 
-    def hidden(self, columns: Iterable[ColumnDefinition]) -> list[tuple[str, str, pa.DataType]]:
-        """Returns the hidden state that is stored with some columns: column, name and type of each, in order."""
-        return [
-            (column.name, name, type_)
-            for column in columns
-            if column.name in self.by_column
-            for name, type_ in hidden_fields(self.by_column[column.name], column.type)
-        ]
-
     def with_aggregates(self, added: Sequence[ColumnAggregate]) -> MergeSpec:
         """Returns a copy with the aggregates of added columns."""
         aggregates = (*self.aggregates, *added)
         return MergeSpec(self.version_column, self.sequence_columns, self.sequence_groups, aggregates)
+
+    def renamed(self, names: Mapping[str, str]) -> MergeSpec:
+        """Returns a copy for a table with other column names: new names by old name."""
+
+        def new(columns: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names.get(name, name) for name in columns)
+
+        version = self.version_column
+        return MergeSpec(
+            None if version is None else names.get(version, version),
+            new(self.sequence_columns),
+            tuple(SequenceGroup(new(group.sequence), new(group.columns)) for group in self.sequence_groups),
+            tuple(replace(each, column=names.get(each.column, each.column)) for each in self.aggregates),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the parameters as JSON values, without empty ones."""

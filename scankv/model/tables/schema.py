@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -14,21 +13,23 @@ from scankv.model.limits import (
     DEFAULT_BUCKETS,
     MAX_BUCKETS,
     MAX_CHANGELOG_CHANGES,
-    MAX_COLUMNS,
     MAX_INDEX_COLUMNS,
     MAX_INDEXES,
 )
 from scankv.model.names import TableName
+from scankv.model.tables.columns import (
+    ColumnDefinition,
+    Schema,
+    check_columns,
+    columns_from,
+    schema_from_json,
+    schema_to_json,
+)
+from scankv.model.tables.evolution import ColumnChanges, ColumnUses, evolve
+from scankv.model.tables.merge_functions import hidden_fields
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, check_merging
 from scankv.model.tables.options import TableOptions
-from scankv.model.types.types import (
-    check_field_name,
-    check_unique,
-    format_type,
-    is_key_type,
-    names_must_be_text,
-    storable_type,
-)
+from scankv.model.types.types import check_unique, is_key_type, names_must_be_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,107 +37,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_functions import ColumnAggregate
 
 _HIDDEN_IDS: Final = 1 << 20
-
-CHANGE_TYPE: Final = "_change_type"
-"""The column with the row kind: `+I`, `+U`, `-U` or `-D`."""
-
-CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timestamp")
-"""The columns that a stream of changes adds to those of its table. No table has columns with these names."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnDefinition:
-    """One column of a table.
-
-    Attributes:
-        id: The permanent id: the same in every schema version, and never reused. Ids start at 1.
-        name: The name, unique in its schema; 1 to 128 printable characters.
-        type: A storable type in its normal form.
-        nullable: Whether the column can be null. Key columns cannot.
-    """
-
-    id: int
-    name: str
-    type: pa.DataType
-    nullable: bool
-
-
-@dataclass(frozen=True)
-class Schema:
-    """One version of a table's columns. Immutable.
-
-    Attributes:
-        id: The version: 1 at creation, increased by 1 with every change.
-        columns: The columns in table order.
-    """
-
-    id: int
-    columns: tuple[ColumnDefinition, ...]
-
-    @cached_property
-    def arrow(self) -> pa.Schema:
-        """The columns as an Arrow schema, without metadata."""
-        return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns in table order."""
-        return tuple(column.name for column in self.columns)
-
-    @cached_property
-    def _by_name(self) -> dict[str, ColumnDefinition]:
-        return {column.name: column for column in self.columns}
-
-    def column(self, name: str) -> ColumnDefinition:
-        """Returns the column with a name.
-
-        Raises:
-            SchemaMismatch: No such column exists. The message suggests similar names.
-        """
-        try:
-            return self._by_name[name]
-        except KeyError:
-            message = f'there is no column "{name}"{did_you_mean(name, self.names)}'
-            raise SchemaMismatch(message, column=name) from None
-
-    def select(self, names: Iterable[str] | None) -> pa.Schema:
-        """Returns the Arrow schema of some columns, in the order given.
-
-        Args:
-            names: Column names, each once. None: all columns in table order.
-
-        Raises:
-            SchemaMismatch: A column does not exist, or a name is given twice.
-        """
-        if names is None:
-            return self.arrow
-        chosen = [self.column(name) for name in names]
-        check_unique([column.name for column in chosen], "is selected twice")
-        return pa.schema([pa.field(column.name, column.type, column.nullable) for column in chosen])
-
-    @names_must_be_text()
-    def add_columns(self, added: pa.Schema) -> Schema:
-        """Returns the next version of the schema, with new columns at the end.
-
-        Args:
-            added: At least one nullable column.
-
-        Raises:
-            SchemaMismatch: A name already exists or is not allowed, a type cannot be stored, a column is NOT NULL, or
-                the table would have more than 1,000 columns.
-        """
-        if not len(added):
-            raise SchemaMismatch("no columns to add were given: give at least one")
-        for field in added:
-            if not field.nullable:
-                raise SchemaMismatch(
-                    f'column "{field.name}" is NOT NULL, but existing rows would have a null there; add it as nullable',
-                    column=field.name,
-                )
-        next_id = max(column.id for column in self.columns) + 1
-        columns = self.columns + _columns_from(added, next_id)
-        _check_columns(columns)
-        return Schema(self.id + 1, columns)
+_AGGREGATED: Final = "it has an aggregate, whose values are merged from what was written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +70,7 @@ class TableDefinition:
         indexes: The indexes, in the order of their creation.
         last_index_id: The id of the index created last, even if it was dropped; 0 if the table never had an index.
         merging: The parameters of the merge engine.
+        last_column_id: The id of the column added last, even if it was dropped. 0: the greatest id in `schemas`.
         earlier_changelogs: The values that the option `changelog` had before, in their order. Buckets know from which
             offset on each of them applied.
     """
@@ -185,6 +87,11 @@ class TableDefinition:
     last_index_id: int = 0
     merging: MergeSpec = NO_MERGING
     earlier_changelogs: tuple[str, ...] = ()
+    last_column_id: int = 0
+
+    def __post_init__(self) -> None:
+        greatest = max(column.id for schema in self.schemas for column in schema.columns)
+        object.__setattr__(self, "last_column_id", max(greatest, self.last_column_id))
 
     @classmethod
     @names_must_be_text()
@@ -225,8 +132,8 @@ class TableDefinition:
             InvalidOption: An option does not exist, its value is not allowed, or the merge engine needs another one.
         """
         table = str(TableName.parse(name))
-        columns = _columns_from(arrow_schema, 1)
-        _check_columns(columns)
+        columns = columns_from(arrow_schema, 1)
+        check_columns(columns)
         schema = Schema(1, columns)
         key = _check_key(schema, primary_key)
         schema = Schema(1, tuple(replace(c, nullable=c.nullable and c.name not in key) for c in columns))
@@ -302,39 +209,96 @@ class TableDefinition:
         A hidden column belongs to a column and is the same in every schema version. Its id is the id of that column
         plus a multiple of 1,048,576, so it differs from the ids of all columns.
         """
-        ids = {column.name: column.id for column in schema.columns}
-        hidden, number = [], dict.fromkeys(ids, 0)
-        for name, part, type_ in self.merging.hidden(schema.columns):
-            number[name] += 1
-            hidden.append(
-                ColumnDefinition(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True)
-            )
-        return tuple(hidden)
+        return tuple(
+            ColumnDefinition(column.id + _HIDDEN_IDS * number, hidden_name(column.name, part), type_, nullable=True)
+            for column in schema.columns
+            if column.id in self._aggregates_by_id
+            for number, (part, type_) in enumerate(hidden_fields(self._aggregates_by_id[column.id], column.type), 1)
+        )
 
-    def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
-        """Returns the table with new nullable columns at the end, in a new schema version.
+    @cached_property
+    def _aggregates_by_id(self) -> dict[int, ColumnAggregate]:
+        """The aggregates by the ids of their columns, whose names may differ in older schema versions."""
+        return {self.schema.column(each.column).id: each for each in self.merging.aggregates}
+
+    def reused_names(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+        """Returns which of these names mean another column now than in an older schema version, with the current ids.
+
+        What refers to columns by name, such as a resume token, is only valid as long as this stays the same.
+        """
+        reused = {
+            name
+            for older in self.schemas[:-1]
+            for name in set(names) & set(older.names)
+            if older.column(name).id != self._current_id(name)
+        }
+        return tuple((name, self._current_id(name)) for name in sorted(reused))
+
+    def _current_id(self, name: str) -> int:
+        return self.schema.column(name).id if name in self.schema.names else 0
+
+    @names_must_be_text()
+    def change_columns(self, changes: ColumnChanges, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
+        """Returns the table with changed columns, in a new schema version.
 
         Args:
-            added: The columns.
+            changes: The changes.
             aggregates: The aggregates of added columns.
 
         Raises:
-            SchemaMismatch: As for `Schema.add_columns`, and as for `create`.
-            InvalidRequest: As for `create`; or an aggregate is for a column that is not added.
+            SchemaMismatch: As for `evolve`, and as for `create`.
+            InvalidRequest: As for `evolve` and `create`; or an aggregate is for a column that is not added.
         """
+        added = () if changes.add is None else changes.add.names
         for each in aggregates:
-            if each.column not in added.names:
+            if each.column not in added:
                 raise InvalidRequest(
                     f'column "{each.column}" is not added: only added columns can have a new aggregate',
                     column=each.column,
                 )
+            if changes.defaults is not None and each.column in changes.defaults.schema.names:
+                raise SchemaMismatch(f'column "{each.column}" cannot have a default: {_AGGREGATED}', column=each.column)
+        names = changes.rename
         altered = replace(
             self,
-            schemas=(*self.schemas, self.schema.add_columns(added)),
-            merging=self.merging.with_aggregates(aggregates),
+            schemas=(*self.schemas, evolve(self.schema, changes, self._column_uses, self.last_column_id)),
+            indexes=tuple(
+                Index(index.id, tuple(names.get(name, name) for name in index.columns)) for index in self.indexes
+            ),
+            merging=self.merging.renamed(names).with_aggregates(aggregates),
         )
         check_merging(altered.merging, altered.options, altered.schema, altered.primary_key)
         return altered
+
+    def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
+        """Returns the table with new nullable columns at the end. See `change_columns`."""
+        return self.change_columns(ColumnChanges(add=added), aggregates)
+
+    @property
+    def _column_uses(self) -> ColumnUses:
+        aggregated = {each.column: _AGGREGATED for each in self.merging.aggregates}
+        indexed = {
+            name: f"it is in the index on ({', '.join(index.columns)}); drop the index first"
+            for index in self.indexes
+            for name in index.columns
+        }
+        grouped = {name for group in self.merging.sequence_groups for name in group.members}
+        ordering = dict.fromkeys(
+            (*self.merging.order_columns, *grouped), "it decides which rows are newer, or is in a sequence group"
+        )
+        key = dict.fromkeys(self.primary_key, "it is in the primary key")
+        return ColumnUses(
+            key=self.primary_key,
+            fixed_type={**indexed, **aggregated, **key},
+            needed={**ordering, **indexed, **aggregated, **key},
+            without_default={**aggregated, **key},
+            nested={
+                column.name: tuple(schema.by_id[column.id].type for schema in self.schemas if column.id in schema.by_id)
+                for column in self.schema.columns
+                if pa.types.is_nested(column.type)
+            },
+            merges_nulls=self.options.merge_engine in ("aggregate", "partial_update"),
+        )
 
     def add_indexes(self, added: Sequence[Sequence[str]]) -> TableDefinition:
         """Returns the table with additional indexes.
@@ -398,7 +362,7 @@ class TableDefinition:
         return {
             "name": self.name,
             "incarnation": self.incarnation,
-            "schemas": [_schema_to_json(schema) for schema in self.schemas],
+            "schemas": [schema_to_json(schema) for schema in self.schemas],
             "primary_key": list(self.primary_key),
             "bucket_key": list(self.bucket_key),
             "buckets": self.buckets,
@@ -407,6 +371,7 @@ class TableDefinition:
             "indexes": [{"id": index.id, "columns": list(index.columns)} for index in self.indexes],
             "last_index_id": self.last_index_id,
             "merging": self.merging.to_json(),
+            "last_column_id": self.last_column_id,
             **({"earlier_changelogs": list(self.earlier_changelogs)} if self.earlier_changelogs else {}),
         }
 
@@ -422,7 +387,7 @@ class TableDefinition:
         return cls(
             name=values["name"],
             incarnation=values["incarnation"],
-            schemas=tuple(_schema_from_json(schema) for schema in values["schemas"]),
+            schemas=tuple(schema_from_json(schema) for schema in values["schemas"]),
             primary_key=tuple(values["primary_key"]),
             bucket_key=tuple(values["bucket_key"]),
             buckets=values["buckets"],
@@ -432,6 +397,7 @@ class TableDefinition:
             indexes=tuple(Index(index["id"], tuple(index["columns"])) for index in values.get("indexes", ())),
             last_index_id=values.get("last_index_id", 0),
             merging=MergeSpec.from_json(values.get("merging", {})),
+            last_column_id=values.get("last_column_id", 0),
             earlier_changelogs=tuple(values.get("earlier_changelogs", ())),
         )
 
@@ -441,49 +407,9 @@ def hidden_name(column: str, part: str) -> str:
     return f"{column}\0{part}"
 
 
-def _schema_to_json(schema: Schema) -> dict[str, Any]:
-    return {
-        "id": schema.id,
-        "columns": [
-            {"id": column.id, "name": column.name, "type": format_type(column.type), "nullable": column.nullable}
-            for column in schema.columns
-        ],
-        "arrow": base64.b64encode(schema.arrow.serialize()).decode("ascii"),
-    }
-
-
-def _schema_from_json(values: Mapping[str, Any]) -> Schema:
-    arrow = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["arrow"], validate=True)))
-    ids = [column["id"] for column in values["columns"]]
-    if len(ids) != len(arrow):
-        raise ValueError(f"schema version {values['id']} lists {len(ids)} columns, but its Arrow form has {len(arrow)}")
-    columns = (
-        ColumnDefinition(id_, field.name, field.type, field.nullable) for id_, field in zip(ids, arrow, strict=True)
-    )
-    return Schema(values["id"], tuple(columns))
-
-
-def _columns_from(schema: pa.Schema, first_id: int) -> tuple[ColumnDefinition, ...]:
-    if len(schema) > MAX_COLUMNS:
-        raise SchemaMismatch(f"a table must have at most {MAX_COLUMNS:,} columns, not {len(schema):,}")
-    for field in schema:
-        check_field_name(field.name)
-    return tuple(
-        ColumnDefinition(column_id, field.name, storable_type(field.type, field.name), field.nullable)
-        for column_id, field in enumerate(schema, first_id)
-    )
-
-
-def _check_columns(columns: Sequence[ColumnDefinition]) -> None:
-    if not 1 <= len(columns) <= MAX_COLUMNS:
-        raise SchemaMismatch(f"a table must have between 1 and {MAX_COLUMNS:,} columns, not {len(columns):,}")
-    check_unique([column.name for column in columns], "exists twice; column names are unique")
-    for column in columns:
-        if column.name in CHANGE_COLUMNS:
-            raise SchemaMismatch(
-                f'column "{column.name}": the name is reserved for a column of the changelog: choose another name',
-                column=column.name,
-            )
+def shown_name(hidden: str) -> str:
+    """Returns the name of the column that a hidden column belongs to."""
+    return hidden.partition("\0")[0]
 
 
 def _check_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ROWS
 from scankv.model.types.conform import check_batch, check_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
@@ -28,6 +33,30 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
         SchemaMismatch: The columns are not those of `schema`.
         RequestTooLarge: The data exceeds the limits of a request.
     """
+    asked = [schema]
+
+    def check(declared: pa.Schema) -> None:
+        if optional is not None and optional.name in declared.names:
+            asked[0] = schema.append(optional)
+        check_columns(declared, asked[0])
+
+    batch = read_batch(data, check)
+    return check_batch(batch, asked[0])
+
+
+def read_batch(data: bytes, check: Callable[[pa.Schema], None] = lambda _: None) -> pa.RecordBatch:
+    """Reads the rows of an Arrow IPC stream from a client as one batch, as `read_request`.
+
+    Args:
+        data: The stream.
+        check: Refuses a schema that is not wanted. It is called before any row is read, so that Arrow sees no array of
+            a type that tables cannot have.
+
+    Raises:
+        InvalidRequest: The data is not a valid Arrow IPC stream.
+        RequestTooLarge: The data exceeds the limits of a request.
+        ScanKvError: What `check` raises.
+    """
     if len(data) > MAX_REQUEST_BYTES:
         raise RequestTooLarge(
             f"the request has {len(data)} bytes of rows; the limit is {MAX_REQUEST_BYTES}: send fewer rows at once"
@@ -40,10 +69,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
             for field in declared:
                 if pa.types.is_dictionary(field.type):
                     raise InvalidRequest(f'column "{field.name}" is dictionary-encoded: send plain values')
-            if optional is not None and optional.name in declared.names:
-                schema = schema.append(optional)
-            # Before the rows are read, so that Arrow sees no array of a type that tables cannot have.
-            check_columns(declared, schema)
+            check(declared)
             batches = _plain_batches(data, declared)
             for batch in batches:
                 batch.validate()
@@ -54,8 +80,7 @@ def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = Non
                     _check_empty_children(column)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidRequest(f"the rows are not a valid Arrow IPC stream: {error}") from error
-    batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], declared)
-    return check_batch(batch, schema)
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], declared)
 
 
 def _check_size(batches: list[pa.RecordBatch]) -> None:

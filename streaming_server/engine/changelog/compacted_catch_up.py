@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.scan.changes.net_changes import STEP_BYTES, STEP_CHANGES, NetChanges
+from streaming_server.storage.changelog.records import rows_of
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
@@ -70,19 +70,18 @@ class CompactedCatchUp:
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
         """Returns the net changes of one bucket from an offset on."""
-        self.definition = self._latest()
-        codec, schema = RowCodec(self.definition), self.definition.change_schema_at(self.definition.schema.id)
+        definition = self.definition = self._latest()
         return NetChanges(
-            _LiveBacklogReader(self._buckets[bucket], self.definition),
+            _LiveBacklogReader(self._buckets[bucket], definition),
             start,
             position,
             keys_of=self._keys_of,
-            widen=lambda rows: widen(rows, schema),
-            encode=codec.encode,
+            rows_of=lambda record: rows_of(record, definition, definition.schema.id),
+            encode=RowCodec(definition).encode,
             directory=self._directory,
             memory_bytes=self._memory_bytes,
             # No change of the option lies within a backlog, but one may have come after it.
-            before_images=self._buckets[bucket].changelog_at(start, self.definition.changelogs) == "full",
+            before_images=self._buckets[bucket].changelog_at(start, definition.changelogs) == "full",
         )
 
 

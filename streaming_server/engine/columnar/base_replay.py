@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import PositionExpired, PositionOutOfRange
-from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
-from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.changelog.records import RowKind, rows_of
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -104,8 +103,7 @@ class BaseReplay:
         codec = self._table.codec
         places = np.flatnonzero(record.changes.kinds != RowKind.UPDATE_BEFORE)
         kinds = record.changes.kinds[places]
-        changed = widen(record.changes.rows, codec.definition.change_schema_at(codec.definition.schema.id))
-        changed = changed.take(pa.array(places))
+        changed = rows_of(record, codec.definition, codec.definition.schema.id).take(pa.array(places))
         there = pa.array(kinds != RowKind.DELETE)
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))

@@ -24,7 +24,8 @@ from streaming_server.engine.merging.row_merge import RowColumns
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scankv.model.tables.schema import ColumnDefinition, TableDefinition
+    from scankv.model.tables.columns import ColumnDefinition
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.row_merge import RowMerge

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
-from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.storage.rows.conversion import convert_written
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
@@ -100,12 +100,16 @@ class PreparedRows:
         return PreparedRows(self.bucket, self.codec, self.batch.take(order), self.keys.take(order), values)
 
     def for_codec(self, codec: RowCodec) -> PreparedRows:
-        """Returns the same rows for the codec of a newer schema. Columns that were added since are null."""
+        """Returns the same rows for the codec of a newer schema. Columns that were added since have their defaults."""
         if codec is self.codec:
             return self
+        old, new = self.codec.definition.schema, codec.definition.schema
+        if self.written is not None:
+            inputs = None if self.inputs is None else self.inputs.converted(old, new)
+            return replace(self, codec=codec, written=self.written.converted(old, new), inputs=inputs)
         if self.values is None:
             return replace(self, codec=codec)
-        batch = widen(self.batch, codec.schema)
+        batch = convert_written(self.batch, old, new)
         return PreparedRows(self.bucket, codec, batch, self.keys, codec.encode(batch))
 
 

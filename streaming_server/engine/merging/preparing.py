@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from scankv.model.changes.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import InvalidRequest
+from scankv.model.tables.columns import CHANGE_TYPE
 from scankv.model.tables.merge_spec import NO_MERGING, partial_schema
-from scankv.model.tables.schema import CHANGE_TYPE
 from streaming_server.arrays.sorted_merge import stable_order
-from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
 from streaming_server.engine.merging.reading_few import read_few, replaces_rows
 from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, WrittenRows
 from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rows.conversion import convert_columns, convert_written, converted_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,19 +61,44 @@ def request_schema(definition: TableDefinition, schema_id: int, kind: WriteKind)
 
     Args:
         definition: The table.
-        schema_id: The schema version of the rows. 0: the current one.
+        schema_id: The schema version of the rows, and of the names of columns. 0: the current one.
         kind: How the request writes its rows.
 
     Raises:
         SchemaMismatch, InvalidRequest: The request names columns that cannot be written alone.
     """
-    schema = definition.schema_at(schema_id).arrow if schema_id else definition.schema.arrow
+    asked = definition.schema_at(schema_id) if schema_id else definition.schema
     if not kind.columns:
+        return asked.arrow
+    columns = kind.columns
+    if asked.id != definition.schema.id:
+        columns = converted_names(columns, definition, asked.id)
+    schema = _partial_schema(definition, kind, columns)
+    if asked.id == definition.schema.id:
         return schema
+    return asked.select([name for name in asked.names if name in kind.columns])
+
+
+def current_kind(definition: TableDefinition, schema_id: int, kind: WriteKind) -> WriteKind:
+    """Returns how a request writes its rows, with the current names of columns, without those dropped since."""
+    if not kind.columns or schema_id in (0, definition.schema.id):
+        return kind
+    return replace(kind, columns=converted_names(kind.columns, definition, schema_id))
+
+
+def current_rows(rows: pa.RecordBatch, definition: TableDefinition, schema_id: int, kind: WriteKind) -> pa.RecordBatch:
+    """Returns the rows of a request, which have the schema `request_schema`, with the columns of the current schema."""
+    if schema_id in (0, definition.schema.id):
+        return rows
+    old, new = definition.schema_at(schema_id), definition.schema
+    return convert_columns(rows, old, new) if kind.columns else convert_written(rows, old, new)
+
+
+def _partial_schema(definition: TableDefinition, kind: WriteKind, columns: Sequence[str]) -> pa.Schema:
     engine, merging = definition.options.merge_engine, definition.merging
     if kind.overwrite:
         engine, merging = "last_row", NO_MERGING
-    return partial_schema(schema, definition.primary_key, engine, merging, kind.columns)
+    return partial_schema(definition.schema.arrow, definition.primary_key, engine, merging, columns)
 
 
 def prepare_upsert(
@@ -85,7 +110,7 @@ def prepare_upsert(
     """Checks and encodes rows, and splits them by bucket, ascending.
 
     Args:
-        rows: The rows, of the schema that `request_schema` returns.
+        rows: The rows, with columns of the current schema.
         merger: The rules of the table.
         kind: How the request writes its rows.
         change_types: The change type of each row, as text. None: all rows are inserted.
@@ -110,7 +135,7 @@ def prepare_upsert(
             return few
     replaces = replaces_rows(definition) or (kind.overwrite and not codec.rows.hidden)
     if replaces and not kind.columns and kinds is None:
-        return prepare(widen(rows, codec.schema), codec, keys_only=False)
+        return prepare(rows, codec, keys_only=False)
     columns = _columns_of(kind, codec)
     if kinds is not None and (kinds == RETRACT).any():
         merger.engines.check_retract(columns)

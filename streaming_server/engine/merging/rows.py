@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from streaming_server.engine.functions.function import Inputs
+from streaming_server.storage.rows.conversion import convert_columns, convert_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
+    from scankv.model.tables.columns import Schema
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.storage.rows.row_codec import RowCodec
 
@@ -99,6 +101,16 @@ class WrittenRows:
         """Returns the values of a column; nulls if it was added to the table after the client encoded the rows."""
         place = self.batch.schema.get_field_index(name)
         return pa.nulls(self.batch.num_rows, type_) if place < 0 else self.batch.column(place)
+
+    def converted(self, old: Schema, new: Schema) -> WrittenRows:
+        """Returns the same rows of a schema version as rows of the current version."""
+        if self.columns is None and len(self.batch.schema) == len(old.columns):
+            return replace(self, batch=convert_written(self.batch, old, new))
+        columns = self.columns
+        if columns is not None:
+            ids = {old.column(name).id for name in columns}
+            columns = tuple(column.name for column in new.columns if column.id in ids)
+        return replace(self, batch=convert_columns(self.batch, old, new), columns=columns)
 
     def inputs(self, name: str, type_: pa.DataType) -> Inputs:
         """Returns the values of a column as inputs of an aggregate function."""

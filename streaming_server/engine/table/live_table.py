@@ -136,15 +136,15 @@ class LiveTable:
 
         Columnar bases that are no longer wanted are not read any more; `BaseMaintenance` removes their files.
         """
-        changed = definition.indexes != self.definition.indexes
-        has_other_changelog = definition.changelogs != self.definition.changelogs
+        old = self.definition
+        has_other_changelog = definition.changelogs != old.changelogs
         self.state.alter(definition)
         for live in self.buckets:
             if live.open_bucket is not None:
                 live.open_bucket.mark_every(_mark_seconds(definition))
             if definition.options.columnar_base == "off":
                 live.columnar.drop_unwanted()
-        if changed:
+        if definition.indexes != old.indexes:
             for live in self.buckets:
                 self._index_builds.wake(live)
         if has_other_changelog:

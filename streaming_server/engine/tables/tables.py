@@ -20,6 +20,7 @@ from scankv.model.errors import (
     UpgradeNotConfirmed,
 )
 from scankv.model.limits import DEFAULT_BUCKETS
+from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
@@ -50,13 +51,14 @@ from streaming_server.storage.files.file_limit import files_per_store, max_open_
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
-from streaming_server.storage.tables.data_directory import MARKERS_FORMAT, DataDirectory
+from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT, MARKERS_FORMAT, DataDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
+    from scankv.model.tables.evolution import ColumnChanges
     from scankv.model.tables.merge_functions import ColumnAggregate
     from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
@@ -335,14 +337,14 @@ class Tables:
         self,
         name: str,
         *,
-        add_columns: pa.Schema | None = None,
+        columns: ColumnChanges = NO_COLUMN_CHANGES,
         add_indexes: Sequence[Sequence[str]] = (),
         drop_indexes: Sequence[Sequence[str]] = (),
         add_aggregates: Sequence[ColumnAggregate] = (),
         set_options: Mapping[str, str] = NO_OPTIONS,
         reset_options: Sequence[str] = (),
     ) -> TableDefinition:
-        """Changes options, drops indexes, adds nullable columns at the end, and adds indexes: all or nothing.
+        """Changes options, drops indexes, changes columns, and adds indexes: all or nothing.
 
         A dropped index is no longer used when this returns. A new index, even on new columns, is built in the
         background. Changed options apply to running work from then on.
@@ -350,20 +352,24 @@ class Tables:
         Raises:
             TableNotFound: The table does not exist.
             SchemaMismatch, InvalidRequest: A column, an index or an option is not valid, or the request has no change.
-            UpgradeNotConfirmed: The data directory has a format without changes of the option `changelog`.
+            ColumnLocked: A column to drop or rename is locked.
+            UpgradeNotConfirmed: The data directory has a format without such changes of columns, or of `changelog`.
             DataLoss: The option `changelog` was to change, and a bucket is damaged.
         """
-        if add_columns is None and not (add_indexes or drop_indexes or set_options or reset_options):
+        if not (columns or add_indexes or drop_indexes or set_options or reset_options):
             raise InvalidRequest(
-                "there is nothing to change: name columns or indexes to add, indexes to drop, or options to set"
+                "there is nothing to change: name columns or indexes to add or to change, or options to set"
             )
 
         def change(definition: TableDefinition) -> TableDefinition:
             definition = definition.alter_options(set_options, reset_options).drop_indexes(drop_indexes)
-            if add_columns is not None:
-                definition = definition.add_columns(add_columns, add_aggregates)
+            if columns:
+                if not columns.only_adds:
+                    self.require_format(EVOLUTION_FORMAT, "columns that are renamed, dropped or changed in another way")
+                self.locks.of(definition.name).check_unlocked((*columns.drop, *columns.rename))
+                definition = definition.change_columns(columns, add_aggregates)
                 Engines(definition, self._installed)
-            elif add_aggregates:
+            if add_aggregates and columns.add is None:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
             return definition.add_indexes(add_indexes)
 

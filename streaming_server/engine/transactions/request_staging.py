@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
 from streaming_server.current_call import count_waiting
-from streaming_server.engine.merging.preparing import OVERWRITE
+from streaming_server.engine.merging.preparing import OVERWRITE, current_kind
 from streaming_server.engine.transactions.delete_all import DeleteAll
 from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
 from streaming_server.engine.transactions.staged_lookup import with_staged
@@ -102,7 +102,8 @@ class RequestStaging:
         definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(request_check(table, action, data, schema_id, kind))
         await self._lock_keys(transaction, table, parts)
-        with table.writes.locks.admit(kind.columns or None, column_locks):
+        current = current_kind(definition, schema_id, kind)
+        with table.writes.locks.admit(current.columns or None, column_locks):
             pass
         request = StagedRequest(
             part=request_id.part,

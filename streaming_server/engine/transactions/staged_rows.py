@@ -45,7 +45,7 @@ def request_check(
     if action == UPSERT:
         return writes.check_upsert(data, schema_id, kind)
     # Keys that are read count for tables, too, that ignore or refuse deletes.
-    return writes.check_delete(data, OVERWRITE if action == READ else kind)
+    return writes.check_delete(data, OVERWRITE if action == READ else kind, schema_id)
 
 
 @asynccontextmanager

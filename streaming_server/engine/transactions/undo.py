@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.errors import InvalidRequest, RangeNotTracked, UndoConflict, WriteConflict
 from scankv.model.keys.buckets import bucket_of
-from streaming_server.engine.bucket.request_rows import widen
+from scankv.model.tables.schema import shown_name
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.undo_plan import (
     ColumnsOfWriter,
@@ -23,11 +23,14 @@ from streaming_server.engine.transactions.undo_plan import (
 )
 from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.records import rows_of
 from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
+from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from scankv.model.tables.columns import Schema
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.table.live_table import LiveTable
@@ -141,7 +144,7 @@ class UndoOperation:
         continue from a wrong mean.
         """
         definition = self._table.definition
-        hidden = {name for name, _, _ in definition.merging.hidden(definition.schema.columns)}
+        hidden = {shown_name(column.name) for column in definition.hidden_columns(definition.schema)}
         if not hidden:
             return
         written = ColumnsOfWriter(self._writer)
@@ -181,9 +184,10 @@ class UndoOperation:
         """Reverts the keys of one of several passes."""
         for _ in range(_TRIES):
             end = await self._end(live)
+            made_for = self._table.definition.schema
             plan = await self._plan(live, start, end, number, passes)
             try:
-                await self._write(live, end, plan)
+                await self._write(live, end, plan, made_for)
             except WriteConflict:
                 continue  # the next plan sees what was reverted so far
             self.result.conflicts += plan.conflicts
@@ -202,14 +206,14 @@ class UndoOperation:
             self._writer,
             schema,
             keys.encode_stored,
-            lambda rows: widen(rows, schema),
+            lambda record: rows_of(record, definition, definition.schema.id),
             None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
         )
         await self._read(live, start, end, changes)
         return await self._table.state.executor.run(changes.plan)
 
-    async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
-        """Writes a plan that was made as of an offset. Raises WriteConflict if keys have changed since."""
+    async def _write(self, live: LiveBucket, end: int, plan: UndoPlan, made_for: Schema) -> None:
+        """Writes a plan that was made as of an offset and for a schema. Raises WriteConflict if keys changed since."""
         table, schema = self._table, self._table.definition.schema
         terms = WritePreconditions(
             unchanged_since=LogOffsets({live.number: end}),
@@ -217,11 +221,13 @@ class UndoOperation:
             column_locks=self._column_locks,
         )
         names = [column.name for column in schema.columns if column.id in plan.columns]
+        if plan.columns and not names:
+            return  # All columns that the writer has written were dropped.
         key = list(table.definition.primary_key)
         written = [*key, *(name for name in names if name not in key)] if names else schema.names
         kind = WriteKind(columns=tuple(written) if names else (), overwrite=True)
-        # Columns may have been added since the plan was made.
-        restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
+        # Columns may have been changed since the plan was made.
+        restore = convert(plan.restore, made_for, schema)
         for rows in _pieces(restore.select(written)):
             _, offsets = await table.writes.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
             self.result.restored += rows.num_rows

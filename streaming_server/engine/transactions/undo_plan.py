@@ -53,7 +53,7 @@ class UndoChanges:
         writer: The writer's id.
         schema: The columns of the planned rows.
         keys_of: Encodes the keys of rows.
-        widen: Converts rows of any schema version to these columns.
+        rows_of: Returns the rows of a record with these columns.
         wanted: Returns the mask of the encoded keys to plan for. None: all.
     """
 
@@ -62,14 +62,14 @@ class UndoChanges:
         writer: str,
         schema: pa.Schema,
         keys_of: Callable[[pa.RecordBatch], pa.Array],
-        widen: Callable[[pa.RecordBatch], pa.RecordBatch],
+        rows_of: Callable[[LogRecord], pa.RecordBatch],
         wanted: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
         self._own = ChangeOrigin.of(writer, ()).writer
         self._undo = ChangeOrigin.of(undo_id(writer), ()).writer
         self._schema = schema
         self._keys_of = keys_of
-        self._widen = widen
+        self._rows_of = rows_of
         self._wanted = wanted
         self._records: list[_WrittenKeys] = []
 
@@ -86,7 +86,7 @@ class UndoChanges:
         own = origin.writer == self._own
         who = _OWN if own else _UNDONE if origin.writer == self._undo else _OTHERS
         mask = pa.array(relevant)
-        kept = self._widen(rows.filter(mask)) if own else None
+        kept = self._rows_of(record).filter(mask) if own else None
         self._records.append(_WrittenKeys(who, origin.columns, keys.filter(mask), kinds[relevant], kept))
 
     def plan(self) -> UndoPlan:

@@ -184,11 +184,15 @@ class TableColumnLocks:
         mine = (lock for lock in self.live() if lock.owner == owner)
         return [lock.lock_id for lock in mine if not set(columns).isdisjoint(lock.columns)]
 
-    def _check_free(self, columns: Sequence[str], except_for: Collection[str]) -> None:
-        live = [lock for lock in self.live() if lock.lock_id not in except_for]
-        for lock in live:
-            if not set(columns).isdisjoint(lock.columns):
+    def check_unlocked(self, columns: Collection[str], except_for: Collection[str] = ()) -> None:
+        """Raises ColumnLocked if one of these columns has a lock other than the named ones."""
+        for lock in self.live():
+            if lock.lock_id not in except_for and not set(columns).isdisjoint(lock.columns):
                 raise _column_locked(lock, columns)
+
+    def _check_free(self, columns: Sequence[str], except_for: Collection[str]) -> None:
+        self.check_unlocked(columns, except_for)
+        live = [lock for lock in self.live() if lock.lock_id not in except_for]
         if len(live) >= _MAX_LOCKS:
             raise TooManyLocks(
                 f"table {self.table} has {len(live)} column locks; the limit is {_MAX_LOCKS}: release some",

@@ -10,7 +10,7 @@ import pyarrow as pa
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
-from scankv.model.tables.schema import CHANGE_TYPE
+from scankv.model.tables.columns import CHANGE_TYPE
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.merger import Merger
@@ -18,6 +18,8 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
     CHANGE_TYPE_FIELD,
     MERGE,
+    current_kind,
+    current_rows,
     prepare_delete,
     prepare_upsert,
     request_schema,
@@ -105,7 +107,7 @@ class TableWrites:
             DataLoss: A bucket is damaged.
         """
         self._table.reserve.check(len(data))
-        check = self.check_upsert(data, schema_id, kind)
+        check, kind = self.check_upsert(data, schema_id, kind), current_kind(self._table.definition, schema_id, kind)
         return await self._write(*await self._table.executor.run(check), preconditions, kind)
 
     async def delete(
@@ -221,20 +223,25 @@ class TableWrites:
                     "nothing: leave it out, or track the changes",
                     column=CHANGE_TYPE,
                 )
-            rows = batch.select(range(len(asked)))
-            parts = prepare_upsert(rows, merger, kind, types)
+            rows = current_rows(batch.select(range(len(asked))), definition, schema_id, kind)
+            parts = prepare_upsert(rows, merger, current_kind(definition, schema_id, kind), types)
             # Without changes, their order is free, and in key order the ranges of the steps are small and disjoint.
             return batch.num_rows, parts if kind.tracks_changes else [part.by_key() for part in parts]
 
         return check
 
-    def check_delete(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
-        """As `check_upsert`, for a delete."""
+    def check_delete(
+        self, data: bytes, kind: WriteKind, schema_id: int = 0
+    ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
+        """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns."""
         codec = self._table.codec
 
         def check() -> tuple[int, Sequence[BucketRows]]:
             batch = read_request(data, codec.definition.key_schema)
-            return batch.num_rows, prepare_delete(batch, codec, kind)
+            current = current_kind(codec.definition, schema_id, kind)
+            if kind.columns and not current.columns:
+                return batch.num_rows, []  # All columns to delete were dropped since.
+            return batch.num_rows, prepare_delete(batch, codec, current)
 
         return check
 

@@ -8,15 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.changes.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import bind, evaluate
+from scankv.model.expressions.binding import columns_of
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.changelog.records import RowKind, rows_of
+from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scankv.model.changes.change_columns import Kinds, Numbers
     from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.tables.columns import Schema
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.net_changes import NetChangeBatch
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ChangeRows:
-    """Builds the chunks of a stream of changes. Its schema grows with the table's, unless columns were chosen.
+    """Builds the chunks of a stream of changes. Its schema follows the table's, unless columns were chosen.
 
     What the changes have is a property of the stream, not of the table as it is now: the option `changelog` of the
     table may have changed since they were recorded.
@@ -40,6 +44,7 @@ class ChangeRows:
 
     Attributes:
         not_before: As given.
+        columns: The columns of the table that the chunks have.
 
     Raises:
         SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
@@ -59,6 +64,8 @@ class ChangeRows:
         self._columns = columns
         self._where = where
         self._bound: BoundPredicate | None = None
+        named = columns_of(where, definition.schema.arrow) if where is not None else ()
+        self._named = {name: definition.schema.column(name).id for name in (*(columns or ()), *named)}
         self._set_schema(definition, definition.schema.id)
 
     @property
@@ -88,7 +95,7 @@ class ChangeRows:
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
             self._set_schema(definition, newest)
-        rows = pa.concat_batches([_add_missing_columns(record.changes.rows, self._table) for record in records])
+        rows = pa.concat_batches([rows_of(record, definition, self.schema_id, self._table) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
@@ -117,8 +124,8 @@ class ChangeRows:
         if definition.schema.id > self.schema_id:
             self._set_schema(definition, definition.schema.id)
         count = rows.num_rows
-        added = [pa.nulls(count, field.type) for field in list(self._table)[rows.num_columns :]]
-        rows = pa.RecordBatch.from_arrays([*rows.columns, *added], schema=self._table)
+        rows = convert(rows, definition.schema, definition.schema_at(self.schema_id))
+        rows = pa.RecordBatch.from_arrays(rows.columns, schema=self._table)
         kinds = np.full(count, RowKind.UPDATE_AFTER, np.uint8)
         return self._filter_chunk(
             rows, kinds, np.full(count, offset), np.full(count, micros), bucket, knows_before=False
@@ -183,25 +190,30 @@ class ChangeRows:
     def _project(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if rows.schema.equals(self._of_rows) else rows.select(self._names)
 
+    def _check_named(self, version: Schema) -> None:
+        """Raises SchemaMismatch if a column that the stream names was dropped or renamed in a schema version."""
+        for name, id_ in self._named.items():
+            column = version.by_id.get(id_)
+            if column is None or column.name != name:
+                became = "dropped" if column is None else f'renamed to "{column.name}"'
+                raise SchemaMismatch(
+                    f'column "{name}" was {became} while the stream was running: start it again from its offsets, '
+                    "with the present columns",
+                    column=name,
+                )
+
     def _set_schema(self, definition: TableDefinition, schema_id: int) -> None:
         version = definition.schema_at(schema_id)
+        self._check_named(version)
         self._table = definition.change_schema_at(schema_id)
         self._key = frozenset(definition.primary_key)
         self.schema_id = schema_id
         self._names = version.select(self._columns).names
+        self.columns = tuple(version.column(name) for name in self._names)
         self._of_rows = pa.schema([self._table.field(name) for name in self._names])
         self.schema = pa.schema([*CHANGE_FIELDS, *self._of_rows])
         self._bound = None if self._where is None else bind(self._where, self._table)
         self._beside_key = self._bound is not None and not self._key.issuperset(self._bound.columns)
-
-
-def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Adds the columns that were added to the table after the rows were written, as nulls."""
-    if len(rows.schema) == len(schema):
-        # The schemas differ in what can be null, if the table has changed since the stream was opened.
-        return rows if rows.schema.equals(schema) else pa.RecordBatch.from_arrays(rows.columns, schema=schema)
-    added = [pa.nulls(rows.num_rows, field.type) for field in list(schema)[rows.num_columns :]]
-    return pa.RecordBatch.from_arrays([*rows.columns, *added], schema=schema)
 
 
 def _matching_changes(

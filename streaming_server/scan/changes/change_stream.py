@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.model.types.default_values import values_to_ipc
 from scankv.v1 import scan_pb2
 from streaming_server.scan.chunk_source import BatchMessage, Waiting
 from streaming_server.scan.framing import frame_chunk
@@ -141,6 +142,10 @@ class ChangeStream:
             full=opened.full,
             resume_token=self._last_token,
             consumer_fence=opened.consumer_fence,
+            column_ids=[column.id for column in source.columns],
+            initial_defaults=values_to_ipc(
+                {each.name: each.initial_default for each in source.columns if each.initial_default is not None}
+            ),
         )
         if opened.resumed_from is not None:
             header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=opened.resumed_from.offsets))

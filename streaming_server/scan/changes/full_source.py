@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from streaming_server.scan.chunk_source import WAITING, View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
     from scankv.model.errors import ScanKvError
+    from scankv.model.tables.columns import ColumnDefinition
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.log_source import LogSource
     from streaming_server.scan.changes.log_token import LaterView, LogPosition
@@ -57,6 +58,11 @@ class FullSource:
     def schema_id(self) -> int:
         """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
+
+    @property
+    def columns(self) -> Sequence[ColumnDefinition]:
+        """The columns of the table that the chunks have."""
+        return self._rows.columns
 
     @property
     def rows_scanned(self) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_positions import StartFrom, StopAt
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
+    from scankv.model.tables.columns import ColumnDefinition
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.log_token import LogPosition, LogTokenWriter
     from streaming_server.scan.chunk_source import Chunk, View, Waiting
@@ -146,8 +147,12 @@ class LogPlan:
         return Fingerprint.of(
             table=_table(definition),
             schema=b"",
-            query=(sorted(buckets), self.columns, self.where_message, self.limit),
+            query=(sorted(buckets), self.columns, self.where_message, self.limit, *self._reused_names(definition)),
         )
+
+    def _reused_names(self, definition: TableDefinition) -> tuple[tuple[str, int], ...]:
+        named = () if self.where is None else columns_of(self.where, definition.schema.arrow)
+        return definition.reused_names((*(self.columns or ()), *named))
 
     def of_rows(self) -> ReadPlan:
         """Returns the plan of the scan of the table's rows, which come before the changes."""
@@ -192,6 +197,10 @@ class ChangeSource(Protocol):
     @property
     def schema_id(self) -> int:
         """The version of the table's schema that the next chunk has."""
+
+    @property
+    def columns(self) -> Sequence[ColumnDefinition]:
+        """The columns of the table that the next chunk has."""
 
     @property
     def view(self) -> View:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scankv.model.errors import ScanKvError
+    from scankv.model.tables.columns import ColumnDefinition
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.change_rows import ChangeRows
@@ -185,6 +186,11 @@ class LogSource:
     def schema_id(self) -> int:
         """The version of the table's schema that the chunks have."""
         return self._rows.schema_id
+
+    @property
+    def columns(self) -> Sequence[ColumnDefinition]:
+        """The columns of the table that the chunks have."""
+        return self._rows.columns
 
     def prefetch(self, max_rows: int, max_bytes: int) -> bool:
         """Reads changes for the next chunk, but does not decode them. See `ChunkSource`."""

@@ -87,7 +87,7 @@ class NetChanges:
         position: Where the backlog ends, and how many net changes were returned before. `partitions` 0: as many as
             needed.
         keys_of: Returns the encoded primary keys of rows.
-        widen: Adds the columns of the current schema to rows of an older one.
+        rows_of: Returns the rows of a record with the columns of the current schema.
         encode: Returns rows as bytes, equal for equal rows.
         directory: Where partitions are spilled.
         memory_bytes: Approximate memory to use.
@@ -102,7 +102,7 @@ class NetChanges:
         position: NetPosition,
         *,
         keys_of: Callable[[pa.RecordBatch], pa.Array],
-        widen: Callable[[pa.RecordBatch], pa.RecordBatch],
+        rows_of: Callable[[LogRecord], pa.RecordBatch],
         encode: Callable[[pa.RecordBatch], pa.Array],
         directory: Path,
         memory_bytes: int,
@@ -114,7 +114,7 @@ class NetChanges:
         self._reader = reader
         self._start = start
         self._keys_of = keys_of
-        self._widen = widen
+        self._rows_of = rows_of
         self._encode = encode
         self._directory = directory
         self._memory_bytes = memory_bytes
@@ -195,7 +195,7 @@ class NetChanges:
 
     def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
         """Returns the first and the last change of each key in some records, in log order."""
-        rows = pa.concat_batches([self._widen(record.changes.rows) for record in records])
+        rows = pa.concat_batches([self._rows_of(record) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,17 @@ from streaming_server.scan.columnar.zone_maps import may_match
 from streaming_server.scan.rows.row_representations import keyed_rows
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 from streaming_server.storage.files.formats import locate
+from streaming_server.storage.rows.conversion import initial_values, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_range import KeyRange
+    from scankv.model.tables.columns import Schema
     from streaming_server.scan.chunk_source import StoredRows
     from streaming_server.scan.columnar.delta import MergedDelta
-    from streaming_server.storage.columnar.columnar_base import ColumnarBase
+    from streaming_server.storage.columnar.columnar_base import ColumnarBase, Zone
     from streaming_server.storage.rows.row_codec import RowCodec
 
 
@@ -48,7 +50,7 @@ class BaseCursor:
     Args:
         base: The base.
         merge_delta: Returns the merged delta. Called once, by the first read.
-        codec: The codec of the table as of the view. Its schema is the base's, or has more columns.
+        codec: The codec of the table as of the view.
         columns: The columns to return. None: all.
         residual: The predicate that `next_batch` filters rows by. None: no filter.
         key_range: The keys to read.
@@ -78,13 +80,13 @@ class BaseCursor:
         self._residual = residual
         self._location = location
         self._base: ColumnarBase | None = base
-        self._schema = base.schema
-        self._output = _Columns(base.schema, codec, columns)
-        self._filter_input = _Columns(base.schema, codec, residual.columns if residual else ())
+        self._old = codec.definition.schema_at(base.info.schema_id)
+        self._output = _Columns(self._old, codec, columns)
+        self._filter_input = _Columns(self._old, codec, residual.columns if residual else ())
         self._ranges: RowRanges | None = None
         # The number of views in use counts this view until the first read drops the reference.
         self._merge_delta: Callable[[], MergedDelta] | None = merge_delta
-        may_match_batch = partial(_may_match_batch, base, residual)
+        may_match_batch = partial(_may_match_batch, base, self._old, codec.definition.schema, residual)
         self._start: Callable[[], RowRanges] | None = lambda: RowRanges(
             base, merge_delta(), key_range, reverse, may_match_batch
         )
@@ -207,7 +209,7 @@ class BaseCursor:
 
     @cached_property
     def _all(self) -> _Columns:
-        return _Columns(self._schema, self._codec, None)
+        return _Columns(self._old, self._codec, None)
 
     def _locate(self, error: DataLoss) -> DataLoss:
         return locate(error, self._location)
@@ -226,48 +228,64 @@ class _KeptRows:
         return self.row_range.take(np.flatnonzero(self.kept.fill_null(False).to_numpy(zero_copy_only=False)))
 
 
-def _may_match_batch(base: ColumnarBase, residual: BoundPredicate | None, number: int) -> bool:
-    """Whether a batch of the base may contain matching rows."""
-    return residual is None or may_match(residual.predicate, partial(base.zone, number))
+def _may_match_batch(
+    base: ColumnarBase, old: Schema, new: Schema, residual: BoundPredicate | None, number: int
+) -> bool:
+    """Whether a batch of the base, whose rows have the schema `old`, may contain matching rows."""
+
+    def zone_of(name: str) -> Zone | None:
+        column = new.column(name)
+        stored = old.by_id.get(column.id)
+        zone = None if stored is None else base.zone(number, stored.name)
+        if zone is None or stored is None or stored.type == column.type:
+            return zone
+        if zone.least is None or zone.greatest is None:
+            return zone
+        return replace(zone, least=zone.least.cast(column.type), greatest=zone.greatest.cast(column.type))
+
+    return residual is None or may_match(residual.predicate, zone_of)
 
 
 class _Columns:
     """Some columns of base rows and stored delta rows. Caches the delta rows decoded last.
 
     Args:
-        base: The schema of the base.
+        old: The schema version of the base.
         codec: The codec of the table as of the view.
         columns: The columns. None: all.
 
     Attributes:
-        are_all_of_base: Whether the columns are exactly those of the base, in the same order.
+        are_all_of_base: Whether the columns are exactly those of the base, in the same order, apart from their names.
         are_none: Whether there are no columns.
     """
 
-    def __init__(self, base: pa.Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
+    def __init__(self, old: Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
         self._decoder = codec.decoder(columns)
-        self._fields = list(self._decoder.schema)
-        # Columns are only ever added. Those that are newer than the base are null in its rows.
-        self._indices = [base.get_field_index(field.name) for field in self._fields]
+        self._columns = [codec.definition.schema.column(name) for name in self._decoder.schema.names]
+        places = {column.id: place for place, column in enumerate(old.columns)}
+        self._places = [places.get(column.id) for column in self._columns]
         # Decoding a few rows takes almost as long as decoding a thousand, so a block is decoded once.
         self._block = EMPTY_DELTA
         self._decoded = self._decoder.decode(EMPTY_DELTA.values)
-        self.are_none = not self._fields
-        self.are_all_of_base = bool(self._decoder.schema.equals(base))
+        self.are_none = not self._columns
+        self.are_all_of_base = [(column.id, column.type) for column in self._columns] == [
+            (column.id, column.type) for column in old.columns
+        ]
 
     def of(self, row_range: RowRange) -> pa.RecordBatch:
         """Returns the columns of the rows of a range. Raises DataLoss if a stored row cannot be decoded."""
-        if self.are_all_of_base and row_range.indices is None:
-            return row_range.rows
+        rows = row_range.rows
+        if self.are_all_of_base and row_range.indices is None and rows.schema.equals(self._decoder.schema):
+            return rows
         arrays = [
-            row_range.rows.column(index) if index >= 0 else pa.nulls(row_range.rows.num_rows, field.type)
-            for index, field in zip(self._indices, self._fields, strict=True)
+            initial_values(column, rows.num_rows) if place is None else widened(rows.column(place), column)
+            for place, column in zip(self._places, self._columns, strict=True)
         ]
         if row_range.indices is not None:
             if self._block is not row_range.block:
                 self._block, self._decoded = row_range.block, self._decoder.decode(row_range.block.values)
             over = self._decoded.slice(row_range.first, row_range.stop - row_range.first)
-            merge = Merge(row_range.rows.num_rows, row_range.indices, row_range.replaced)
+            merge = Merge(rows.num_rows, row_range.indices, row_range.replaced)
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)

@@ -136,6 +136,7 @@ def _fingerprint(
             plan.key_range,
             plan.reverse,
             plan.ordered,
+            *plan.reused_names(definition),
         ),
     )
 

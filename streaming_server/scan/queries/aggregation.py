@@ -20,7 +20,7 @@ from streaming_server.arrays.sort_codes import decode_sort_codes, sort_codes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from scankv.model.tables.schema import Schema
+    from scankv.model.tables.columns import Schema
     from streaming_server.scan.chunk_source import Chunk
 
 MAX_GROUPS: Final = 1_000_000

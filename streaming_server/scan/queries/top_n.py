@@ -18,7 +18,8 @@ from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
-    from scankv.model.tables.schema import Schema, TableDefinition
+    from scankv.model.tables.columns import Schema
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import Chunk, StoredRows
 
 MAX_KEPT_BYTES: Final = 128 * 1024 * 1024

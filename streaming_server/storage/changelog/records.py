@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
 from scankv.model.changes.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import DataLoss, SchemaMismatch
 from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.files.formats import newer_format
+from streaming_server.storage.rows.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -126,6 +128,48 @@ class LogRecord:
         times = self.commit_micros[first : first + count]
         changes = Changes(kinds, rows, self.changes.origin)
         return LogRecord(self.offset + first, self.epoch, self.schema_id, times, changes)
+
+
+def rows_of(
+    record: LogRecord, definition: TableDefinition, schema_id: int, schema: pa.Schema | None = None
+) -> pa.RecordBatch:
+    """Returns the rows of a record as a schema version of its table.
+
+    Args:
+        record: The record.
+        definition: The table, which has the version of the record, too.
+        schema_id: The version to return.
+        schema: Its columns, of which others may be nullable. None: `definition.change_schema_at(schema_id)`.
+
+    Returns:
+        The rows, with this schema.
+    """
+    if schema is None:
+        schema = definition.change_schema_at(schema_id)
+    if record.schema_id == schema_id:
+        rows = record.changes.rows
+        # Columns may be nullable in one of them only, if the option `changelog` has changed in the meantime.
+        return rows if rows.schema.equals(schema) else pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+    old, new = definition.schema_at(record.schema_id), definition.schema_at(schema_id)
+    columns = convert(record.changes.rows, old, new).columns
+    if definition.changelogs != ("full",):
+        only_key = pa.array(_have_only_key(record, definition))
+        for place, column in enumerate(new.columns):
+            if column.initial_default is not None and column.id not in old.by_id:
+                columns[place] = pc.if_else(only_key, pa.scalar(None, column.type), columns[place])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _have_only_key(record: LogRecord, definition: TableDefinition) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Returns which changes are deletes that have the key alone, without the row before: they have no defaults."""
+    only_key: np.ndarray[tuple[int], np.dtype[np.bool_]] = record.changes.kinds == RowKind.DELETE
+    if set(definition.changelogs) != {"upsert"}:
+        # Others of its deletes may have a row, which has a value outside the key.
+        rows, key = record.changes.rows, definition.primary_key
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name not in key:
+                only_key &= column.is_null().to_numpy(zero_copy_only=False)
+    return only_key
 
 
 def encode_records(

@@ -18,8 +18,8 @@ from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
+from scankv.model.tables.columns import Schema
 from scankv.model.tables.merge_spec import NO_MERGING
-from scankv.model.tables.schema import Schema
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

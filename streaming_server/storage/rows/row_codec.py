@@ -26,6 +26,7 @@ from streaming_server.arrays.arrow_buffers import (
     var_offsets,
 )
 from streaming_server.storage.files.formats import newer_format
+from streaming_server.storage.rows.conversion import initial_values, widened
 from streaming_server.storage.rows.row_keys import RowKeys
 from streaming_server.storage.rows.shredding import assemble, shred
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import ColumnDefinition, Schema, TableDefinition
+    from scankv.model.tables.columns import ColumnDefinition, Schema
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
@@ -169,12 +171,21 @@ class RowDecoder:
         Raises:
             DataLoss: A row is damaged.
         """
-        layout, lengths = self._current, np.diff(var_offsets(values))
+        lengths = np.diff(var_offsets(values))
+        layout = self._layout_of_first(values)
         if len(lengths) == 0 or lengths.min() >= layout.fixed_bytes:
             fixed = _fixed_part(values, layout.fixed_bytes)
             if _all_have(fixed, layout.header):
                 return self._decode(layout, values, fixed, lengths)
         return self._decode_mixed(values, lengths)
+
+    def _layout_of_first(self, values: pa.Array) -> RowLayout:
+        """Returns the layout of the first row, which most often is that of all. If it is damaged: the current one."""
+        if len(values):
+            header = values[0].as_buffer()[: HEADER.size].to_pybytes()
+            if header != self._current.header and len(header) == HEADER.size:
+                return self._layouts.get(HEADER.unpack(header)[2], self._current)
+        return self._current
 
     def _decode_mixed(self, values: pa.Array, lengths: Offsets) -> pa.RecordBatch:
         """Decodes rows of several schemas: the rows of each schema together, then restores the order of all rows."""
@@ -224,16 +235,17 @@ class RowDecoder:
         count = len(fixed)
         slot = layout.by_id.get(column.id)
         if slot is None:
-            return pa.nulls(count, column.type)
+            return initial_values(column, count)
         mask = None if without_nulls >> slot.index & 1 else _get_valid(fixed, layout, slot)
         if slot.width is not None:
-            return fixed_array(column.type, _slot_bytes(fixed, slot.start, slot.width), mask)
+            stored = fixed_array(slot.type, _slot_bytes(fixed, slot.start, slot.width), mask)
+            return widened(stored, column)
         segments = (
             slice_values(values, row_starts + ends[number], row_starts + ends[number + 1])
             for number in range(slot.segment, slot.segment + slot.segments)
         )
         if pa.types.is_nested(column.type):
-            return assemble(column.type, count, mask, segments)
+            return widened(assemble(slot.type, count, mask, segments), column)
         _, offsets, data = next(segments).buffers() if count else pa.array([], column.type).buffers()
         return pa.Array.from_buffers(column.type, count, [validity_buffer(mask), offsets, data])
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.rows.row_layout import RowLayout, Slot
-    from scankv.model.tables.schema import ColumnDefinition
+    from scankv.model.tables.columns import ColumnDefinition
 
 _END = struct.Struct("<I")
 

@@ -12,7 +12,7 @@ from scankv.model.rows.row_values import NotExactError, RowValues
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import Schema
+    from scankv.model.tables.columns import Schema
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.single_rows import Values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -10,16 +11,21 @@ from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, Sch
 from scankv.model.limits import MAX_ROW_BYTES
 from scankv.model.rows.key_values import KeyValues, has_key_values
 from scankv.model.rows.row_layout import HEADER, ROW_FORMAT
-from scankv.model.rows.row_values import DamagedRowError, NotExactError, RowValues, exact_class
+from scankv.model.rows.row_values import DamagedRowError, NotExactError, RowValues, exact_class, has_row_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from scankv.model.tables.schema import ColumnDefinition, Schema, TableDefinition
+    from scankv.model.tables.columns import ColumnDefinition, Schema
+    from scankv.model.tables.schema import TableDefinition
 
 Values: TypeAlias = tuple[Any, ...]
 """The value of each column of a row, in the order of the current schema. Rows that are stored or merged also have the
 values of the hidden columns, after the others."""
+
+_Source: TypeAlias = "tuple[int | None, Any, Callable[[Any], Any]]"
+"""Where a column of a row comes from: its place in the row of an older schema, or the value that such rows have; and
+what converts the former."""
 
 
 class SingleRowCodec:
@@ -41,6 +47,7 @@ class SingleRowCodec:
         self.hidden: Final = len(definition.hidden_columns(definition.schema))
         # Generated on first use, because most tables have one schema in use, and generating takes a millisecond.
         self._by_schema: dict[tuple[int, bool], RowValues] = {}
+        self._sources: dict[tuple[int, bool], list[_Source]] = {}
 
     def encode(self, values: Values) -> bytes:
         """Returns the stored form of values with those of hidden columns.
@@ -51,14 +58,14 @@ class SingleRowCodec:
         return self._values_of(self._definition.schema, hidden=True).encode(values)
 
     def decode(self, row: bytes) -> Values:
-        """Decodes a stored row of any schema of the table, with hidden columns. Columns that were added later are null.
+        """Decodes a stored row of any schema of the table, with hidden columns.
 
         Raises:
             NotExactError: The row has a value that Python does not have, such as a time in year 10,000, or is damaged.
                 The codec for columns tells which.
         """
         try:
-            return self._decode(row, hidden=True)
+            return self._decode(row, stored=True)
         except (DamagedRowError, ValueError, OverflowError) as error:
             raise NotExactError from error
 
@@ -82,8 +89,8 @@ class SingleRowCodec:
                 row=number,
             )
         try:
-            values = self._decode(row, hidden=False)
-        except (DamagedRowError, ValueError, OverflowError) as error:
+            values = self._decode(row, stored=False)
+        except (DamagedRowError, NotExactError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"row {number} is not an encoded row of the table: {error}", row=number) from error
         for place, name in self._required:
             if values[place] is None:
@@ -148,9 +155,10 @@ class SingleRowCodec:
                 row=number,
             ) from error
 
-    def _decode(self, row: bytes, *, hidden: bool) -> Values:
+    def _decode(self, row: bytes, *, stored: bool) -> Values:
+        """Decodes a stored row, with hidden columns; or one that a client sends, without them."""
         current = self._definition.schema
-        values = self._values_of(current, hidden=hidden)
+        values = self._values_of(current, hidden=stored)
         if row.startswith(values.header):
             return values.decode(row)
         if len(row) < HEADER.size:
@@ -159,12 +167,24 @@ class SingleRowCodec:
         schema = next((each for each in self._definition.schemas if each.id == schema_id), None)
         if (format_, flags) != (ROW_FORMAT, 0) or schema is None:
             raise DamagedRowError(f"it has format {format_}, flags {flags} and schema {schema_id}")
-        old = self._values_of(schema, hidden=hidden).decode(row)
-        by_id = dict(zip(self._ids(schema, hidden=hidden), old, strict=True))
-        return tuple(by_id.get(column) for column in self._ids(current, hidden=hidden))
+        old = self._values_of(schema, hidden=stored).decode(row)
+        sources = self._sources.get((schema_id, stored))
+        if sources is None:
+            sources = self._sources[schema_id, stored] = self._sources_of(schema, stored=stored)
+        return tuple([constant if place is None else convert(old[place]) for place, constant, convert in sources])
 
-    def _ids(self, schema: Schema, *, hidden: bool) -> list[int]:
-        return [column.id for column in self._columns(schema, hidden=hidden)]
+    def _sources_of(self, schema: Schema, *, stored: bool) -> list[_Source]:
+        """Returns where each column comes from in rows of an older schema."""
+        columns = self._columns(schema, hidden=stored)
+        places = {column.id: place for place, column in enumerate(columns)}
+        sources: list[_Source] = []
+        for column in self._columns(self._definition.schema, hidden=stored):
+            place = places.get(column.id)
+            default = column.initial_default if stored else column.write_default
+            constant = None if default is None else default.as_py()
+            convert = _unchanged if place is None else _widening(columns[place].type, column.type)
+            sources.append((place, constant, convert))
+        return sources
 
     def _columns(self, schema: Schema, *, hidden: bool) -> Sequence[ColumnDefinition]:
         return (*schema.columns, *self._definition.hidden_columns(schema)) if hidden else schema.columns
@@ -174,8 +194,21 @@ class SingleRowCodec:
         known = self._by_schema.get(key)
         if known is None:
             types = [column.type for column in self._columns(schema, hidden=hidden)]
+            if not has_row_values(types):
+                raise NotExactError  # It had a nested column, which was dropped.
             known = self._by_schema[key] = RowValues(schema.id, types)
         return known
+
+
+def _unchanged(value: Any) -> Any:  # noqa: ANN401  # a value of any column
+    return value
+
+
+def _widening(old: pa.DataType, new: pa.DataType) -> Callable[[Any], Any]:
+    """Returns what converts the Python value of a column to that of a wider type."""
+    if old != new and pa.types.is_date32(old):
+        return lambda date: None if date is None else dt.datetime.combine(date, dt.time())
+    return _unchanged  # Python has one type each of integers, floats and decimals.
 
 
 def _to_batch(rows: Sequence[Values], type_: pa.StructType) -> pa.RecordBatch:

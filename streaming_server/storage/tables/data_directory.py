@@ -37,7 +37,9 @@ REFUSALS_FORMAT: Final = 2
 """Buckets remember which rows of a request they have refused: see `writer_states`."""
 MARKERS_FORMAT: Final = 3
 """The changelog has range markers: see `range_markers`."""
-NEWEST_FORMAT: Final = 3
+EVOLUTION_FORMAT: Final = 4
+"""Columns are renamed, dropped, widened and given defaults: definitions have more than names and types."""
+NEWEST_FORMAT: Final = 4
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -112,6 +113,29 @@ def test_options_are_altered_and_columns_added(scankv: CommandLine, scores: str)
     assert [column["name"] for column in described["columns"]][-2:] == ["team", "since"]
     scankv("alter", scores, "--reset", "columnar_base")
     assert scankv("describe", scores, "--json").json["options"] == {"log_retention_seconds": "3600"}
+
+
+def test_columns_are_changed(scankv: CommandLine, scores: str) -> None:
+    scankv(
+        *("alter", scores, "--rename", "score=points", "--add-columns", "team string, level int32, old int8"),
+        *("--default", "team=red", "--default", "level=1", "--comment", "points=in all games = total"),
+    )
+    scankv("alter", scores, "--drop-columns", "old", "--widen", "level int64", "--order", "player,team,level,points")
+    described = scankv("describe", scores, "--json").json
+    assert described["columns"] == [
+        {"name": "player", "type": "string", "nullable": False},
+        {"name": "team", "type": "string", "nullable": True, "default": "red"},
+        {"name": "level", "type": "int64", "nullable": True, "default": 1},
+        {"name": "points", "type": "int64", "nullable": True, "comment": "in all games = total"},
+    ]
+    shown = scankv("describe", scores).text
+    assert "default red" in shown
+    assert "in all games = total" in shown
+    rows = [json.loads(line) for line in scankv("scan", scores, "--format", "jsonl").text.splitlines()]
+    assert {row["team"] for row in rows} == {"red"}
+    assert "--rename must be OLD=NEW" in scankv.fails("alter", scores, "--rename", "points")
+    assert "given twice with --comment" in scankv.fails("alter", scores, "--comment", "team=a", "--comment", "team=b")
+    assert 'no column "x"' in scankv.fails("alter", scores, "--default", "x=1")
 
 
 def test_alter_says_what_cannot_change_and_what_is_missing(scankv: CommandLine, scores: str) -> None:

@@ -267,5 +267,5 @@ def test_describe_says_that_rows_are_not_counted(
 
 
 def test_an_unknown_changelog_is_refused_with_those_there_are(sync_client: sync.Client, name: str) -> None:
-    with pytest.raises(InvalidOption, match='"full" or "upsert" or "none"'):
+    with pytest.raises(InvalidOption, match='"full" or "upsert" or "input" or "none"'):
         create(sync_client, name, "before")

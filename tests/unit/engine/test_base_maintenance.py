@@ -16,6 +16,7 @@ import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
+from scankv.model.tables.evolution import ColumnChanges
 from scankv.v1 import scan_pb2
 from streaming_server.engine.bucket import base_slot
 from streaming_server.engine.columnar import base_build, base_replay
@@ -100,7 +101,7 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
         async with live.mutex:
             looking = asyncio.create_task(look(tables, table))
             await asyncio.sleep(0)
-            await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
+            await tables.alter(NAME, columns=ColumnChanges(add=pa.schema([("level", pa.int64())])))
             level = batch_of([7]).append_column("level", pa.array([1]))
             (part,) = prepare(level, table.state.codec, keys_only=False)
             await live.run(apply_rows, live, await live.open(), part, table.writes.merger)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import SchemaMismatch, TableNotFound
+from scankv.model.tables.evolution import ColumnChanges
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ async def test_an_alteration_whose_caller_gives_up_is_made_or_not_and_never_half
         table = await new_table(tables)
         for number in range(8):
             column = pa.schema([(f"column_{number}", pa.int64())])
-            await cancelled_after(number, tables.alter(TABLE, add_columns=column))
+            await cancelled_after(number, tables.alter(TABLE, columns=ColumnChanges(add=column)))
             try:
-                definition = await tables.alter(TABLE, add_columns=column)
+                definition = await tables.alter(TABLE, columns=ColumnChanges(add=column))
             except SchemaMismatch:
                 (definition,) = tables.definitions()
             assert column.names[0] in definition.schema.names

@@ -13,6 +13,7 @@ import pytest
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from scankv.model.keys.key_ranges import KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
+from scankv.model.tables.evolution import ColumnChanges
 from streaming_server.engine.indexes import index_builds
 from streaming_server.storage.rows.index_codec import IndexCodec
 from tests.support.indexes import (
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.asyncio
 
 TOO_LONG = "x" * (MAX_KEY_BYTES + 1)
 TOO_LONG_FAILURE = "the indexed columns of a row take over 16,384 bytes when encoded"
+
+TEAM = ColumnChanges(add=pa.schema([("team", pa.string())]))
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ async def test_an_index_is_built_while_others_write(
 async def test_an_index_on_a_column_that_is_added_with_it_is_built_and_kept(tmp_path: Path, small_steps: None) -> None:
     async with tables_in(tmp_path) as tables:
         table = await players_table(tables, rows=300)
-        await tables.alter(INDEXED_TABLE, add_columns=pa.schema([("team", pa.string())]), add_indexes=[("team",)])
+        await tables.alter(INDEXED_TABLE, columns=TEAM, add_indexes=[("team",)])
         await built(table)
         await assert_sound(table)
         await put_players(table, (dict(player(key), team="red" if key % 2 else None) for key in range(0, 400, 3)))
@@ -335,12 +338,12 @@ async def test_a_table_dropped_in_mid_build_is_gone_at_once(tmp_path: Path, smal
         ({"add_indexes": [("scroe",)]}, SchemaMismatch, 'no column "scroe"; did you mean "score"'),
         ({"add_indexes": [("name",), ("name",)]}, InvalidRequest, r"already has an index on \(name\)"),
         (
-            {"add_columns": pa.schema([("tags", pa.list_(pa.int8()))]), "add_indexes": [("tags",)]},
+            {"columns": ColumnChanges(add=pa.schema([("tags", pa.list_(pa.int8()))])), "add_indexes": [("tags",)]},
             SchemaMismatch,
             "has no order",
         ),
         (
-            {"add_columns": pa.schema([("team", pa.string())]), "drop_indexes": [("score",), ("score",)]},
+            {"columns": TEAM, "drop_indexes": [("score",), ("score",)]},
             InvalidRequest,
             "has no index on",
         ),

@@ -23,6 +23,7 @@ from scankv.model.errors import (
     TableNotFound,
     TooManySnapshots,
 )
+from scankv.model.tables.evolution import ColumnChanges
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.snapshots.ended_leases import MOST_IDS, EndedLeases
 from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
@@ -59,7 +60,7 @@ async def test_a_snapshot_shows_the_rows_of_its_pin_whatever_is_written_later(ta
 
 async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
     pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
-    await tables.alter(TABLE, add_columns=pa.schema([("team", pa.string())]))
+    await tables.alter(TABLE, columns=ColumnChanges(add=pa.schema([("team", pa.string())])))
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
     later = await tables.snapshots.pin(tables.table(TABLE).pinning)
     assert later.view_id != pinned.view_id

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

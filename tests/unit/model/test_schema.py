@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 
 from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch
+from scankv.model.tables.columns import Schema
 from scankv.model.tables.options import TableOptions
-from scankv.model.tables.schema import Schema, TableDefinition
+from scankv.model.tables.schema import TableDefinition
 from scankv.model.types.types import is_key_type
 from tests.unit.model.strategies import schemas, with_broken_names
 

@@ -58,7 +58,7 @@ async def test_a_cancelled_catch_up_waits_for_its_thread_before_it_removes_its_f
         0,
         NetPosition(10),
         keys_of=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
-        widen=lambda rows: rows,
+        rows_of=lambda record: record.changes.rows,
         encode=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
         directory=tmp_path / "net",
         memory_bytes=1 << 20,

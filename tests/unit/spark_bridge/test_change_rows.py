@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import SchemaMismatch
-from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS
 from spark_bridge.change_rows import make_shaper
 
 
