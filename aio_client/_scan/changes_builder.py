@@ -98,7 +98,7 @@ class ChangesBuilder(ABC):
         after the write. Some of them may be older than the rows, but lead to the same state: a reader that stores the
         last row of each key, and deletes at `-D`, has the table. A reader that needs each change, for example to add up
         `-U` and `+U`, must not use "rescan", because no `-U` precedes these rows. Rows of a stream that stops may be
-        newer than the stop. After an interruption, the rows of the range come again from the first one.
+        newer than the stop. After an interruption, the stream continues with the next row of the range.
 
         A predicate on columns outside the key needs `with_unmatched("delete")`: rows of the range that do not match
         come as `-D`.

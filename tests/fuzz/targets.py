@@ -43,7 +43,14 @@ from scankv.model.types.conform import check_batch
 from scankv.model.types.types import parse_schema
 from scankv.v1 import expression_pb2
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, NetPosition, parse_log_token
+from streaming_server.scan.changes.log_token import (
+    LaterView,
+    LogPosition,
+    LogTokenWriter,
+    NetPosition,
+    RescanPosition,
+    parse_log_token,
+)
 from streaming_server.scan.chunk_source import ScanPosition, View
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.services.errors import refuse_unknown_fields
@@ -115,6 +122,7 @@ def _log_tokens() -> list[bytes]:
         LogPosition(offsets),
         LogPosition(offsets, at, (LaterView(at, {0: 1, 1: 2}), LaterView(at, {0: 3, 1: 4})), True),
         LogPosition(offsets, net={1: NetPosition(9, 4, 100)}),
+        LogPosition(offsets, rescans={0: RescanPosition(9, b"key"), 1: RescanPosition(10, b"")}),
     ]
     return [writer.token(each, None)[:-4] for each in positions]
 

@@ -170,6 +170,7 @@ class LogOpening:
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             self._ranges if self._plan.rescans else None,
+            position.rescans,
             now_micros=self._clock.commit_micros,
         )
         if not position.scanning:

@@ -30,4 +30,4 @@ class LiveRanges:
         except BaseException:
             cursor.close()
             raise
-        return OpenedRanges(cursor, codec.definition, live.record_error)
+        return OpenedRanges(cursor, codec.definition, codec.keys.encode_stored, live.record_error)

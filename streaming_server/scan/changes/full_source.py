@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streaming_server.scan.changes.log_token import LogPosition
 from streaming_server.scan.chunk_source import WAITING, View
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.columns import ColumnDefinition
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.log_source import LogSource
-    from streaming_server.scan.changes.log_token import LaterView
+    from streaming_server.scan.changes.log_token import LaterView, LogPosition
     from streaming_server.scan.chunk_source import Chunk, ChunkSource, ScanPosition, Waiting
 
 
@@ -118,7 +118,8 @@ class FullSource:
     def position(self) -> LogPosition:
         """Returns how far rows and changes were read."""
         scanning = self._table is not None
-        return LogPosition(self._log.offsets, self._scanned if scanning else None, self._views, scanning)
+        scanned = self._scanned if scanning else None
+        return replace(self._log.position(), scanned=scanned, views=self._views, scanning=scanning)
 
     def abort(self, error: ScanKvError) -> None:
         """Releases everything now. The next call of `next_chunk` raises `error`."""

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from streaming_server.scan.changes.log_plan import check_has_changes
-from streaming_server.scan.changes.log_token import LogPosition, NetPosition
+from streaming_server.scan.changes.log_token import NO_RESCANS, LogPosition, NetPosition, RescanPosition
 from streaming_server.scan.changes.range_rescan import MOST_MARKERS, RangeRescan
 from streaming_server.scan.chunk_source import WAITING, View, Waiting
 from streaming_server.storage.changelog.offsets import count_of
@@ -129,6 +129,7 @@ class LogSource:
         net_changes: Computes the net changes of buckets with a long backlog. None: every change is read.
         started: The catch-ups that earlier streams have started, by bucket. Needs `net_changes`.
         ranges: Opens the rows of range markers, which are then returned as upserts. None: the source fails at a marker.
+        rescanned: How far earlier streams have read the rows of range markers, by bucket.
         now_micros: Returns the current commit time. No later commit has an earlier time.
     """
 
@@ -144,6 +145,7 @@ class LogSource:
         net_changes: NetChangesFactory | None = None,
         started: Mapping[int, NetPosition] | None = None,
         ranges: RangeOpener | None = None,
+        rescanned: Mapping[int, RescanPosition] = NO_RESCANS,
         *,
         now_micros: Callable[[], int],
     ) -> None:
@@ -166,8 +168,9 @@ class LogSource:
         self._catch_ups: dict[int, _RunningCatchUp] = {}
         self._ranges = ranges
         self._rescans: dict[int, RangeRescan] = {}
-        # The offset to give rows of the last chunk back to. None: they are not from a rescan.
-        self._rescanned_from: int | None = None
+        self._rescanned = dict(rescanned)
+        # The offset and the place to give rows of the last chunk back to. None: they are not from a rescan.
+        self._rescanned_from: tuple[int, RescanPosition | None] | None = None
         self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
@@ -307,10 +310,17 @@ class LogSource:
         """Starts to read the rows of the next markers again. Returns a chunk if the markers are skipped instead."""
         found = self._tails[bucket].read_markers(self._offsets[bucket], end, most=MOST_MARKERS)
         markers = [*takewhile(lambda each: each.marker.changelogs is None, found)]
+        place = self._rescanned.pop(bucket, None)
+        if place is not None:
+            # Rows of later markers may have changed before the place, after an earlier stream had read them.
+            known = [*takewhile(lambda each: count_of(each.offset) < count_of(place.end), markers)]
+            if known:
+                markers, self._rescanned[bucket] = known, place
         if markers[-1].commit_micros < self._rows.not_before:
             self._advance(bucket, markers[-1].offset + len(markers[-1].marker))
             return self._rows.empty_chunk(bucket)
-        self._rescans[bucket] = RangeRescan(markers, ranges, bucket, self._wakeup.set)
+        after = self._rescanned[bucket].key if bucket in self._rescanned else None
+        self._rescans[bucket] = RangeRescan(markers, ranges, bucket, self._wakeup.set, after)
         return None
 
     def _read_rescan(self, bucket: int, max_rows: int, max_bytes: int) -> Chunk | None:
@@ -321,10 +331,12 @@ class LogSource:
             return None if not rescan.is_open else self._rows.empty_chunk(bucket)
         chunk = self._rows.chunk_of_rescan(read.rows, bucket, read.definition, rescan.start, rescan.micros)
         self.rows_scanned += read.rows.num_rows
-        self._rescanned_from = rescan.start
+        self._rescanned_from = rescan.start, self._rescanned.pop(bucket, None)
         if read.is_last:
             self._rescans.pop(bucket).close()
             self._advance(bucket, rescan.end)
+        else:
+            self._rescanned[bucket] = RescanPosition(rescan.end, read.last_key)
         return chunk
 
     def _advance(self, bucket: int, offset: int) -> None:
@@ -383,15 +395,20 @@ class LogSource:
         """Gives back the changes of the last chunk after the offset `last` of a bucket."""
         assert last is not None
         if self._rescanned_from is not None:
-            # A token has no place within a rescan, which therefore starts again.
-            self._offsets[bucket] = self._rescanned_from
+            # The rows of the complete chunk come again.
+            self._offsets[bucket], place = self._rescanned_from
+            if place is None:
+                self._rescanned.pop(bucket, None)
+            else:
+                self._rescanned[bucket] = place
         elif bucket not in self._catch_ups:  # a catch-up keeps its own count; the limit ends the stream
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:
         """Returns how far each bucket was read."""
         net = {bucket: catch_up.changes.position for bucket, catch_up in self._catch_ups.items()}
-        return LogPosition(self._offsets, views=() if self._applied is None else self._applied.views, net=net)
+        views = () if self._applied is None else self._applied.views
+        return LogPosition(self._offsets, views=views, net=net, rescans=self._rescanned)
 
     @property
     def offsets(self) -> Mapping[int, int]:

@@ -2,16 +2,19 @@
 
     version u8 · table 4 · query 4 · remaining limit u64 · buckets u16 · (bucket u16 · offset i64) ... ·
     views u16 · (view) ... · scanning u8 · scanned u8 · (bucket u16 · length u16 · key) ·
-    catch-ups u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... · CRC32C u32
+    catch-ups u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... ·
+    with version 18: rescans u16 · (bucket u16 · end i64 · length u16 · key) ... · CRC32C u32
 
 A view is `bucket u16 · length u16 · key` and the offset of each bucket, in the order above. All integers are
-little-endian; `table` and `query` are digests, as in `resume_token`.
+little-endian; `table` and `query` are digests, as in `resume_token`. Tokens without rescans have version 17, which
+earlier servers read as well.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
     from streaming_server.scan.resume_token import Fingerprint
 
 _VERSION: Final = 17
+_RESCAN_VERSION: Final = 18
 _HEAD: Final = struct.Struct("<B4s4sQH")
 _OFFSET: Final = struct.Struct("<Hq")
 _COUNT: Final = struct.Struct("<H")
 _NET: Final = struct.Struct("<HqHQ")
+_RESCAN: Final = struct.Struct("<HqH")
 _POSITION: Final = struct.Struct("<HH")
 _CHECKSUM: Final = struct.Struct("<I")
 _NO_LIMIT: Final = 2**64 - 1
@@ -64,6 +69,19 @@ class NetPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class RescanPosition:
+    """How far the rows of one bucket's range markers were returned.
+
+    Attributes:
+        end: The offset after the last of these markers. The first one is at the bucket's offset in the position.
+        key: The encoded key of the last row that was returned.
+    """
+
+    end: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class LogPosition:
     """How far changes were read.
 
@@ -74,6 +92,7 @@ class LogPosition:
         views: The views that these rows come from, except the first view, at which the changes begin.
         scanning: Whether rows of a full start are still to come, even if none has come so far.
         net: For each bucket in a compacted catch-up, how far its net changes were returned.
+        rescans: For each bucket whose range markers are being read again, how far their rows were returned.
     """
 
     offsets: Mapping[int, int]
@@ -81,6 +100,10 @@ class LogPosition:
     views: tuple[LaterView, ...] = ()
     scanning: bool = False
     net: Mapping[int, NetPosition] = field(default_factory=dict)
+    rescans: Mapping[int, RescanPosition] = field(default_factory=dict)
+
+
+NO_RESCANS: Final[Mapping[int, RescanPosition]] = MappingProxyType({})
 
 
 class LogTokenWriter:
@@ -91,7 +114,8 @@ class LogTokenWriter:
         """Returns the token for continuing after a position with the remaining limit."""
         buckets = sorted(position.offsets)
         left = _NO_LIMIT if remaining is None else remaining
-        parts = [_HEAD.pack(_VERSION, *self._digests, left, len(buckets))]
+        version = _RESCAN_VERSION if position.rescans else _VERSION
+        parts = [_HEAD.pack(version, *self._digests, left, len(buckets))]
         parts += [_OFFSET.pack(bucket, position.offsets[bucket]) for bucket in buckets]
         parts.append(_COUNT.pack(len(position.views)))
         for view in position.views:
@@ -101,7 +125,14 @@ class LogTokenWriter:
             parts.append(_pack_position(position.scanned))
         parts.append(_COUNT.pack(len(position.net)))
         parts += [_NET.pack(bucket, net.end, net.partitions, net.given) for bucket, net in position.net.items()]
+        if position.rescans:
+            parts.append(_COUNT.pack(len(position.rescans)))
+            for bucket, rescan in position.rescans.items():
+                parts += [_RESCAN.pack(bucket, rescan.end, len(rescan.key)), rescan.key]
         body = b"".join(parts)
+        if position.rescans and len(body) + _CHECKSUM.size > MAX_RESUME_TOKEN_BYTES:
+            # The keys of many buckets do not fit. Without them, the rows of the markers come again.
+            return self.token(replace(position, rescans={}), remaining)
         if len(body) + _CHECKSUM.size > MAX_RESUME_TOKEN_BYTES:
             raise InvalidRequest(
                 'the scan was interrupted too often in phase "rows": start it again from its beginning'
@@ -154,11 +185,12 @@ def parse_log_token(token: bytes) -> LogToken:
         raise damaged
     try:
         version, table, query, left, count = _HEAD.unpack_from(body)
-        if version != _VERSION:
+        if version not in (_VERSION, _RESCAN_VERSION):
             raise InvalidResumeToken(
-                f"the resume token has version {version}: this server reads version {_VERSION}; start again"
+                f"the resume token has version {version}: this server reads versions {_VERSION} and {_RESCAN_VERSION}; "
+                "start again"
             )
-        position = _TokenParser(body, _HEAD.size).position(count)
+        position = _TokenParser(body, _HEAD.size).position(count, has_rescans=version == _RESCAN_VERSION)
     except (struct.error, IndexError, ValueError) as error:
         raise damaged from error
     return LogToken(table, query, position, None if left == _NO_LIMIT else left)
@@ -169,7 +201,7 @@ class _TokenParser:
         self._body = body
         self._offset = offset
 
-    def position(self, buckets: int) -> LogPosition:
+    def position(self, buckets: int, *, has_rescans: bool) -> LogPosition:
         offsets: dict[int, int] = {}
         for _ in range(buckets):
             bucket, offsets[bucket] = self._next(_OFFSET)
@@ -182,12 +214,19 @@ class _TokenParser:
         scanning, scanned = self._next(struct.Struct("<BB"))
         scanned_to = self._position() if scanned else None
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}
-        return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net)
+        rescans: dict[int, RescanPosition] = {}
+        for _ in range(self._next(_COUNT)[0] if has_rescans else 0):
+            bucket, end, length = self._next(_RESCAN)
+            rescans[bucket] = RescanPosition(end, self._key(length))
+        return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net, rescans)
 
     def _position(self) -> ScanPosition:
         bucket, length = self._next(_POSITION)
+        return ScanPosition(bucket, self._key(length))
+
+    def _key(self, length: int) -> bytes:
         self._offset += length
-        return ScanPosition(bucket, self._body[self._offset - length : self._offset])
+        return self._body[self._offset - length : self._offset]
 
     def _next(self, layout: struct.Struct) -> tuple[int, ...]:
         values = layout.unpack_from(self._body, self._offset)

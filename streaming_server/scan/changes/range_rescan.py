@@ -39,11 +39,13 @@ class OpenedRanges:
     Attributes:
         cursor: Reads complete rows.
         definition: The table as of the opening, which has the schema of the rows.
+        keys_of: Returns the encoded primary keys of rows.
         on_error: Called with each error of the cursor. Returns the error with its location.
     """
 
     cursor: RangeCursor
     definition: TableDefinition
+    keys_of: Callable[[pa.RecordBatch], pa.Array]
     on_error: Callable[[ScanKvError], ScanKvError]
 
 
@@ -61,11 +63,13 @@ class RescannedRows:
     Attributes:
         rows: The rows, complete.
         definition: The table, with the schema of the rows.
+        last_key: The encoded key of the last row, if more rows follow.
         is_last: Whether no more rows follow.
     """
 
     rows: pa.RecordBatch
     definition: TableDefinition
+    last_key: bytes
     is_last: bool
 
 
@@ -79,6 +83,7 @@ class RangeRescan:
         ranges: Opens the ranges.
         bucket: The bucket of the markers.
         on_opened: Called when `next_rows` may return rows for the first time.
+        after: The rows up to this key were returned before. None: no row was.
 
     Attributes:
         start: The offset of the first marker.
@@ -87,11 +92,17 @@ class RangeRescan:
     """
 
     def __init__(
-        self, markers: Sequence[MarkerRecord], ranges: RangeOpener, bucket: int, on_opened: Callable[[], None]
+        self,
+        markers: Sequence[MarkerRecord],
+        ranges: RangeOpener,
+        bucket: int,
+        on_opened: Callable[[], None],
+        after: bytes | None = None,
     ) -> None:
         self.start, self.micros = markers[0].offset, markers[0].commit_micros
         self.end = markers[-1].offset + len(markers[-1].marker)
-        self._task = asyncio.create_task(ranges.open(bucket, union_of([each.marker.keys for each in markers])))
+        keys = union_of([each.marker.keys for each in markers], after)
+        self._task = asyncio.create_task(ranges.open(bucket, keys))
         self._task.add_done_callback(lambda _: on_opened())
         self._next: pa.RecordBatch | None = None
 
@@ -121,8 +132,11 @@ class RangeRescan:
         before, self._next = self._next, rows
         if rows is None:
             last = pa.RecordBatch.from_pylist([], opened.definition.schema.arrow) if before is None else before
-            return RescannedRows(last, opened.definition, is_last=True)
-        return None if before is None else RescannedRows(before, opened.definition, is_last=False)
+            return RescannedRows(last, opened.definition, b"", is_last=True)
+        if before is None:
+            return None
+        last_key = opened.keys_of(before.slice(before.num_rows - 1))[0].as_py()
+        return RescannedRows(before, opened.definition, last_key, is_last=False)
 
     def close(self) -> None:
         """Releases everything. Closing twice is allowed."""
@@ -133,8 +147,11 @@ class RangeRescan:
             self._task.result().cursor.close()
 
 
-def union_of(ranges: Sequence[KeyRange]) -> KeyRanges:
-    """Returns the keys that are in any of some ranges, all of which have a start and an end."""
+def union_of(ranges: Sequence[KeyRange], after: bytes | None = None) -> KeyRanges:
+    """Returns the keys that are in any of some ranges, all of which have a start and an end.
+
+    With `after`, only the keys after that one.
+    """
     merged: list[KeyRange] = []
     for each in sorted(ranges, key=lambda one: one.start or b""):
         last = merged[-1] if merged else None
@@ -142,4 +159,7 @@ def union_of(ranges: Sequence[KeyRange]) -> KeyRanges:
             merged.append(each)
         elif each.end > last.end:
             merged[-1] = KeyRange(last.start, each.end)
+    if after is not None:
+        first = after + b"\0"
+        merged = [KeyRange(max(each.start or b"", first), each.end) for each in merged if (each.end or b"") > first]
     return KeyRanges.of(*merged)

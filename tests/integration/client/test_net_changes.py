@@ -210,3 +210,22 @@ async def test_a_consumer_goes_on_in_the_middle_of_net_changes(hasty: ServerProc
                         break
         assert sorted(changes, key=_place) == sorted(whole, key=_place)
         assert replay(changes, before) == (await state_of(table))[1]
+
+
+async def test_a_full_start_that_is_cut_among_net_changes_continues_after_them(hasty: ServerProcess, name: str) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
+        await table.upsert([{"k": n, "v": "old"} for n in range(40)])
+        scan = table.changes(StartFrom.FULL).with_catch_up("net").with_chunk(rows=10)
+        async with scan.stream() as stream:
+            batches = aiter(stream)
+            found = (await anext(batches)).to_pylist()
+            await table.upsert([{"k": n, "v": "new"} for n in range(40)])
+            while found[-1]["_change_type"] == "+I":
+                found += (await anext(batches)).to_pylist()
+            token = stream.resume_token
+        assert token is not None
+        found += (await scan.resume_from(token).stop_at(StopAt.LATEST).to_arrow()).to_pylist()
+        kinds = [change["_change_type"] for change in found]
+        assert kinds == ["+I"] * 40 + ["-U", "+U"] * 40
+        assert replay(found[40:], {change["k"]: change["v"] for change in found[:40]}) == (await state_of(table))[1]

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
-from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
+from streaming_server.scan.changes.log_token import (
+    LaterView,
+    LogPosition,
+    LogTokenWriter,
+    RescanPosition,
+    read_log_token,
+)
 from streaming_server.scan.chunk_source import ScanPosition
 from streaming_server.scan.resume_token import Fingerprint
 
@@ -30,7 +36,9 @@ def positions(draw: st.DrawFn) -> LogPosition:
     views = draw(st.lists(st.builds(LaterView, PLACES, offsets), max_size=3))
     scanning = draw(st.booleans())
     scanned = draw(st.none() | PLACES) if scanning else None
-    return LogPosition(draw(offsets), scanned, tuple(views), scanning)
+    rescan = st.builds(RescanPosition, OFFSETS, st.binary(max_size=40))
+    rescans = draw(st.dictionaries(st.sampled_from(buckets), rescan))
+    return LogPosition(draw(offsets), scanned, tuple(views), scanning, rescans=rescans)
 
 
 @given(positions(), st.none() | st.integers(0, 2**63 - 1))
@@ -81,3 +89,16 @@ def test_too_many_cuts_among_the_rows_are_an_error_and_no_shortened_token() -> N
     views = tuple(LaterView(ScanPosition(n, b"key"), offsets) for n in range(10))
     with pytest.raises(InvalidRequest, match="too often"):
         LogTokenWriter(fingerprint()).token(LogPosition(offsets, ScanPosition(9, b"key"), views, scanning=True), None)
+
+
+def test_keys_of_rescans_that_do_not_fit_are_left_out() -> None:
+    buckets = range(1024)
+    offsets = dict.fromkeys(buckets, 5)
+    position = LogPosition(offsets, rescans={bucket: RescanPosition(9, bytes(16 * 1024)) for bucket in buckets})
+    token = LogTokenWriter(fingerprint()).token(position, None)
+    assert read_log_token(token, fingerprint()) == (LogPosition(offsets), None)
+
+
+def test_a_token_without_rescans_is_as_earlier_servers_read_it() -> None:
+    assert LogTokenWriter(fingerprint()).token(LogPosition({0: 5}), None)[0] == 17
+    assert LogTokenWriter(fingerprint()).token(LogPosition({0: 5}, rescans={0: RescanPosition(6, b"k")}), None)[0] == 18
