@@ -94,6 +94,7 @@ async def call(
     make = kind(method.path, request_serializer=None, response_deserializer=parse)
     running = make(argument, timeout=CALL_SECONDS, metadata=metadata)
     responses: list[Message] = []
+    code = grpc.StatusCode.OK
     try:
         if not method.streams_responses:
             responses.append(await running)
@@ -105,12 +106,12 @@ async def call(
                         break
                     responses.append(response)
     except TimeoutError:
-        pass
+        code = grpc.StatusCode.CANCELLED
     except grpc.aio.AioRpcError as error:
         return CallResult(responses, error.code(), _refusal_of(error), time.monotonic() - began)
     finally:
         running.cancel()
-    return CallResult(responses, grpc.StatusCode.OK, None, time.monotonic() - began)
+    return CallResult(responses, code, None, time.monotonic() - began)
 
 
 def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal:

@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -180,6 +181,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuthorisedServe
 
 def check_answer(method: Method, request: bytes, outcome: CallResult) -> None:
     """Asserts that an answer has nothing of the vault that its request did not have."""
+    if method.path.endswith("/ListSnapshots"):
+        answers: list[Any] = list(outcome.responses)
+        for snapshot in (each for answer in answers for each in answer.snapshots):
+            # Callers choose names and ids themselves, so an earlier request may have named a snapshot so.
+            snapshot.ClearField("name")
+            snapshot.ClearField("snapshot_id")
     shown = [response.SerializeToString() for response in outcome.responses]
     if outcome.refusal is not None:
         refusal = outcome.refusal
@@ -205,6 +212,10 @@ async def fuzz(server: AuthorisedServer, caller: str, calls: int, source: random
             check_answer(method, request, outcome)
             check_outcome(method, outcome)
             if token is None and not permission_of(method.path[1:]).is_open:
+                if outcome.code is grpc.StatusCode.CANCELLED:
+                    # A busy server has not answered before the stream was cancelled here.
+                    assert not outcome.responses, method.path
+                    continue
                 assert outcome.refusal is not None, method.path
                 # The client reports another error if it was still sending.
                 is_refused = outcome.refusal.reason == "UNAUTHENTICATED" or method.streams_requests

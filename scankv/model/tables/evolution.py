@@ -210,7 +210,8 @@ def _with_defaults(
         if column.name not in defaults.schema.names:
             result.append(column)
             continue
-        reason = uses.without_default.get(old_names.get(column.id, column.name))
+        # A new column may have the old name of another one.
+        reason = uses.without_default.get(old_names[column.id]) if column.id in old_names else None
         if reason is not None:
             raise SchemaMismatch(f'column "{column.name}" cannot have a default: {reason}', column=column.name)
         value = _default(defaults.column(column.name), column)

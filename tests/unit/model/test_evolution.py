@@ -139,6 +139,8 @@ def test_columns_that_a_merge_engine_needs_are_kept() -> None:
     for changes in (ColumnChanges(drop=("n",)), ColumnChanges(types={"n": pa.int64()})):
         with pytest.raises(SchemaMismatch, match="it has an aggregate"):
             table.change_columns(changes)
+    renamed = ColumnChanges(rename={"n": "m"}, add=pa.schema([("n", pa.int8())]), defaults=defaults(n=1))
+    assert table.change_columns(renamed).schema.column("n").initial_default == pa.scalar(1, pa.int8())
     # A null leaves a value as it is, so only rows that exist can have a default.
     with pytest.raises(SchemaMismatch, match="only a column that is added"):
         table.change_columns(ColumnChanges(defaults=defaults(text="x")))
