@@ -234,7 +234,8 @@ class UndoOperation:
             end = offsets[live.number]
         kind = WriteKind(columns=tuple(names), overwrite=True)
         for rows in _pieces(plan.delete.select(key)):
-            _, offsets = await table.writes.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
+            keys = _to_ipc(rows, table.definition.key_schema)
+            _, offsets = await table.writes.delete(keys, terms, kind, schema.id)
             if names:
                 # Only some columns are deleted. A row with other columns that other writers have written stays.
                 outcome = UndoOutcome(self._writer)

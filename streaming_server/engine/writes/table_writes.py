@@ -111,10 +111,14 @@ class TableWrites:
         return await self._write(*await self._table.executor.run(check), preconditions, kind)
 
     async def delete(
-        self, data: bytes, preconditions: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
+        self,
+        data: bytes,
+        preconditions: WritePreconditions = NO_PRECONDITIONS,
+        kind: WriteKind = MERGE,
+        schema_id: int = 0,
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
-        check = self.check_delete(data, kind)
+        check = self.check_delete(data, kind, schema_id)
         return await self._write(*await self._table.executor.run(check), preconditions, kind)
 
     async def write_few(
@@ -233,8 +237,16 @@ class TableWrites:
     def check_delete(
         self, data: bytes, kind: WriteKind, schema_id: int = 0
     ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
-        """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns."""
+        """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns. 0: it is not known."""
         codec = self._table.codec
+        reused = codec.definition.reused_names(kind.columns) if schema_id == 0 else ()
+        if reused:
+            # Rule: a client that opened the table before means the other column, and its request does not say so.
+            raise InvalidRequest(
+                f'column "{reused[0][0]}" cannot be deleted by name, because the name meant another column before: '
+                "write nulls to it with upsert(..., columns=...), or rename it first",
+                column=reused[0][0],
+            )
 
         def check() -> tuple[int, Sequence[BucketRows]]:
             batch = read_request(data, codec.definition.key_schema)

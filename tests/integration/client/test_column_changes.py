@@ -11,6 +11,7 @@ import pytest
 
 from aio_client import (
     ColumnLocked,
+    InvalidRequest,
     InvalidResumeToken,
     SchemaMismatch,
     StartFrom,
@@ -91,6 +92,22 @@ def test_rows_of_every_version_are_read_in_every_way(server: ServerProcess) -> N
             server.kill()
             server.restart()
             table = client.table("test.t")
+
+
+def test_columns_whose_names_meant_others_are_not_deleted_by_name(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        old = create(client, "test.t", rows=3)
+        new = client.alter_table("test.t", rename_columns={"n": "text", "text": "n"}, column_order=[*FIRST.names])
+        rows = rows_of(new)
+        for table in (old, new):
+            with pytest.raises(InvalidRequest, match='"n" cannot be deleted by name'):
+                table.delete([1], columns=["n"])
+            with pytest.raises(InvalidRequest, match='"n" cannot be deleted by name'), client.transaction() as tx:
+                tx.delete(table, [1], columns=["n"])
+        assert rows_of(new) == rows
+        new.delete([1], columns=["price"])
+        new.upsert([{"k": 1, "n": None}], columns=["k", "n"])
+        assert rows_of(new)[1] == {**rows[1], "price": None, "n": None}
 
 
 def test_a_column_that_is_added_again_does_not_have_the_old_values(server: ServerProcess) -> None:
