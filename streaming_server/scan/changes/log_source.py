@@ -205,7 +205,8 @@ class LogSource:
                     with suppress(MarkerReached):  # `next_chunk` will reach it as well.
                         self._read_ahead = self._read_records(bucket, end, max_rows, max_bytes)
                 break
-        return time.thread_time() - began < SHORT_SECONDS
+        # Without records, as before a marker, there is nothing to come back for.
+        return self._read_ahead is None or time.thread_time() - began < SHORT_SECONDS
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
         """Returns the next changes of one bucket; WAITING if no change is unread yet; None at the proven end.

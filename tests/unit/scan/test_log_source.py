@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from scankv.model.errors import DataLoss, ScanCancelled
+from scankv.model.errors import DataLoss, RangeNotTracked, ScanCancelled
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
 from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.changelog.records import LogRecord
 
 pytestmark = pytest.mark.asyncio
 
@@ -185,3 +191,29 @@ async def test_the_watermark_is_now_while_nothing_waits_and_unknown_else() -> No
     assert log.watermark() is None
     log.next_chunk(8, MANY)
     assert log.watermark() is not None
+
+
+class _BusyTail(MemoryTail):
+    """A tail whose reads take more processor time than one step of `prefetch` may."""
+
+    def read_log(
+        self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
+    ) -> list[LogRecord]:
+        began = time.thread_time()
+        while time.thread_time() - began < 2 * SHORT_SECONDS:
+            pass
+        return super().read_log(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
+
+
+async def test_slow_reads_are_not_repeated() -> None:
+    tail = _BusyTail(DEFINITION)
+    tail.put(1)
+    tail.mark(b"a", b"b")
+    tail.sync()
+    log = source({0: tail})
+    assert not log.prefetch(8, MANY), "decoding the records is left to another turn"
+    assert log.prefetch(8, MANY)
+    assert keys(log.next_chunk(8, MANY)) == [1]
+    assert log.prefetch(8, MANY), "nothing was read that another turn could decode"
+    with pytest.raises(RangeNotTracked):
+        log.next_chunk(8, MANY)
