@@ -40,7 +40,7 @@ class RequestKind:
     Attributes:
         table: The table's name, as `database.table`.
         deletes: Whether the rows are keys to delete.
-        schema_id: The schema version that the rows were made for; 0 for keys.
+        schema_id: The schema version that the rows were made for, or in which `columns` are named. 0: for keys alone.
         columns: The columns to write; empty: all.
         overwrite: Whether the rows replace existing rows, whatever the merge engine.
         changes: Whether the rows have a column with their row kind.
@@ -59,7 +59,9 @@ class RequestKind:
         """Returns one request of this kind with these rows."""
         mode = mode_of("overwrite" if self.overwrite else "merge")
         if self.deletes:
-            return write_pb2.DeleteRequest(table=self.table, keys=to_ipc(batch), columns=self.columns, mode=mode)
+            return write_pb2.DeleteRequest(
+                table=self.table, keys=to_ipc(batch), schema_id=self.schema_id, columns=self.columns, mode=mode
+            )
         return write_pb2.UpsertRequest(
             table=self.table,
             rows=to_ipc(batch),
@@ -154,7 +156,10 @@ class WritePieces:
             if not set(names) - set(shape.key_schema.names):
                 raise UsageError("columns must name a column outside the key: to delete the rows, leave it out")
             shape.partial_schema((*dict.fromkeys([*shape.key_schema.names, *names]),), overwrite=True)
-        kind = RequestKind(shape.name, deletes=True, schema_id=0, columns=names, overwrite=mode == "overwrite")
+        # Servers of version 0.1, in which columns keep their names, refuse the field.
+        schema_id = shape.description.schema_id if names and shape.description.last_column_id else 0
+        overwrite = mode == "overwrite"
+        kind = RequestKind(shape.name, deletes=True, schema_id=schema_id, columns=names, overwrite=overwrite)
         return cls(kind, _check_all_first(cut(_check_keys(_key_batches(keys, shape), shape))))
 
 

@@ -76,6 +76,7 @@ class Table(_message.Message):
     MERGING_FIELD_NUMBER: _builtins.int
     COLUMN_DEFAULTS_FIELD_NUMBER: _builtins.int
     COLUMN_COMMENTS_FIELD_NUMBER: _builtins.int
+    LAST_COLUMN_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -90,6 +91,8 @@ class Table(_message.Message):
     """When the table was created, milliseconds since 1970 UTC."""
     column_defaults: _builtins.bytes
     """The write defaults of columns that have one, as one record batch of one row: an Arrow IPC stream. Empty: none has."""
+    last_column_id: _builtins.int
+    """The id of the column added last, even if it was dropped. 0: the server has version 0.1, and columns keep their names."""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The permanent ids of the columns, in column order. An id is never used again."""
@@ -135,10 +138,11 @@ class Table(_message.Message):
         merging: Global___Merging | None = ...,
         column_defaults: _builtins.bytes = ...,
         column_comments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        last_column_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -201,6 +201,7 @@ class DeleteRequest(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
@@ -214,9 +215,14 @@ class DeleteRequest(_message.Message):
     """`database.table`."""
     keys: _builtins.bytes
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
+    schema_id: _builtins.int
+    """The version of the table schema in which `columns` are named. Columns that were dropped since are ignored; if all
+    were, nothing is written. 0: the current version; INVALID_REQUEST if a name meant another column in an earlier one,
+    as a client of version 0.1 may mean that.
+    """
     mode: Global___WriteMode.ValueType
     """With WRITE_MODE_OVERWRITE, rows are deleted even if the delete_behavior of the table would keep them.
-    3, 6 to 8 and 13 to 15 are reserved as in UpsertRequest.
+    6 to 8 and 13 to 15 are reserved as in UpsertRequest.
     """
     table_incarnation: _builtins.str
     independent: _builtins.bool
@@ -247,6 +253,7 @@ class DeleteRequest(_message.Message):
         *,
         table: _builtins.str = ...,
         keys: _builtins.bytes = ...,
+        schema_id: _builtins.int = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___WriteMode.ValueType = ...,
         writer: Global___WriterIdentity | None = ...,
@@ -259,7 +266,7 @@ class DeleteRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "encoded_keys", b"encoded_keys", "independent", b"independent", "keys", b"keys", "mode", b"mode", "schema_id", b"schema_id", "table", b"table", "table_incarnation", b"table_incarnation", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

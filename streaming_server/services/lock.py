@@ -28,7 +28,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         async with map_errors(request, context):
             table = self._tables.table(request.table)
             lock = await table.writes.locks.lock(
-                table.definition,
+                lambda: table.definition,
                 request.columns,
                 request.owner,
                 request.lock_id,

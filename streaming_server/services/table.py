@@ -197,4 +197,5 @@ def _table(definition: TableDefinition) -> table_pb2.Table:
             {each.name: each.write_default for each in definition.schema.columns if each.write_default is not None}
         ),
         column_comments={column.name: column.comment for column in definition.schema.columns if column.comment},
+        last_column_id=definition.last_column_id,
     )

@@ -54,7 +54,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             if request.untracked:
                 self._check_untracked(request)
             if request.HasField("transaction"):
-                return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
+                return await self._stage(request, table, UPSERT, request.rows)
             if request.encoded_rows:
                 return await self._write_few(request, table, request.encoded_rows)
             _require_no_incarnation(request)
@@ -76,7 +76,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             if request.encoded_keys:
                 return await self._write_few(request, table, request.encoded_keys)
             _require_no_incarnation(request)
-            rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
+            terms = preconditions_of(request)
+            rows, offsets = await table.writes.delete(request.keys, terms, kind_of(request), request.schema_id)
         self.rows_written += rows
         return _write_response(rows, offsets, table)
 
@@ -128,8 +129,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         table: LiveTable,
         action: str,
         data: bytes,
-        *,
-        schema_id: int = 0,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
         encoded = request.encoded_keys if isinstance(request, write_pb2.DeleteRequest) else request.encoded_rows
@@ -146,7 +145,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table,
             action,
             data,
-            schema_id=schema_id,
+            schema_id=request.schema_id,
             kind=kind_of(request),
             column_locks=request.column_locks,
         )

@@ -29,7 +29,7 @@ async def made(data: Path, tmp_path: Path) -> Path:
             await commit(tables, 1, name)
         one = tables.table(ONE)
         await tables.snapshots.pin(one.pinning, lease_id="pinned")
-        await one.writes.locks.lock(one.definition, ["score"], "somebody", "", 60.0)
+        await one.writes.locks.lock(lambda: one.definition, ["score"], "somebody", "", 60.0)
         await tables.transactions.begin(_terms("open"))
         return crash(data, tmp_path / "crashed")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from scankv.model.tables.merge_spec import NO_MERGING
 from streaming_server.scan.changes.net_changes import STEP_BYTES, STEP_CHANGES, NetChanges
 from streaming_server.storage.changelog.records import rows_of
 from streaming_server.storage.rows.row_codec import RowCodec
@@ -61,7 +62,6 @@ class CompactedCatchUp:
         directory: Path,
     ) -> None:
         self.lag_threshold = limits.changes
-        self.definition = latest()
         self._buckets = buckets
         self._latest = latest
         self._keys_of = keys_of
@@ -70,14 +70,17 @@ class CompactedCatchUp:
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
         """Returns the net changes of one bucket from an offset on."""
-        definition = self.definition = self._latest()
+        definition = self._latest()
+        schema = definition.schema_at(position.schema_id) if position.schema_id else definition.schema
+        # As if the table had always had these columns: only whether encoded rows are equal matters.
+        of_schema = replace(definition, schemas=(schema,), indexes=(), merging=NO_MERGING)
         return NetChanges(
             _LiveBacklogReader(self._buckets[bucket], definition),
             start,
-            position,
+            replace(position, schema_id=schema.id),
             keys_of=self._keys_of,
-            rows_of=lambda record: rows_of(record, definition, definition.schema.id),
-            encode=RowCodec(definition).encode,
+            rows_of=lambda record: rows_of(record, definition, schema.id),
+            encode=RowCodec(of_schema).encode,
             directory=self._directory,
             memory_bytes=self._memory_bytes,
             # No change of the option lies within a backlog, but one may have come after it.

@@ -80,10 +80,30 @@ def request_schema(definition: TableDefinition, schema_id: int, kind: WriteKind)
 
 
 def current_kind(definition: TableDefinition, schema_id: int, kind: WriteKind) -> WriteKind:
-    """Returns how a request writes its rows, with the current names of columns, without those dropped since."""
-    if not kind.columns or schema_id in (0, definition.schema.id):
-        return kind
-    return replace(kind, columns=converted_names(kind.columns, definition, schema_id))
+    """Returns how a request writes its rows, with the current names of columns, without those dropped since.
+
+    If all of them were dropped, it names the key, because a request that names no column writes all of them.
+    """
+    return replace(kind, columns=current_columns(definition, schema_id, kind.columns) or ())
+
+
+def current_columns(definition: TableDefinition, schema_id: int, names: Sequence[str]) -> tuple[str, ...] | None:
+    """Returns the current names of the columns that a request writes. None: it names none, and so writes all.
+
+    Args:
+        definition: The table.
+        schema_id: The schema version of the names. 0: the current one.
+        names: The columns that the request names. Those that were dropped since are left out; if all were, the key is
+            returned.
+
+    Raises:
+        SchemaMismatch: The schema version does not exist or does not have these columns.
+    """
+    if not names:
+        return None
+    if schema_id in (0, definition.schema.id):
+        return tuple(names)
+    return converted_names(names, definition, schema_id) or definition.primary_key
 
 
 def current_rows(rows: pa.RecordBatch, definition: TableDefinition, schema_id: int, kind: WriteKind) -> pa.RecordBatch:
@@ -181,10 +201,18 @@ def _prepare_inputs(rows: pa.RecordBatch, merger: Merger, kind: WriteKind, numbe
     return parts
 
 
-def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> Sequence[BucketRows]:
+def prepare_delete(
+    rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind, *, are_dropped: bool = False
+) -> Sequence[BucketRows]:
     """Checks and encodes the keys of rows to delete, and splits them by bucket, ascending.
 
     If the request names columns, only these columns of the rows are deleted: they become null.
+
+    Args:
+        rows: The keys.
+        codec: The table.
+        kind: How the rows are deleted.
+        are_dropped: Whether columns that the request names were dropped since, so that key columns may be left alone.
 
     Raises:
         InvalidRequest: The table refuses deletes, or the request names columns of the key only.
@@ -197,7 +225,7 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
         raise _no_deletes(definition)
     columns = tuple(name for name in kind.columns if name not in codec.keys.names)
     if kind.columns:
-        if not columns:
+        if not columns and not are_dropped:
             raise InvalidRequest("only key columns are named: name other columns, or none to delete the rows")
         if definition.options.changelog == "input":
             raise InvalidRequest(
@@ -209,7 +237,7 @@ def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> 
     if deletes == "ignore":
         prepare(rows, codec, keys_only=True)
         return []
-    if not columns:
+    if not kind.columns:
         return read_few(rows, codec, deletes=True) or prepare(rows, codec, keys_only=True)
     kinds = np.full(rows.num_rows, DELETE)
     return group_by_key(rows, codec, columns, kinds, overwrite=kind.overwrite)

@@ -110,7 +110,9 @@ def _apply_deletes(before: CurrentRows, written: WrittenRows, deleted: Mask) -> 
     kept = pa.array(np.arange(written.count), mask=deleted)
     columns = {name: old.take(kept) for name, old in before.columns.items() if name.partition("\0")[0] in targets}
     exists = before.exists & ~deleted
-    if written.columns is not None:
+    if written.columns is not None and not targets:
+        exists = before.exists  # All columns to delete were dropped since.
+    elif written.columns is not None:
         has_value = np.zeros(written.count, np.bool_)
         for name, old in before.columns.items():
             if name not in targets and "\0" not in name:

@@ -376,7 +376,7 @@ class Tables:
         return await self._to_its_end(self._alter(name, change))
 
     async def _alter(self, name: str, change: Callable[[TableDefinition], TableDefinition]) -> TableDefinition:
-        async with self._ddl, self.transactions.uses.altering(name):
+        async with self._ddl, self.transactions.uses.altering(name), self.table(name).writes.locks.unchanged():
             live, before = self.table(name), self._catalog.get(name)
             definition = change(before)
             if definition.changelogs == before.changelogs:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
+from streaming_server.engine.merging.preparing import WriteKind, current_kind
 from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
@@ -132,8 +133,10 @@ class CommitCoordinator:
             repeated = await find_repeated_keys(_files(parts), tables, touched, self._executor)
             with ExitStack() as admissions:
                 for name, table in tables.items():
-                    for columns, locks in touched[name].access:
-                        admissions.enter_context(table.writes.locks.admit(columns or None, locks))
+                    for schema_id, columns, locks in touched[name].access:
+                        # Columns may have been renamed since.
+                        current = current_kind(table.definition, schema_id, WriteKind(columns=columns)).columns
+                        admissions.enter_context(table.writes.locks.admit(current or None, locks))
                 return await self._commit_behind_barrier(transaction, parts, tables, touched, repeated)
 
     async def _commit_behind_barrier(

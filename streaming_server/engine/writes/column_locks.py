@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,7 @@ from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.storage.tables.column_locks import LockFile, LockRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
@@ -118,7 +118,8 @@ class TableColumnLocks:
             self._get(lock_id)
         for lock in self.live():
             if lock.lock_id not in held and (columns is None or not set(columns).isdisjoint(lock.columns)):
-                raise _column_locked(lock, lock.columns if columns is None else columns)
+                locked = lock.columns if columns is None else columns
+                raise _column_locked(lock, locked, "nothing was written: write other columns, or wait")
         over = asyncio.get_running_loop().create_future()
         self._writes.add(over)
         try:
@@ -129,7 +130,7 @@ class TableColumnLocks:
 
     async def lock(
         self,
-        definition: TableDefinition,
+        latest: Callable[[], TableDefinition],
         columns: Sequence[str],
         owner: str,
         lock_id: str,
@@ -140,7 +141,7 @@ class TableColumnLocks:
         """Locks columns for an owner, durably. Earlier writes of others have ended when this returns.
 
         Args:
-            definition: The table's current definition.
+            latest: Returns the table's current definition.
             columns: The columns.
             owner: The name of the owner, which errors of other writers show.
             lock_id: The id of the lock; an existing lock of this id is renewed. Empty: the server chooses an id.
@@ -153,8 +154,9 @@ class TableColumnLocks:
             TooManyLocks: The table has reached its limit of locks.
         """
         seconds = DEFAULT_LOCK_SECONDS if ttl is None else ttl
-        _check(definition, columns, owner, lock_id, seconds)
         async with self._changing:
+            # Not before: while a call waits here, the columns may get other names.
+            _check(latest(), columns, owner, lock_id, seconds)
             known = self._locks.get(lock_id)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
                 raise InvalidRequest(
@@ -184,14 +186,22 @@ class TableColumnLocks:
         mine = (lock for lock in self.live() if lock.owner == owner)
         return [lock.lock_id for lock in mine if not set(columns).isdisjoint(lock.columns)]
 
-    def check_unlocked(self, columns: Collection[str], except_for: Collection[str] = ()) -> None:
-        """Raises ColumnLocked if one of these columns has a lock other than the named ones."""
+    @asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[None]:
+        """Lets no lock begin for the length of the block, in which columns may get other names."""
+        async with self._changing:
+            yield
+
+    def check_unlocked(self, columns: Collection[str]) -> None:
+        """Raises ColumnLocked if one of these columns, which are to be dropped or renamed, is locked."""
         for lock in self.live():
-            if lock.lock_id not in except_for and not set(columns).isdisjoint(lock.columns):
-                raise _column_locked(lock, columns)
+            if not set(columns).isdisjoint(lock.columns):
+                raise _column_locked(lock, columns, "no column was changed: release the lock first, or wait")
 
     def _check_free(self, columns: Sequence[str], except_for: Collection[str]) -> None:
-        self.check_unlocked(columns, except_for)
+        for lock in self.live():
+            if lock.lock_id not in except_for and not set(columns).isdisjoint(lock.columns):
+                raise _column_locked(lock, columns, "nothing was locked: lock other columns, or wait")
         live = [lock for lock in self.live() if lock.lock_id not in except_for]
         if len(live) >= _MAX_LOCKS:
             raise TooManyLocks(
@@ -346,12 +356,11 @@ def lock_lost(lock_id: str) -> LockLost:
     )
 
 
-def _column_locked(lock: HeldColumnLock, columns: Collection[str]) -> ColumnLocked:
+def _column_locked(lock: HeldColumnLock, columns: Collection[str], outcome: str) -> ColumnLocked:
     names = ", ".join(sorted(set(lock.columns).intersection(columns)))
     seconds = round(lock.remaining, 1)
     return ColumnLocked(
-        f'"{lock.owner}" has locked {names} of {lock.table}, for another {seconds:g} s unless it is renewed; nothing '
-        "was written: write other columns, or wait",
+        f'"{lock.owner}" has locked {names} of {lock.table}, for another {seconds:g} s unless it is renewed; {outcome}',
         table=lock.table,
         owner=lock.owner,
         columns=names,

@@ -18,6 +18,7 @@ from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
     CHANGE_TYPE_FIELD,
     MERGE,
+    current_columns,
     current_kind,
     current_rows,
     prepare_delete,
@@ -27,11 +28,13 @@ from streaming_server.engine.merging.preparing import (
 from streaming_server.engine.merging.reading_few import group_few, group_independent, replaces_rows
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
+from streaming_server.storage.rows.conversion import converted_names
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.few_rows import BucketRows
@@ -107,8 +110,9 @@ class TableWrites:
             DataLoss: A bucket is damaged.
         """
         self._table.reserve.check(len(data))
-        check, kind = self.check_upsert(data, schema_id, kind), current_kind(self._table.definition, schema_id, kind)
-        return await self._write(*await self._table.executor.run(check), preconditions, kind)
+        check = self.check_upsert(data, schema_id, kind)
+        schema_id = schema_id or self._table.definition.schema.id
+        return await self._write(*await self._table.executor.run(check), preconditions, kind, schema_id)
 
     async def delete(
         self,
@@ -119,7 +123,8 @@ class TableWrites:
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
         check = self.check_delete(data, kind, schema_id)
-        return await self._write(*await self._table.executor.run(check), preconditions, kind)
+        schema_id = schema_id or self._table.definition.schema.id
+        return await self._write(*await self._table.executor.run(check), preconditions, kind, schema_id)
 
     async def write_few(
         self, data: Sequence[bytes], preconditions: WritePreconditions, *, deletes: bool, independent: bool
@@ -214,8 +219,7 @@ class TableWrites:
             InvalidRequest: The table has no such schema.
         """
         merger, definition = self.merger, self._table.definition
-        if schema_id not in (0, *(schema.id for schema in definition.schemas)):
-            raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table again")
+        _check_schema_id(definition, schema_id)
 
         def check() -> tuple[int, Sequence[BucketRows]]:
             asked = request_schema(definition, schema_id, kind)
@@ -239,21 +243,22 @@ class TableWrites:
     ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
         """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns. 0: it is not known."""
         codec = self._table.codec
+        _check_schema_id(codec.definition, schema_id)
         reused = codec.definition.reused_names(kind.columns) if schema_id == 0 else ()
         if reused:
-            # Rule: a client that opened the table before means the other column, and its request does not say so.
+            # Rule: a client of version 0.1 may mean the other column, and its request does not say so.
             raise InvalidRequest(
                 f'column "{reused[0][0]}" cannot be deleted by name, because the name meant another column before: '
-                "write nulls to it with upsert(..., columns=...), or rename it first",
+                "update the client, or write nulls to it with upsert(..., columns=...)",
                 column=reused[0][0],
             )
 
         def check() -> tuple[int, Sequence[BucketRows]]:
             batch = read_request(data, codec.definition.key_schema)
             current = current_kind(codec.definition, schema_id, kind)
-            if kind.columns and not current.columns:
-                return batch.num_rows, []  # All columns to delete were dropped since.
-            return batch.num_rows, prepare_delete(batch, codec, current)
+            asked = schema_id or codec.definition.schema.id
+            are_dropped = len(converted_names(kind.columns, codec.definition, asked)) < len(kind.columns)
+            return batch.num_rows, prepare_delete(batch, codec, current, are_dropped=are_dropped)
 
         return check
 
@@ -295,18 +300,31 @@ class TableWrites:
         return epoch, sequence
 
     async def _write(
-        self, rows: int, parts: Sequence[BucketRows], preconditions: WritePreconditions, kind: WriteKind
+        self,
+        rows: int,
+        parts: Sequence[BucketRows],
+        preconditions: WritePreconditions,
+        kind: WriteKind,
+        schema_id: int,
     ) -> tuple[int, dict[int, int]]:
-        """Writes checked rows."""
+        """Writes checked rows. `schema_id` is the version of the names of columns in `kind`."""
         definition = self._table.definition
         if preconditions.unchanged_since is not None:
             check_incarnation(preconditions.unchanged_since.table_incarnation, definition.name, definition.incarnation)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger if kind.tracks_changes else self.merger.without_tracking(),
-            admit=partial(self.locks.admit, kind.columns or None, preconditions.column_locks),
+            # The columns may get other names before the write is admitted.
+            admit=lambda: self.locks.admit(
+                current_columns(self._table.definition, schema_id, kind.columns), preconditions.column_locks
+            ),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _check_schema_id(definition: TableDefinition, schema_id: int) -> None:
+    if schema_id not in (0, *(schema.id for schema in definition.schemas)):
+        raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table again")
 
 
 def _renumber(error: ScanKvError, number: int) -> ScanKvError:

@@ -131,11 +131,24 @@ class ChangeRows:
             rows, kinds, np.full(count, offset), np.full(count, micros), bucket, knows_before=False
         )
 
-    def chunk_of_net_changes(self, net: NetChangeBatch, bucket: int, definition: TableDefinition) -> Chunk:
-        """Returns the matching net changes of a bucket. Their rows have the columns of `definition`."""
+    def chunk_of_net_changes(
+        self, net: NetChangeBatch, bucket: int, definition: TableDefinition, schema_id: int
+    ) -> Chunk:
+        """Returns the matching net changes of a bucket.
+
+        Args:
+            net: The changes.
+            bucket: The bucket.
+            definition: The current definition of the table.
+            schema_id: The schema version of their rows. The table may have been altered since they were computed.
+        """
         if definition.schema.id > self.schema_id:
             self._set_schema(definition, definition.schema.id)
-        rows = net.rows.select(self._table.names)
+        rows = convert(net.rows, definition.schema_at(schema_id), definition.schema_at(self.schema_id))
+        rows = pa.RecordBatch.from_arrays(rows.columns, schema=self._table)
+        if schema_id != self.schema_id and not self._before_images:
+            # A delete has only the key, and so no defaults of columns that were added.
+            rows = self._null_beside_key(rows, net.kinds == RowKind.DELETE)
         return self._filter_chunk(rows, net.kinds, net.offsets, net.commit_micros, bucket)
 
     def _filter_chunk(

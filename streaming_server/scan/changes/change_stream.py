@@ -15,8 +15,11 @@ from streaming_server.scan.chunk_source import BatchMessage, Waiting
 from streaming_server.scan.framing import frame_chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
+
+    from scankv.model.tables.columns import ColumnDefinition
     from streaming_server.scan.admission.live_scans import RegisteredScan
     from streaming_server.scan.changes.log_plan import OpenedLog
     from streaming_server.scan.chunk_source import Chunk
@@ -65,7 +68,7 @@ class ChangeStream:
         """
         source = self._source
         yield self._header()
-        schema = source.schema
+        schema, columns = source.schema, source.columns
         spoken = time.monotonic()
         scanning = source.scanning
         bounds = self._chunk_spec.bounds()
@@ -91,9 +94,12 @@ class ChangeStream:
                     continue
                 yield self._heartbeat()
             else:
-                if source.schema is not schema and not source.schema.equals(schema):
-                    schema = source.schema
-                    yield self._header()
+                if source.schema is not schema or source.columns is not columns:
+                    # A column may have been replaced by another one of the same name and type.
+                    changed = not source.schema.equals(schema) or _meanings(source.columns) != _meanings(columns)
+                    schema, columns = source.schema, source.columns
+                    if changed:
+                        yield self._header()
                 message = self._chunk(chunk)
                 del chunk  # Released before the message is sent, because the reader may stop here.
                 yield message
@@ -177,3 +183,8 @@ class ChangeStream:
             elapsed_micros=int((time.monotonic() - self._started) * 1_000_000),
         )
         return scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+
+
+def _meanings(columns: Sequence[ColumnDefinition]) -> list[tuple[int, pa.Scalar | None]]:
+    """Returns what the header says about columns besides their names and types."""
+    return [(column.id, column.initial_default) for column in columns]

@@ -266,7 +266,10 @@ class LogSource:
             return self._rows.empty_chunk(bucket)
         if not catch_up.changes.is_ready:
             return None
-        return self._rows.chunk_of_net_changes(catch_up.changes.take(max_rows), bucket, net_changes.definition)
+        changes = catch_up.changes
+        return self._rows.chunk_of_net_changes(
+            changes.take(max_rows), bucket, self._latest(), changes.position.schema_id
+        )
 
     def _reads_every_change(self, bucket: int, end: int) -> bool:
         """Whether the next changes of a bucket are read one by one, and not as net changes."""

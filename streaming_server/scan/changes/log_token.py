@@ -3,11 +3,12 @@
     version u8 · table 4 · query 4 · remaining limit u64 · buckets u16 · (bucket u16 · offset i64) ... ·
     views u16 · (view) ... · scanning u8 · scanned u8 · (bucket u16 · length u16 · key) ·
     catch-ups u16 · (bucket u16 · end i64 · partitions u16 · given u64) ... ·
-    with version 18: rescans u16 · (bucket u16 · end i64 · length u16 · key) ... · CRC32C u32
+    from version 18 on: rescans u16 · (bucket u16 · end i64 · length u16 · key) ... ·
+    from version 19 on: (schema u32) of each catch-up ... · CRC32C u32
 
 A view is `bucket u16 · length u16 · key` and the offset of each bucket, in the order above. All integers are
-little-endian; `table` and `query` are digests, as in `resume_token`. Tokens without rescans have version 17, which
-earlier servers read as well.
+little-endian; `table` and `query` are digests, as in `resume_token`. A token has the least version that can hold it,
+so that earlier servers read most tokens as well: 17 without rescans and catch-ups, 18 without catch-ups.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 17
 _RESCAN_VERSION: Final = 18
+_SCHEMA_VERSION: Final = 19
 _HEAD: Final = struct.Struct("<B4s4sQH")
 _OFFSET: Final = struct.Struct("<Hq")
 _COUNT: Final = struct.Struct("<H")
 _NET: Final = struct.Struct("<HqHQ")
 _RESCAN: Final = struct.Struct("<HqH")
+_SCHEMA: Final = struct.Struct("<I")
 _POSITION: Final = struct.Struct("<HH")
 _CHECKSUM: Final = struct.Struct("<I")
 _NO_LIMIT: Final = 2**64 - 1
@@ -61,11 +64,14 @@ class NetPosition:
         end: The offset where the backlog ends. It starts at the bucket's offset in the position.
         partitions: The number of partitions of the keys; 0 if it is not known yet.
         given: The number of net changes returned.
+        schema_id: The schema version in which rows were compared, so that a stream that resumes finds the same net
+            changes. 0: the current one, as in tokens of earlier servers.
     """
 
     end: int
     partitions: int = 0
     given: int = 0
+    schema_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class LogTokenWriter:
         """Returns the token for continuing after a position with the remaining limit."""
         buckets = sorted(position.offsets)
         left = _NO_LIMIT if remaining is None else remaining
-        version = _RESCAN_VERSION if position.rescans else _VERSION
+        schemas = [net.schema_id for net in position.net.values()]
+        version = _SCHEMA_VERSION if any(schemas) else _RESCAN_VERSION if position.rescans else _VERSION
         parts = [_HEAD.pack(version, *self._digests, left, len(buckets))]
         parts += [_OFFSET.pack(bucket, position.offsets[bucket]) for bucket in buckets]
         parts.append(_COUNT.pack(len(position.views)))
@@ -125,10 +132,12 @@ class LogTokenWriter:
             parts.append(_pack_position(position.scanned))
         parts.append(_COUNT.pack(len(position.net)))
         parts += [_NET.pack(bucket, net.end, net.partitions, net.given) for bucket, net in position.net.items()]
-        if position.rescans:
+        if version >= _RESCAN_VERSION:
             parts.append(_COUNT.pack(len(position.rescans)))
             for bucket, rescan in position.rescans.items():
                 parts += [_RESCAN.pack(bucket, rescan.end, len(rescan.key)), rescan.key]
+        if version >= _SCHEMA_VERSION:
+            parts += map(_SCHEMA.pack, schemas)
         body = b"".join(parts)
         if position.rescans and len(body) + _CHECKSUM.size > MAX_RESUME_TOKEN_BYTES:
             # The keys of many buckets do not fit. Without them, the rows of the markers come again.
@@ -185,12 +194,12 @@ def parse_log_token(token: bytes) -> LogToken:
         raise damaged
     try:
         version, table, query, left, count = _HEAD.unpack_from(body)
-        if version not in (_VERSION, _RESCAN_VERSION):
+        if not _VERSION <= version <= _SCHEMA_VERSION:
             raise InvalidResumeToken(
-                f"the resume token has version {version}: this server reads versions {_VERSION} and {_RESCAN_VERSION}; "
+                f"the resume token has version {version}: this server reads versions {_VERSION} to {_SCHEMA_VERSION}; "
                 "start again"
             )
-        position = _TokenParser(body, _HEAD.size).position(count, has_rescans=version == _RESCAN_VERSION)
+        position = _TokenParser(body, _HEAD.size).position(count, version)
     except (struct.error, IndexError, ValueError) as error:
         raise damaged from error
     return LogToken(table, query, position, None if left == _NO_LIMIT else left)
@@ -201,7 +210,7 @@ class _TokenParser:
         self._body = body
         self._offset = offset
 
-    def position(self, buckets: int, *, has_rescans: bool) -> LogPosition:
+    def position(self, buckets: int, version: int) -> LogPosition:
         offsets: dict[int, int] = {}
         for _ in range(buckets):
             bucket, offsets[bucket] = self._next(_OFFSET)
@@ -215,9 +224,11 @@ class _TokenParser:
         scanned_to = self._position() if scanned else None
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}
         rescans: dict[int, RescanPosition] = {}
-        for _ in range(self._next(_COUNT)[0] if has_rescans else 0):
+        for _ in range(self._next(_COUNT)[0] if version >= _RESCAN_VERSION else 0):
             bucket, end, length = self._next(_RESCAN)
             rescans[bucket] = RescanPosition(end, self._key(length))
+        if version >= _SCHEMA_VERSION:
+            net = {bucket: replace(each, schema_id=self._next(_SCHEMA)[0]) for bucket, each in net.items()}
         return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net, rescans)
 
     def _position(self) -> ScanPosition:

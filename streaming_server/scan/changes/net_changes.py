@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
-from streaming_server.scan.changes.log_token import NetPosition
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -31,7 +30,7 @@ from streaming_server.storage.files.disk_space import translate_disk_errors
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.scan.changes.log_token import NetPosition
     from streaming_server.storage.changelog.records import LogRecord
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -87,7 +86,7 @@ class NetChanges:
         position: Where the backlog ends, and how many net changes were returned before. `partitions` 0: as many as
             needed.
         keys_of: Returns the encoded primary keys of rows.
-        rows_of: Returns the rows of a record with the columns of the current schema.
+        rows_of: Returns the rows of a record with the columns of the position's schema version.
         encode: Returns rows as bytes, equal for equal rows.
         directory: Where partitions are spilled.
         memory_bytes: Approximate memory to use.
@@ -141,7 +140,7 @@ class NetChanges:
             self._ready.appendleft(rows.slice(count, len(rows.kinds) - count))
             rows = rows.slice(0, count)
         position = self.position
-        self.position = NetPosition(position.end, position.partitions, position.given + len(rows.kinds))
+        self.position = replace(position, given=position.given + len(rows.kinds))
         self._wanted.set()
         return rows
 
@@ -217,7 +216,7 @@ class NetChanges:
             changes = count_of(self.position.end) - count_of(self._start)
             size = first.nbytes * changes // max(self.changes_read, 1)
             partitions = min(max(1, -(-size * _MEMORY_FACTOR // self._memory_bytes)), _MAX_PARTITIONS)
-            self.position = NetPosition(self.position.end, partitions, self.position.given)
+            self.position = replace(self.position, partitions=partitions)
         return self.position.partitions
 
     def _net_changes_of(self, partitions: _HashPartitions, number: int) -> NetChangeBatch | None:
@@ -273,11 +272,7 @@ class NetChangesFactory(Protocol):
     """A bucket with a longer backlog is read as net changes."""
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
-        """Returns the net changes of one bucket from an offset on."""
-
-    @property
-    def definition(self) -> TableDefinition:
-        """The table whose current columns the rows have."""
+        """Returns the net changes of one bucket from an offset on. Their position names the schema of their rows."""
 
 
 class _HashPartitions:

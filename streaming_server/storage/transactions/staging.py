@@ -89,7 +89,8 @@ class TableFootprint:
         incarnation: The incarnation of the table.
         buckets: The buckets that the requests write to, and how many requests write to each.
         indexes: All sets of indexes that the table had when the requests were validated.
-        access: The columns that the requests write (empty: all), with the ids of the column locks of their writers.
+        access: The columns that the requests write (empty: all), after the schema version in which they are named, and
+            before the ids of the column locks of their writers.
         read_from: By bucket, the oldest log offset at which the transaction read keys that its commit depends on.
         merges: Whether rows are merged with the stored rows.
     """
@@ -97,7 +98,7 @@ class TableFootprint:
     incarnation: str
     buckets: Counter[int] = field(default_factory=Counter)
     indexes: set[tuple[int, ...]] = field(default_factory=set)
-    access: set[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
+    access: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
     read_from: dict[int, int] = field(default_factory=dict)
     merges: bool = False
 
@@ -108,7 +109,7 @@ class TableFootprint:
             return
         self.buckets.update(request.buckets)
         self.indexes.add(request.indexes)
-        self.access.add((request.columns, request.column_locks))
+        self.access.add((request.schema_id, request.columns, request.column_locks))
         self.merges |= request.merges
 
     def merge(self, other: TableFootprint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import ExitStack
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from aio_client import (
     ColumnLocked,
-    InvalidRequest,
     InvalidResumeToken,
     SchemaMismatch,
     StartFrom,
@@ -22,9 +22,12 @@ from aio_client import (
     sync,
 )
 from scankv.mirror import mirror
+from scankv.v1 import write_pb2
 from tests.support.bases import SOON, is_of_bases
 from tests.support.server_process import ServerProcess
+from tests.support.tables import ipc_stream
 from tests.support.waiting import wait_until
+from tests.support.wire import Wire, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,20 +97,23 @@ def test_rows_of_every_version_are_read_in_every_way(server: ServerProcess) -> N
             table = client.table("test.t")
 
 
-def test_columns_whose_names_meant_others_are_not_deleted_by_name(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
+def test_columns_whose_names_meant_others_are_not_deleted_by_clients_that_do_not_say_when(
+    server: ServerProcess,
+) -> None:
+    with sync.connect(server.url) as client, Wire(server.url) as wire:
         old = create(client, "test.t", rows=3)
         new = client.alter_table("test.t", rename_columns={"n": "text", "text": "n"}, column_order=[*FIRST.names])
         rows = rows_of(new)
-        for table in (old, new):
-            with pytest.raises(InvalidRequest, match='"n" cannot be deleted by name'):
-                table.delete([1], columns=["n"])
-            with pytest.raises(InvalidRequest, match='"n" cannot be deleted by name'), client.transaction() as tx:
-                tx.delete(table, [1], columns=["n"])
+        key = pa.record_batch({"k": [1]}, schema=pa.schema([new.schema.field("k")]))
+        for schema_id, said in ((0, '"n" cannot be deleted by name'), (9, "has no schema 9")):
+            request = write_pb2.DeleteRequest(
+                table="test.t", keys=ipc_stream(key.schema, key), columns=["n"], schema_id=schema_id
+            )
+            assert said in refusal(wire.writes.Delete, request).message
         assert rows_of(new) == rows
-        new.delete([1], columns=["price"])
-        new.upsert([{"k": 1, "n": None}], columns=["k", "n"])
-        assert rows_of(new)[1] == {**rows[1], "price": None, "n": None}
+        old.delete([0], columns=["n"])
+        new.delete([1], columns=["n"])
+        assert rows_of(new) == [{**rows[0], "text": None}, {**rows[1], "n": None}, rows[2]]
 
 
 def test_a_column_that_is_added_again_does_not_have_the_old_values(server: ServerProcess) -> None:
@@ -160,6 +166,42 @@ def test_nested_columns_gain_and_lose_fields(server: ServerProcess) -> None:
         assert changes.sort_by("k").to_pylist() == expected
         with pytest.raises(SchemaMismatch, match='"s" cannot have the field "name" again'):
             client.alter_table("test.t", column_types={"s": pa.struct([*second_type, ("name", pa.string())])})
+
+
+def test_a_client_that_opened_the_table_before_deletes_the_columns_that_it_means(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client, sync.connect(server.url) as other:
+        old = create(client, "test.t", rows=4)
+        with client.transaction() as transaction:
+            transaction.delete(old, [0], columns=["text"])
+            new = other.alter_table("test.t", **CHANGES)
+            transaction.delete(old, [1], columns=["text"])
+        old.delete([2], columns=["text"])
+        with old.writer() as writer:
+            writer.delete([3], columns=["k", "text"])
+        expected = [{**changed(first(k)), "n": None} for k in range(4)]
+        assert rows_of(new) == expected
+        # What is dropped need not be deleted, and the rows stay.
+        with client.transaction() as transaction:
+            transaction.delete(old, [0], columns=["n"])
+            other.alter_table("test.t", drop_columns=["text"])
+            transaction.delete(old, [1], columns=["k", "n"])
+        old.delete([2], columns=["n"])
+        assert rows_of(new) == [{name: value for name, value in row.items() if name != "text"} for row in expected]
+
+
+def test_a_transaction_does_not_write_a_column_that_was_renamed_and_locked_meanwhile(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = create(client, "test.t", rows=1)
+
+        def write(locks: ExitStack) -> None:
+            with client.transaction() as transaction:
+                transaction.upsert(table, [{"k": 0, "text": "staged"}], columns=["k", "text"])
+                altered = client.alter_table("test.t", rename_columns={"text": "name"})
+                locks.enter_context(altered.lock_columns(["name"], owner="writer-1"))
+
+        with ExitStack() as locks, pytest.raises(ColumnLocked):
+            write(locks)
+        assert rows_of(client.table("test.t"))[0]["name"] == "t0"
 
 
 def test_complete_rows_without_a_column_get_its_default(server: ServerProcess) -> None:
@@ -269,6 +311,31 @@ async def test_a_mirror_follows_and_its_state_can_be_older_than_the_columns(serv
             async with mirror(table, state=state) as local:
                 await local.wait_for(written.log_offsets)
                 assert local.to_arrow().sort_by("k").to_pylist() == expected
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [{"drop_columns": ["b"]}, {"add_columns": pa.schema([("b", pa.int64())]), "column_defaults": {"b": 7}}],
+        [{"drop_columns": ["b"], "add_columns": pa.schema([("b", pa.int64())])}],
+        [{"rename_columns": {"a": "b", "b": "a"}, "column_order": ["k", "a", "b"]}],
+    ],
+)
+async def test_a_mirror_notices_that_a_column_was_replaced_by_one_of_the_same_name_and_type(
+    server: ServerProcess, changes: list[dict[str, Any]]
+) -> None:
+    async with connect(server.url) as client:
+        schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
+        table = await client.create_table("test.t", schema, primary_key=["k"], buckets=1)
+        await table.upsert([{"k": k, "a": k, "b": 10 * k} for k in range(4)])
+        async with mirror(table) as local:
+            for each in changes:
+                table = await client.alter_table("test.t", **each)
+            assert table.schema.names == schema.names
+            written = await table.upsert([{"k": 4, "a": 1, "b": 2}])
+            await local.wait_for(written.log_offsets)
+            assert local.to_arrow().sort_by("k") == (await table.scan().to_arrow()).sort_by("k")
 
 
 def test_columnar_bases_of_older_columns_are_read_by_id(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from streaming_server.scan.changes.log_token import (
     LaterView,
     LogPosition,
     LogTokenWriter,
+    NetPosition,
     RescanPosition,
     read_log_token,
 )
@@ -38,7 +39,9 @@ def positions(draw: st.DrawFn) -> LogPosition:
     scanned = draw(st.none() | PLACES) if scanning else None
     rescan = st.builds(RescanPosition, OFFSETS, st.binary(max_size=40))
     rescans = draw(st.dictionaries(st.sampled_from(buckets), rescan))
-    return LogPosition(draw(offsets), scanned, tuple(views), scanning, rescans=rescans)
+    catch_up = st.builds(NetPosition, OFFSETS, st.integers(0, 2**16 - 1), OFFSETS, st.integers(0, 2**32 - 1))
+    net = draw(st.dictionaries(st.sampled_from(buckets), catch_up))
+    return LogPosition(draw(offsets), scanned, tuple(views), scanning, net, rescans)
 
 
 @given(positions(), st.none() | st.integers(0, 2**63 - 1))
@@ -99,6 +102,8 @@ def test_keys_of_rescans_that_do_not_fit_are_left_out() -> None:
     assert read_log_token(token, fingerprint()) == (LogPosition(offsets), None)
 
 
-def test_a_token_without_rescans_is_as_earlier_servers_read_it() -> None:
-    assert LogTokenWriter(fingerprint()).token(LogPosition({0: 5}), None)[0] == 17
-    assert LogTokenWriter(fingerprint()).token(LogPosition({0: 5}, rescans={0: RescanPosition(6, b"k")}), None)[0] == 18
+def test_a_token_is_as_earlier_servers_read_it_where_it_can_be() -> None:
+    writer = LogTokenWriter(fingerprint())
+    assert writer.token(LogPosition({0: 5}), None)[0] == 17
+    assert writer.token(LogPosition({0: 5}, rescans={0: RescanPosition(6, b"k")}), None)[0] == 18
+    assert writer.token(LogPosition({0: 5}, net={0: NetPosition(9, 4, 2, schema_id=1)}), None)[0] == 19

@@ -38,6 +38,7 @@ REQUEST = StagedRequest(
     action=UPSERT,
     rows=2,
     buckets={0: 1, 3: 1},
+    schema_id=2,
     columns=("k", "v"),
     column_locks=("lock",),
 )
@@ -135,7 +136,7 @@ def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path
     (loaded,) = directory.load_parts()
     assert (loaded.part, loaded.number, loaded.requests, loaded.rows, loaded.size) == ("p", 4, 3, 6, part.size)
     assert loaded.tables["a.b"].buckets == {0: 1, 1: 1, 2: 1}
-    assert loaded.tables["a.b"].access == {(("k", "v"), ("lock",))}
+    assert loaded.tables["a.b"].access == {(2, ("k", "v"), ("lock",))}
     found = list(read_staged_requests(part.path, 3))
     assert found == [(replace(REQUEST, buckets={n: 1}), bytes([n]) * 100) for n in range(3)]
     data = part.path.read_bytes()
