@@ -37,8 +37,11 @@ tools:
 # of Spark first and tests/unit last, so that no long file starts at the end. Bytecode is kept, since tests start many
 # processes.
 test: tools $(INSTALLED)
-	@PYTHONDONTWRITEBYTECODE= .ci/in-memory $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-	    -o tmp_path_retention_policy=failed
+	@export PYTHONDONTWRITEBYTECODE=; status=0; \
+	pytest='.ci/in-memory $(BIN)/python -m pytest -o tmp_path_retention_policy=failed'; \
+	$$pytest -m 'not soak and not alone' -n 4 --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$$pytest -m alone || status=$$?; \
+	exit $$status
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -81,6 +81,10 @@ class Wire:
         request = table_pb2.GetTableRequest(name=name, statistics=True)
         return list(self.tables.GetTable(request, timeout=_TIMEOUT_SECONDS).buckets)
 
+    def written(self, name: str) -> list[tuple[int, int, int]]:
+        """Returns what only writes change, by bucket: the rows, the next log offset, and the bytes of the changelog."""
+        return [(each.rows, each.log_offset, each.log_bytes) for each in self.statistics(name)]
+
     def pin(self, table: str, **fields: Any) -> snapshot_pb2.PinSnapshotResponse:
         """Pins a table."""
         request = snapshot_pb2.PinSnapshotRequest(table=table, **fields)

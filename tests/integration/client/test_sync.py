@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import polars as pl
@@ -43,8 +44,20 @@ def table(sync_client: sync.Client, name: str) -> sync.Table:
     return table
 
 
+# Fixtures of other tests may keep clients open until the end.
+_others: Final = weakref.WeakSet[threading.Thread]()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leaks() -> Iterator[None]:
+    _others.update(client_threads())
+    yield
+    assert no_client_thread_is_left()
+
+
 def client_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "scankv-client"]
+    """Returns the threads of clients that the running test has connected."""
+    return [each for each in threading.enumerate() if each.name == "scankv-client" and each not in _others]
 
 
 def no_client_thread_is_left() -> bool:
@@ -295,9 +308,3 @@ def test_a_stream_of_its_own_ends_its_thread(shared_server: ServerProcess, table
     with stream_once(config, table.scan().spec) as stream:
         next(stream)
     assert len(client_threads()) == others
-
-
-@pytest.fixture(autouse=True)
-def no_thread_leaks() -> Iterator[None]:
-    yield
-    assert no_client_thread_is_left()

@@ -60,11 +60,11 @@ def among_good(bad: dict[str, Any]) -> pa.RecordBatch:
 
 def refused_without_a_trace(wire: Wire, table: str, batch: pa.RecordBatch) -> Refusal:
     """Sends an upsert that must be refused; checks that it wrote no row and used no offset."""
-    before = wire.statistics(table)
+    before = wire.written(table)
     found = refusal(wire.writes.Upsert, upsert(table, batch))
-    after = wire.statistics(table)
+    after = wire.written(table)
     assert after == before
-    assert sum(bucket.rows for bucket in after) == 300
+    assert sum(rows for rows, _, _ in after) == 300
     keys = pa.record_batch({"player": [f"new {i}" for i in range(100)]})
     answer = wire.lookups.Lookup(lookup_pb2.LookupRequest(table=table, keys=ipc_stream(keys.schema, keys)))
     assert not any(answer.found)

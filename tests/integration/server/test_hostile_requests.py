@@ -87,11 +87,11 @@ def unharmed(wire: Wire, shared_server: ServerProcess) -> object:
 @pytest.mark.parametrize("request_name", HOSTILE)
 def test_hostile_arrow_data_is_refused_and_nothing_written(wire: Wire, table: str, request_name: str) -> None:
     data = HOSTILE[request_name]
-    before = wire.statistics(table)
+    before = wire.written(table)
     assert_refused(refusal(wire.writes.Upsert, write_pb2.UpsertRequest(table=table, rows=data)))
     assert_refused(refusal(wire.writes.Delete, write_pb2.DeleteRequest(table=table, keys=data)))
     assert_refused(refusal(wire.lookups.Lookup, lookup_pb2.LookupRequest(table=table, keys=data)))
-    assert wire.statistics(table) == before
+    assert wire.written(table) == before
     assert wire.writes.Upsert(write_pb2.UpsertRequest(table=table, rows=good_request())).rows == 3
 
 
@@ -317,10 +317,10 @@ def test_a_field_of_the_future_is_refused_in_every_call(wire: Wire, table: str, 
         (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table, where=operand)),
         (wire.lookups.Lookup, lookup_pb2.LookupRequest(table=table, columns=columns)),
     ]
-    before = wire.statistics(table)
+    before = wire.written(table)
     for method, request in futures:
         assert refusal(method, request).reason == "UNKNOWN_FIELD"
-    assert wire.statistics(table) == before
+    assert wire.written(table) == before
 
 
 def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
