@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
+from scankv.model.tables.evolution import ColumnChanges
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
@@ -39,7 +40,17 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.change_log import ChangeLog
 
 FIRST = define(SCORES)
-DEFINITION = FIRST.add_columns(pa.schema([("team", pa.string())]))
+TEAM = pa.schema([("team", pa.string())])
+LATER = {
+    "with another column": FIRST.add_columns(TEAM),
+    "with a renamed column in another place": FIRST.change_columns(
+        ColumnChanges(rename={"score": "points"}, add=TEAM, order=("team", "points", "player"))
+    ),
+    "with another column of the same name": FIRST.change_columns(
+        ColumnChanges(drop=("score",), add=pa.schema([("score", pa.string())]))
+    ),
+}
+"""The table after a change of its columns."""
 ANY = 1 << 40
 PAIR = [RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER]
 
@@ -107,8 +118,9 @@ class InMemory:
 
 
 class InRocksDB:
-    def __init__(self, store: RocksStore, clock: FixedClock) -> None:
+    def __init__(self, store: RocksStore, clock: FixedClock, later: TableDefinition) -> None:
         self._store = store
+        self._later = later
         self._span = LogSpan(0, 0, (0,))
         self._delete(b"", b"\xff" * 9)
         self.log = BucketLog(store, lambda: self._span)
@@ -153,7 +165,7 @@ class InRocksDB:
 
     def _records(self) -> Iterator[tuple[bytes, bytes, LogRecord]]:
         for key, value in self._store.read_log_records():
-            yield key, value, decode_record(key, value, DEFINITION)
+            yield key, value, decode_record(key, value, self._later)
 
     def _delete(self, start: bytes, end: bytes) -> None:
         batch = self._store.batch()
@@ -167,11 +179,12 @@ def _kind_of(record: LogRecord) -> tuple[int, int]:
 
 @dataclass
 class LogHistory:
-    """A log and its expected changes."""
+    """A log and its expected changes. `later` is the table after a change of its columns."""
 
     logged: Logged
     clock: FixedClock
-    changes: list[LoggedChange]
+    later: TableDefinition
+    changes: list[LoggedChange] = field(default_factory=list)
     first: int = 0
     micros: int = 1000
     schema: TableDefinition = FIRST
@@ -186,9 +199,10 @@ class LogHistory:
         """Appends changes in one commit, and returns the offset of the first."""
         self.micros += later
         start, span = len(self.changes), self.log.span
-        rows = [(f"p{start + n}", start + n, f"t{n}")[: len(self.schema.schema.names)] for n in range(len(kinds))]
-        columns = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), self.schema.schema.arrow, strict=True)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema.schema.arrow)
+        columns = self.schema.schema.arrow
+        rows = [tuple(_value_of(each, start + n) for each in columns) for n in range(len(kinds))]
+        arrays = [pa.array(values, each.type) for values, each in zip(zip(*rows, strict=True), columns, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
         schema_id = self.schema.schema.id
         self.unsynced.append(start)
         self.logged.append(Changes(np.array(kinds, np.uint8), batch), schema_id, self.micros)
@@ -210,13 +224,13 @@ class LogHistory:
         self.first = self.logged.trim(offset)
 
     def read(self, start: int, end: int, *, max_changes: int = ANY, max_bytes: int = ANY) -> list[LoggedChange]:
-        records = self.log.read(start, end, DEFINITION, max_changes=max_changes, max_bytes=max_bytes)
+        records = self.log.read(start, end, self.later, max_changes=max_changes, max_bytes=max_bytes)
         found = []
         for record in records:
             rows, kinds = exact_rows(record.changes.rows), record.changes.kinds.tolist()
             assert len(rows) == len(kinds) == len(record.commit_micros)
             assert epoch_of(record.offset) == record.epoch
-            assert record.changes.rows.schema.equals(DEFINITION.schema_at(record.schema_id).arrow)
+            assert record.changes.rows.schema.equals(self.later.schema_at(record.schema_id).arrow)
             for place, row in enumerate(rows):
                 micros = int(record.commit_micros[place])
                 found.append(LoggedChange(record.offset + place, RowKind(kinds[place]), record.schema_id, micros, row))
@@ -228,13 +242,25 @@ class LogHistory:
         assert self.read(span.offset_of(span.first), span.offset_of(span.end)) == self.changes[self.first :]
 
 
+def _value_of(field: pa.Field, number: int) -> Any:
+    return number if field.type == pa.int64() else f"{field.name} {number}"
+
+
+@pytest.fixture(scope="module", params=LATER)
+def later(request: pytest.FixtureRequest) -> TableDefinition:
+    """Returns the table after a change of its columns."""
+    return LATER[request.param]
+
+
 @pytest.fixture(scope="module", params=["rocksdb", "memory"])
-def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LogHistory]]:
+def new(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, later: TableDefinition
+) -> Iterator[Callable[[], LogHistory]]:
     """Returns a function that creates an empty log."""
 
     def in_memory() -> LogHistory:
         clock = FixedClock()
-        return LogHistory(InMemory(clock), clock, [])
+        return LogHistory(InMemory(clock), clock, later)
 
     if request.param == "memory":
         yield in_memory
@@ -244,7 +270,7 @@ def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
     def in_rocksdb() -> LogHistory:
         clock = FixedClock()
-        return LogHistory(InRocksDB(store, clock), clock, [])
+        return LogHistory(InRocksDB(store, clock, later), clock, later)
 
     yield in_rocksdb
     store.close()
@@ -264,7 +290,7 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
         if what == "commit":
             history.commit(data.draw(KINDS), later=data.draw(st.sampled_from([0, 0, 1, 50])))
         elif what == "alter":
-            history.schema = DEFINITION
+            history.schema = history.later
         elif what == "crash":
             history.lose_from(data.draw(st.sampled_from([*history.unsynced, end, end])))
         else:
@@ -442,7 +468,7 @@ def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     span = history.log.span
     times = [change.micros for change in history.changes[span.first :]]
     for micros in {0, *times, *(time - 1 for time in times), *(time + 1 for time in times)}:
-        found = history.log.offset_at(micros, DEFINITION)
+        found = history.log.offset_at(micros, history.later)
         assert found == span.offset_of(span.first + bisect_left(times, micros)), micros
 
 
@@ -523,10 +549,10 @@ def test_a_rewritten_log_returns_the_same_changes_and_accepts_appends(new: Calla
     history.check()
     history.trim(30)
     history.check()
-    assert history.log.offset_at(0, DEFINITION) == 30
+    assert history.log.offset_at(0, history.later) == 30
     for before, after in pairwise(history.changes):
         if after.micros > before.micros:
-            assert history.log.offset_at(after.micros, DEFINITION) == max(after.offset, 30)
+            assert history.log.offset_at(after.micros, history.later) == max(after.offset, 30)
 
 
 @given(st.data())
@@ -550,11 +576,11 @@ def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
         assert [(each.offset, each.marker.start) for each in found] == [
             (offset, b"%02d" % offset) for offset in range(start, start + min(same, most)) if expected[start]
         ]
-        assert logged.log.offset_at(10 * start, DEFINITION) == start
+        assert logged.log.offset_at(10 * start, FIRST) == start
         if expected[start]:
             with pytest.raises(MarkerReached, match="track_changes=False") as caught:
-                logged.log.read(start, end, DEFINITION, max_changes=ANY, max_bytes=ANY)
+                logged.log.read(start, end, FIRST, max_changes=ANY, max_bytes=ANY)
             assert (caught.value.record.offset, caught.value.record.commit_micros) == (start, 10 * start)
         else:
-            records = logged.log.read(start, end, DEFINITION, max_changes=ANY, max_bytes=ANY)
+            records = logged.log.read(start, end, FIRST, max_changes=ANY, max_bytes=ANY)
             assert sum(len(record.changes) for record in records) == same

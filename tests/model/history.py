@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from aio_client import InvalidRequest
 from streaming_server.storage.changelog.offsets import count_of
 from tests.model.model_table import ModelTable
 from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
+from tests.support.evolved import create_evolved_table
 from tests.support.tables import exact_rows
 from tests.support.waiting import await_until
 
@@ -53,10 +55,13 @@ class History:
         random: Random,
         changelog: str = "full",
         columnar_base: str = "off",
+        *,
+        evolved: bool = False,
     ) -> History:
-        """Creates a random table without rows."""
+        """Creates a random table without rows, which has had other columns before if `evolved` is set."""
         layout = Layout.random(random)
-        table = await client.create_table(
+        create = partial(create_evolved_table, client) if evolved else client.create_table
+        table = await create(
             "test.history",
             SCHEMA,
             primary_key=layout.primary_key,

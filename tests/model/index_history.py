@@ -47,8 +47,11 @@ class IndexHistory(History):
         random: Random,
         changelog: str = "full",
         columnar_base: str = "off",
+        *,
+        evolved: bool = False,
     ) -> IndexHistory:
         """Creates a random table without rows, with or without indexes."""
+        assert not evolved, "the indexes are of columns that the table has had from the beginning"
         layout = Layout.random(random)
         indexes: list[tuple[str, ...]] = []
         for _ in range(random.randrange(3)):

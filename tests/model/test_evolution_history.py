@@ -9,7 +9,9 @@ import pytest
 
 from aio_client import connect
 from scankv.mirror import mirror
-from tests.model.evolution_history import BUCKETS, ENGINES, SCHEMA, EvolutionHistory
+from tests.model.evolution_checks import check, following
+from tests.model.evolution_columns import ENGINES, SCHEMA
+from tests.model.evolution_history import BUCKETS, EvolutionHistory
 from tests.model.history import noted
 from tests.support.bases import SOON
 from tests.support.server_process import ServerProcess
@@ -40,15 +42,14 @@ async def test_rows_are_what_the_model_has_whatever_columns_change(
             name = f"test.{engine}"
             table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, **ENGINES[engine])
             history = EvolutionHistory(client, server, engine, random, table)
-            async with mirror(table) as local:
+            async with following(history), mirror(table) as local:
                 for step in range(steps):
                     await history.step()
                     if step % 10 == 9:
-                        await history.check()
-                await history.check()
+                        await check(history)
+                await check(history)
                 assert history.changes > steps // 10
                 await history.insert()
                 offsets = {bucket.bucket: bucket.log_offset for bucket in await history.table.statistics()}
                 await local.wait_for(offsets)
                 assert local.to_arrow().sort_by("k").to_pylist() == history.expected()
-            assert all(bucket.is_consistent for bucket in await client.check_table(name))

@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "changelog", "operations"),
-    [(1, "full", 200), (3, "upsert", 80), (4, "none", 40)],
+    ("seed", "changelog", "operations", "evolved"),
+    [
+        (1, "full", 200, False),
+        (2, "full", 60, True),
+        (3, "upsert", 80, False),
+        (4, "none", 40, False),
+        (6, "upsert", 40, True),
+    ],
 )
 async def test_a_table_equals_a_dictionary_with_the_same_history(
-    server: ServerProcess, seed: int, changelog: str, operations: int
+    server: ServerProcess, seed: int, changelog: str, operations: int, evolved: bool
 ) -> None:
-    await check_history(server, seed, operations, changelog)
+    await check_history(server, seed, operations, changelog, evolved=evolved)
 
 
 @pytest.mark.asyncio
@@ -43,7 +49,7 @@ async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_th
     tmp_path: Path, seed: int, changelog: str, operations: int
 ) -> None:
     with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
-        await check_history(server, seed, operations, changelog, columnar_base="eager")
+        await check_history(server, seed, operations, changelog, columnar_base="eager", evolved=seed % 2 == 1)
         assert "incident" not in server.log
 
 
@@ -51,16 +57,23 @@ async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_th
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(1000, 1020))
 async def test_a_table_equals_a_dictionary_with_the_same_long_history(server: ServerProcess, seed: int) -> None:
-    await check_history(server, seed, operations=1500, changelog=("full", "upsert", "full", "none")[seed % 4])
+    changelog = ("full", "upsert", "full", "none")[seed % 4]
+    await check_history(server, seed, operations=1500, changelog=changelog, evolved=seed % 3 == 0)
 
 
 async def check_history(
-    server: ServerProcess, seed: int, operations: int, changelog: str, columnar_base: str = "off"
+    server: ServerProcess,
+    seed: int,
+    operations: int,
+    changelog: str,
+    columnar_base: str = "off",
+    *,
+    evolved: bool = False,
 ) -> None:
     """Runs the history of a seed, then checks the files on disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            history = await History.begin(server, client, Random(seed), changelog, columnar_base)
+            history = await History.begin(server, client, Random(seed), changelog, columnar_base, evolved=evolved)
             await history.run(operations)
             await history.check()
             if columnar_base != "off":
