@@ -37,6 +37,8 @@ SCHEMA: Final = pa.schema(
 )
 
 TRY_SECONDS: Final = 40
+FAST_SECONDS: Final = 0.0015
+"""The processor time of `_time_reference` on the machine for which the slices were chosen, with nothing beside it."""
 BUSY_CLASS: Final = 3
 """The first class of turns that take 1 ms or longer. Shorter ones are mostly turns without a slice of work."""
 LONG_CLASS: Final = 4
@@ -226,19 +228,35 @@ WORK: Final[dict[str, Callable[[SlicedTables], object]]] = {
 
 @pytest.mark.parametrize("work", WORK)
 def test_work_holds_the_loop_for_at_most_two_milliseconds_at_a_time(tables: SlicedTables, work: str) -> None:
-    """Uses the best of many tries: on a busy machine, the same work takes more processor time, but not always."""
-    tried: list[list[int]] = []
+    """Uses the best of many tries: beside other work, the same work takes more processor time, but not always.
+
+    While the processor runs at half its speed, as shared ones do for minutes, a turn may take twice as long.
+    """
+    tried: list[tuple[bool, list[int]]] = []
     end = time.monotonic() + TRY_SECONDS
     while time.monotonic() < end:
+        is_slow = _time_reference() > FAST_SECONDS * 1.4
         before = tables.client.server_stats().loop_turns
         WORK[work](tables)
         after = tables.client.server_stats().loop_turns
-        tried.append([late - early for early, late in zip(before, after, strict=True)])
-        if _is_sliced(tried[-1]):
+        is_slow = is_slow and _time_reference() > FAST_SECONDS * 1.4
+        tried.append((is_slow, [late - early for early, late in zip(before, after, strict=True)]))
+        if _is_sliced(*tried[-1]):
             return
-    raise AssertionError(f"turns by duration: {tried}")
+    raise AssertionError(f"whether the processor was slow, and turns by duration: {tried}")
 
 
-def _is_sliced(turns: list[int]) -> bool:
-    long, very_long = sum(turns[LONG_CLASS:]), sum(turns[VERY_LONG_CLASS:])
-    return long <= max(FEW, SHARE_OF_LONG * sum(turns[BUSY_CLASS:])) and very_long <= 1
+def _is_sliced(is_slow: bool, turns: list[int]) -> bool:
+    busy, long, very_long = (sum(turns[each + is_slow :]) for each in (BUSY_CLASS, LONG_CLASS, VERY_LONG_CLASS))
+    return long <= max(FEW, SHARE_OF_LONG * busy) and very_long <= 1
+
+
+def _time_reference() -> float:
+    """Returns the processor time of work that is always the same."""
+    times: list[float] = []
+    for _ in range(5):
+        began, total = time.thread_time(), 0
+        for number in range(20_000):
+            total += number * number % 7
+        times.append(time.thread_time() - began)
+    return min(times)
