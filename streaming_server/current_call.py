@@ -7,10 +7,10 @@ import time
 import uuid
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 
 class AnswerClaim(Protocol):
@@ -22,6 +22,9 @@ class AnswerClaim(Protocol):
     def claim(self, size: int, *, may_refuse: bool = True) -> None:
         """Sets how many bytes the answer takes. Raises ServerBusy if no room is left."""
 
+
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+"""What a client sends before its message."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -47,17 +50,17 @@ class CurrentCall:
 
     Args:
         method: The method.
-        read_metadata: Returns the metadata that the client has sent.
+        metadata: The metadata that the client has sent, as pairs of a name and a value.
     """
 
     __slots__ = (
-        "_read_metadata",
         "_request_id",
         "answer",
         "bytes_returned",
         "error",
         "explain",
         "may_last",
+        "metadata",
         "method",
         "on_end",
         "rows_scanned",
@@ -69,8 +72,9 @@ class CurrentCall:
         "waited_seconds",
     )
 
-    def __init__(self, method: str, read_metadata: Callable[[], Any]) -> None:
+    def __init__(self, method: str, metadata: Metadata) -> None:
         self.method = method
+        self.metadata = metadata
         self.table = ""
         self.scan_id = ""
         self.waited_seconds = 0.0
@@ -84,21 +88,20 @@ class CurrentCall:
         self.bytes_returned = 0
         self.trace_id = ""
         self.span_id = ""
-        self._read_metadata = read_metadata
         self._request_id = ""
 
     @property
     def request_id(self) -> str:
-        """The `x-request-id` of the client if it is well-formed; otherwise a generated one.
-
-        Read only when it is needed, because most calls log nothing.
-        """
+        """The `x-request-id` of the client if it is well-formed; otherwise one that is generated on first use."""
         if not self._request_id:
-            given = next((value for name, value in self._read_metadata() or () if name == "x-request-id"), "")
-            is_good = isinstance(given, str) and _REQUEST_ID.fullmatch(given)
-            self._request_id = given if is_good else uuid.uuid4().hex
+            given = next((value for name, value in self.metadata if name == "x-request-id"), "")
+            well_formed = _REQUEST_ID.fullmatch(given) if isinstance(given, str) else None
+            self._request_id = well_formed[0] if well_formed else uuid.uuid4().hex
         return self._request_id
 
+
+CALL_METADATA: Final[ContextVar[Metadata]] = ContextVar("scankv_call_metadata", default=())
+"""The metadata of the call that the current task serves."""
 
 CURRENT_CALL: Final[ContextVar[CurrentCall | None]] = ContextVar("scankv_current_call", default=None)
 """The call that the current task serves, if it serves one."""

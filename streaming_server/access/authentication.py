@@ -33,6 +33,13 @@ class Authenticator:
             return f"the server accepts {issued}"
         return f"the server accepts tokens that its operator creates with {created}, and {issued}"
 
+    def find(self, token: str) -> CallerIdentity | None:
+        """Returns the caller with a token of the token file that was verified before; None if `verify` must look at it.
+
+        Most calls need nothing else.
+        """
+        return None if self._tokens is None else self._tokens.find(token)
+
     async def verify(self, token: str) -> CallerIdentity | str:
         """Returns the caller with a token, or why the token is refused, for the log only."""
         # A JSON web token begins with an encoded brace, so it never begins like this.

@@ -71,8 +71,8 @@ class TokenStore:
         self._load(read_tokens(path))
 
     def _load(self, records: dict[str, TokenRecord]) -> None:
-        # The ids of tokens that were verified, so that only the first call with each computes its hash.
-        self._verified: dict[str, str] = {}
+        # By token, so that only the first call with each computes its hash.
+        self._verified: dict[str, CallerIdentity] = {}
         self._hashes = {id_: bytes.fromhex(record.sha256) for id_, record in records.items()}
         self._revoked = {id_ for id_, record in records.items() if record.revoked is not None}
         self._callers = {
@@ -82,10 +82,15 @@ class TokenStore:
             for id_, record in records.items()
         }
 
+    def find(self, token: str) -> CallerIdentity | None:
+        """Returns the caller with a token that was verified before and is valid; None if `verify` must look at it."""
+        caller = self._verified.get(token)
+        if caller is None or (caller.expires_at is not None and caller.expires_at <= self._now()):
+            return None
+        return caller
+
     def verify(self, token: str) -> CallerIdentity | str:
         """Returns the caller with a token, or why the token is refused, for the log only."""
-        if (id_ := self._verified.get(token)) is not None:
-            return self._current(id_)
         id_ = id_of(token)
         if id_ is None:
             return "the token is malformed"
@@ -95,8 +100,10 @@ class TokenStore:
         presented = hashlib.sha256(token.encode()).digest()
         if not hmac.compare_digest(presented, self._hashes.get(id_, _NO_HASH)):
             return "the token is unknown"
-        self._verified[token] = id_
-        return self._current(id_)
+        found = self._current(id_)
+        if isinstance(found, CallerIdentity):
+            self._verified[token] = found
+        return found
 
     def renewed(self, caller: CallerIdentity) -> CallerIdentity | str:
         """Returns a caller who was verified before as of now, or why the caller's token is no longer valid."""

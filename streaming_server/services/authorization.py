@@ -10,6 +10,7 @@ from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
 from streaming_server.access.callers import ANYBODY, CallerIdentity
 from streaming_server.access.grants import Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
+from streaming_server.current_call import CALL_METADATA
 from streaming_server.services.permissions import (
     EveryTable,
     NamedById,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.access.authentication import Authenticator
+    from streaming_server.current_call import Metadata
     from streaming_server.services.audit import AuditTrail
     from streaming_server.services.permissions import Permission, Requirement
 
@@ -72,11 +74,11 @@ class CallGuard:
         """
         if self._tokens is None:
             return ANYBODY
-        token = _token_of(context)
+        token = _token_of(CALL_METADATA.get())
         found = (
             "the call has no token, or more than one, or too long a one"
             if token is None
-            else await self._tokens.verify(token)
+            else self._tokens.find(token) or await self._tokens.verify(token)
         )
         if isinstance(found, CallerIdentity):
             return found
@@ -208,9 +210,9 @@ class CallGuard:
         return None
 
 
-def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+def _token_of(metadata: Metadata) -> str | None:
     """Returns the token of a call; None without one, or with several."""
-    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    found = [value for key, value in metadata if key == "authorization"]
     if len(found) != 1 or not isinstance(found[0], str):
         return None
     value = found[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from streaming_server.current_call import CURRENT_CALL, CurrentCall
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, CurrentCall
 from streaming_server.histogram import Histogram
 from streaming_server.services.call_spans import end_span, start_span
 
@@ -56,10 +56,10 @@ class Calls:
 
         async def measured(stream: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
             began = clock()
-            call = CurrentCall(method, context.invocation_metadata)
+            call = CurrentCall(method, CALL_METADATA.get())
             call.may_last = watches_health
             CURRENT_CALL.set(call)
-            span = None if tracer is None else start_span(tracer, call, context.invocation_metadata())
+            span = None if tracer is None else start_span(tracer, call, call.metadata)
             running[method] += 1
             code = "OK"
             try:

@@ -21,6 +21,7 @@ from streaming_server.access.callers import STREAM_CALLER
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
 from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
+from streaming_server.services.call_handlers import CallHandlers
 from streaming_server.services.calls import Calls
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
@@ -278,9 +279,10 @@ class GuardedServer:
 
     def __init__(self, intake: Intake, server: grpc.aio.Server, turns: ChunkTurns, access: CallGuard | None) -> None:
         self._intake = intake
-        self._server = server
         self._turns = turns
         self._access = access
+        self._handlers = CallHandlers()
+        server.add_generic_rpc_handlers((self._handlers,))
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing, because generated code registers the same handlers again by name."""
@@ -288,8 +290,8 @@ class GuardedServer:
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        guarded = {name: self._guard(f"{service}/{name}", handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
+        methods = {f"{service}/{name}": handler for name, handler in handlers.items()}
+        self._handlers.add({method: self._guard(method, handler) for method, handler in methods.items()})
 
     def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
         intake, turns, parse = self._intake, self._turns, _parser(name, handler.request_deserializer)
