@@ -46,11 +46,21 @@ def read_checked_json(path: Path) -> dict[str, Any]:
         DataLoss: The file cannot be read or is damaged.
         ServerBusy: Too many files are open.
     """
+    content = find_checked_json(path)
+    if content is None:
+        raise DataLoss(f"the file {path} cannot be read: it is missing")
+    return content
+
+
+def find_checked_json(path: Path) -> dict[str, Any] | None:
+    """Reads a file like `read_checked_json`. None: there is none, or it was removed at this moment."""
     try:
         stored = json.loads(path.read_bytes())
         check_format(f"the file {path}", stored.get("format", _FORMAT), _FORMAT)
         content: dict[str, Any] = stored["content"]
         intact = stored["crc32c"] == _checksum(content)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         if is_out_of_files(error):
             raise too_many_files(f"the file {path} cannot be read") from error

@@ -21,7 +21,12 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.checked_json import (
+    find_checked_json,
+    read_checked_json,
+    sync_directory,
+    write_checked_json,
+)
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.snapshots.pinned_base import PinnedBase
 
@@ -177,8 +182,7 @@ class ViewDirectory:
 
     def read_splits(self) -> dict[str, Any] | None:
         """Reads what `write_splits` wrote. None: the view was not split yet. Raises DataLoss, which names the file."""
-        file = self.path / "splits.json"
-        return read_checked_json(file) if file.exists() else None
+        return find_checked_json(self.path / "splits.json")
 
     def write_splits(self, content: dict[str, Any]) -> None:
         """Stores a sample of the keys of the view."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.checked_json import find_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
 from streaming_server.storage.files.frames import encode_frame, read_frames, write_at
@@ -322,7 +322,7 @@ class StagingDirectory:
 
     def read_metadata(self) -> dict[str, Any] | None:
         """Reads the metadata. None: a crash has left only the directory. Raises DataLoss."""
-        return read_checked_json(self.path / _FILE) if (self.path / _FILE).exists() else None
+        return find_checked_json(self.path / _FILE)
 
     def part_path(self, number: int) -> Path:
         """Returns the path of a part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,25 @@ def whole_view(table: Path, view_id: str) -> ViewDirectory:
     view.complete(manifest_of(view_id))
     view.write_lease("lease", 5.0)
     return view
+
+
+def test_a_view_that_is_removed_while_its_splits_are_read_has_none(table: Path, trash: Path) -> None:
+    view, content = whole_view(table, "v"), {"0": {"rows": 1}}
+    view.write_splits(content)
+
+    def remove_and_restore() -> None:
+        for _ in range(3000):
+            view.path.rename(trash / "v")
+            (trash / "v").rename(view.path)
+
+    found = []
+    with ThreadPoolExecutor(1) as threads:
+        moving = threads.submit(remove_and_restore)
+        while not moving.done():
+            found.append(view.read_splits())
+    assert content in found
+    assert None in found
+    assert all(each in (content, None) for each in found)
 
 
 def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None:
