@@ -57,6 +57,7 @@ from streaming_server.services.errors import refuse_unknown_fields
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.table import _schema
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.fuzz.token_targets import bearer_token, bearer_tokens, claims, signed_claims
 from tests.fuzz.world import NESTED, SCHEMA, row
 from tests.support.hostile_requests import hostile_requests
 from tests.support.tables import define, ipc_stream
@@ -284,6 +285,8 @@ def _files() -> list[bytes]:
 
 
 TARGETS: Final[dict[str, Target]] = {
+    "bearer tokens": Target(bearer_token, bearer_tokens),
+    "claims of tokens": Target(signed_claims, claims),
     "scan tokens": Target(_scan_token, _scan_tokens),
     "changelog tokens": Target(_log_token, _log_tokens),
     "rows": Target(_rows, _row_streams),
