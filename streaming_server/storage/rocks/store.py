@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 import rocksdict
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, InternalError, ScanKvError
+from scankv.model.limits import MAX_KEY_BYTES
 from streaming_server.histogram import Histogram
 from streaming_server.storage.files.disk_space import disk_failed, disk_full, find_disk_failure, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
@@ -52,6 +53,7 @@ _PIECE_BYTES = 1 << 20
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
 _log = logging.getLogger(__name__)
+_BEYOND_ALL_KEYS = b"\xff" * (MAX_KEY_BYTES + 1)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
 
 
@@ -487,6 +489,10 @@ class StoreBatch:
         """Deletes rows."""
         self.writes.set_default_column_family(self._handles["rows"])
         deque(map(self.writes.delete, keys), maxlen=0)
+
+    def delete_row_range(self, start: bytes, end: bytes | None) -> None:
+        """Deletes the rows from `start` up to, but without, `end`, in constant time. None: up to the last row."""
+        self.writes.delete_range(start, _BEYOND_ALL_KEYS if end is None else end, self._handles["rows"])
 
     def put_entries(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Puts index entries with these keys and values."""
