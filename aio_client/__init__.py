@@ -27,6 +27,7 @@ from aio_client._integrations.blocking_stream import BlockingStream, register_op
 from aio_client._queries.lookup import VersionedRows
 from aio_client._queries.versioned import Versioned
 from aio_client._queries.watch import TopN, TopNWatch
+from aio_client._scan.cleared_range import ClearedRange
 from aio_client._scan.consumers import Consumer
 from aio_client._scan.explanation import ScanExplanation
 from aio_client._scan.resume import Resumption
@@ -113,6 +114,7 @@ __all__ = [
     "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",
+    "ClearedRange",
     "Client",
     "ClientConfig",
     "Column",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aio_client._client.table import Table
+    from aio_client._scan.cleared_range import ClearedRange
     from aio_client._scan.scan import Scan
     from aio_client._scan.stream import ScanStream
     from scankv.model.expressions import Where
@@ -149,6 +150,7 @@ class Mirror:
 
     async def _open(self) -> None:
         self._stream = self._scan.stream()
+        self._stream.on_cleared(self._clear)
         try:
             await self._stream.__aenter__()
         except UnknownField:
@@ -277,6 +279,13 @@ class Mirror:
         self._stored += rows.num_rows
         if self._stored > 2 * len(self._positions) + _SPARE_ROWS:
             self._compact()
+
+    def _clear(self, cleared: ClearedRange) -> None:
+        """Drops the rows of a range of keys."""
+        keys = [*self._positions]
+        deque(map(self._positions.pop, map(keys.__getitem__, cleared.select(keys))), maxlen=0)
+        self._applied += 1
+        self._progress.set()
 
     def _compact(self) -> None:
         """Drops replaced and deleted rows, and joins the others to one batch."""

@@ -33,7 +33,7 @@ _READ_PATHS: Final = {
 
 
 def scan_request(
-    spec: ScanSpec, token: bytes | None = None, fence: int = 0, heartbeat_millis: int = 0
+    spec: ScanSpec, token: bytes | None = None, fence: int = 0, heartbeat_millis: int = 0, *, clears: bool = False
 ) -> ScanKvRequest:
     """Converts a scan to a request.
 
@@ -42,9 +42,10 @@ def scan_request(
         token: Where to continue, in place of the spec's own token. None: from the beginning.
         fence: The fence of the consumer's stream, from its header. 0: the stream takes the consumer over, or has none.
         heartbeat_millis: The longest time between two messages. 0: the server's default.
+        clears: Whether the reader drops its rows of deleted ranges, if it reads ranges that were not tracked again.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
-    log = None if spec.log is None else _consumer_changelog_message(spec.log, fence)
+    log = None if spec.log is None else _consumer_changelog_message(spec.log, fence, clears=clears)
     keys = spec.key_range
     return scan_pb2.ScanKvRequest(
         table=spec.table,
@@ -69,22 +70,26 @@ def scan_request(
     )
 
 
-def _consumer_changelog_message(log: LogSpec, fence: int) -> scan_pb2.Changelog:
-    message = changelog_message(log)
+def _consumer_changelog_message(log: LogSpec, fence: int, *, clears: bool) -> scan_pb2.Changelog:
+    message = changelog_message(log, clears=clears)
     if log.consumer_id is not None:
         message.consumer_id, message.consumer_fence = log.consumer_id, fence
         message.consumer_must_exist = log.consumer_must_exist
     return message
 
 
-def changelog_message(log: LogSpec) -> scan_pb2.Changelog:
-    """Converts the start and the end of a stream of changes to a message."""
+def changelog_message(log: LogSpec, *, clears: bool = False) -> scan_pb2.Changelog:
+    """Converts the start and the end of a stream of changes to a message.
+
+    With `clears`, the reader drops its rows of deleted ranges.
+    """
     message = scan_pb2.Changelog(
         net_changes=log.catch_up is CatchUp.NET,
         net_changes_lag_threshold=log.lag_threshold or 0,
         clamp=log.clamp,
         unmatched_delete=log.unmatched is Unmatched.DELETE,
         rescan_untracked=log.untracked is Untracked.RESCAN,
+        clear_ranges=clears and log.untracked is Untracked.RESCAN,
     )
     start, stop = log.start, log.stop
     match start.kind:

@@ -57,7 +57,7 @@ class Scan(ScanBuilder):
         Raises:
             UsageError: The scan reads the changelog without `with_row_kind`.
         """
-        return ScanStream(self._transport, self._readable())
+        return ScanStream(self._transport, self._readable(), self._table)
 
     def stream_sync(self) -> BlockingStream:
         """Returns a stream of the rows for code that blocks: `for rows in scan.stream_sync()`.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import UsageError
+from scankv.model.keys.buckets import KeyPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,10 +21,17 @@ class ScannedTable:
     Attributes:
         key_schema: The key columns in key order.
         buckets: The number of buckets.
+        bucket_key: The columns that choose the bucket. Empty: the complete key.
     """
 
     key_schema: pa.Schema
     buckets: int
+    bucket_key: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> KeyPlaces:
+        """Finds the buckets of encoded keys."""
+        return KeyPlaces(self.key_schema, self.bucket_key or self.key_schema.names, self.buckets)
 
     def within(self, numbers: Sequence[int], chosen: Sequence[int] | None) -> tuple[int, ...]:
         """Returns the buckets of `numbers` that are also in `chosen`; None stands for all.

@@ -9,27 +9,31 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
+from aio_client._scan.cleared_range import ClearedRange
 from aio_client._scan.progress import ScanProgress
-from aio_client._scan.protocol import scan_request
+from aio_client._scan.protocol import scan_request, violation
 from aio_client._scan.resume import Verdict, verdict
 from aio_client._scan.scan_trace import ScanTrace
 from aio_client._transport.call_traces import start_call
 from aio_client._transport.repeatable_calls import commit_position
 from aio_client._transport.retry import with_retries
 from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.changes.log_positions import Untracked
 from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
 from scankv.model.types.default_values import values_from_ipc
 from scankv.v1.scan_pb2 import ScanKvRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from types import TracebackType
 
     import pyarrow as pa
 
     from aio_client._scan.resume import Resumption
+    from aio_client._scan.shards import ScannedTable
     from aio_client._transport.transport import ScanCall, Transport
     from scankv.model.scans.scan_spec import ScanSpec
+    from scankv.v1 import scan_pb2
     from scankv.v1.scan_pb2 import ScanHeader
 
 
@@ -79,8 +83,10 @@ class ScanStream:
     One reader at a time. Belongs to the event loop of its client; may be dropped in any thread.
     """
 
-    def __init__(self, transport: Transport, spec: ScanSpec) -> None:
+    def __init__(self, transport: Transport, spec: ScanSpec, table: ScannedTable | None = None) -> None:
         """Called by `Scan.stream`; starts nothing."""
+        self._table = table
+        self._on_cleared: Callable[[ClearedRange], None] | None = None
         self._transport = transport
         self._progress = ScanProgress(spec)
         self._call: ScanCall | None = None
@@ -312,6 +318,31 @@ class ScanStream:
         """
         self._listener = listener
 
+    def on_cleared(self, listener: Callable[[ClearedRange], None]) -> None:
+        """Calls a listener for every range of keys whose rows were deleted without a change for each row.
+
+        For a reader that stores the last row of each key, and reads with `with_untracked("rescan")`: it drops its rows
+        of the range. Then the stream returns the rows that the range has now as `+U`, and continues with the changes
+        after the deletion. Without a listener, the stream fails there with `RangeNotTracked`.
+
+            stream.on_cleared(lambda cleared: [rows.pop(key) for key in list(rows) if cleared.contains(key)[0].as_py()])
+
+        After an interruption, or if a consumer continues, the same range may come again, before all of its rows.
+
+        Args:
+            listener: Called between two reads of the stream, in order with its rows. Must not block. Replaces an
+                earlier listener.
+
+        Raises:
+            UsageError: The stream has started; or it is no stream of a table's changes with `with_untracked("rescan")`.
+        """
+        spec = self._progress.spec
+        if self._started is not None:
+            raise UsageError("on_cleared must be called before the stream is read")
+        if spec.log is None or spec.log.untracked is not Untracked.RESCAN or self._table is None:
+            raise UsageError('on_cleared is for changes of a table that are read with with_untracked("rescan")')
+        self._on_cleared = listener
+
     @property
     def watermark(self) -> datetime | None:
         """For a scan of the changelog: all changes committed before this time were returned.
@@ -367,7 +398,8 @@ class ScanStream:
         progress, config = self._progress, self._transport.config
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
-        request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis)
+        clears = self._on_cleared is not None
+        request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis, clears=clears)
         await self._transport.prepare_token()
         call = self._transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
         self._call = call
@@ -399,10 +431,18 @@ class ScanStream:
                 self._end(None)
                 return None
             rows = self._progress.book(message)
+            if message.fields.heartbeat.cleared:
+                self._clear(message.fields.heartbeat.cleared)
             if rows is None and self._listener is not None:
                 self._listener()
             if rows is not None or message.fields.WhichOneof("message") in ("heartbeat", "trailer"):
                 return rows
+
+    def _clear(self, ranges: Iterable[scan_pb2.ClearedRange]) -> None:
+        if self._on_cleared is None or self._table is None:
+            raise violation("no cleared ranges, because the reader has not asked for them", "some")
+        for each in ranges:
+            self._on_cleared(ClearedRange.of(each, self._table))
 
     def _verdict(self, error: ScanKvError) -> Verdict:
         progress = self._progress

@@ -45,7 +45,8 @@ class ScanMethods(TableMethods):
         names = None if columns is None else names_of(columns, "columns")
         shape = self._handle.shape
         spec = ScanSpec(shape.name, columns=names, where=self._handle.parse_where(where), limit=limit)
-        return Scan(self._handle.transport, spec, ScannedTable(shape.key_schema, shape.description.buckets))
+        table = ScannedTable(shape.key_schema, shape.description.buckets, tuple(shape.description.bucket_key))
+        return Scan(self._handle.transport, spec, table)
 
     def snapshot(
         self,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from aio_client._scan.cleared_range import ClearedRange
     from aio_client._scan.resume import Resumption
     from aio_client._scan.stream import ScanStatistics
     from aio_client._scan.stream import ScanStream as AsyncScanStream
@@ -381,6 +382,24 @@ class ScanStream:
             listener: Called while the stream is read, without arguments. Must not block. Replaces an earlier listener.
         """
         self._stream.on_heartbeat(listener)
+
+    def on_cleared(self, listener: Callable[[ClearedRange], None]) -> None:
+        """Calls a listener in the client's thread for every range of keys whose rows were deleted without changes.
+
+        For a reader that stores the last row of each key, and reads with `with_untracked("rescan")`: it drops its rows
+        of the range. Then the stream returns the rows that the range has now as `+U`, and continues with the changes
+        after the deletion. Without a listener, the stream fails there with `RangeNotTracked`.
+
+        After an interruption, or if a consumer continues, the same range may come again, before all of its rows.
+
+        Args:
+            listener: Called while the stream is read, in order with its rows. Must not block. Replaces an earlier
+                listener.
+
+        Raises:
+            UsageError: The stream has started; or it is no stream of a table's changes with `with_untracked("rescan")`.
+        """
+        self._stream.on_cleared(listener)
 
     def statistics(self) -> ScanStatistics:
         """Returns the statistics of the scan so far, which are final once it has ended."""

@@ -241,6 +241,7 @@ class Changelog(_message.Message):
     CONSUMER_MUST_EXIST_FIELD_NUMBER: _builtins.int
     NET_CHANGES_LAG_THRESHOLD_FIELD_NUMBER: _builtins.int
     RESCAN_UNTRACKED_FIELD_NUMBER: _builtins.int
+    CLEAR_RANGES_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest change that is kept, if
     it is later than this time. Around a jump of the machine's clock, such a start or stop gets INVALID_REQUEST: see
@@ -293,6 +294,10 @@ class Changelog(_message.Message):
     match comes as `-D`. Without this field, the stream fails with FAILED_PRECONDITION RANGE_NOT_TRACKED (metadata
     bucket, offset).
     """
+    clear_ranges: _builtins.bool
+    """With `rescan_untracked`: the reader drops its rows of the ranges in `ScanHeartbeat.cleared`. Without this field, the
+    stream fails with RANGE_NOT_TRACKED where all rows of a key range were deleted without a change for each row.
+    """
     @_builtins.property
     def full(self) -> Global___LogFull:
         """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
@@ -339,10 +344,11 @@ class Changelog(_message.Message):
         consumer_must_exist: _builtins.bool = ...,
         net_changes_lag_threshold: _builtins.int = ...,
         rescan_untracked: _builtins.bool = ...,
+        clear_ranges: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "clear_ranges", b"clear_ranges", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "rescan_untracked", b"rescan_untracked", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -921,6 +927,7 @@ class ScanHeartbeat(_message.Message):
     NEXT_OFFSETS_FIELD_NUMBER: _builtins.int
     WATERMARK_MICROS_FIELD_NUMBER: _builtins.int
     SCANNING_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.bytes
     """As in a chunk."""
     rows_scanned: _builtins.int
@@ -934,6 +941,13 @@ class ScanHeartbeat(_message.Message):
     def next_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For changes: how far each bucket was read."""
 
+    @_builtins.property
+    def cleared(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClearedRange]:
+        """For changes with `clear_ranges`: key ranges whose rows were deleted. Before it reads on, the reader drops all rows
+        that it has of each bucket with keys in the range. The rows that the range has now follow as `+U`. The token starts
+        with these ranges again, as do the tokens of the chunks that follow if they start the rows again.
+        """
+
     def __init__(
         self,
         *,
@@ -942,14 +956,44 @@ class ScanHeartbeat(_message.Message):
         next_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         watermark_micros: _builtins.int = ...,
         scanning: _builtins.bool = ...,
+        cleared: _abc.Iterable[Global___ClearedRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_offsets", b"next_offsets", "resume_token", b"resume_token", "rows_scanned", b"rows_scanned", "scanning", b"scanning", "watermark_micros", b"watermark_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "next_offsets", b"next_offsets", "resume_token", b"resume_token", "rows_scanned", b"rows_scanned", "scanning", b"scanning", "watermark_micros", b"watermark_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanHeartbeat: _TypeAlias = ScanHeartbeat  # noqa: Y015
+
+@_typing.final
+class ClearedRange(_message.Message):
+    """A range of keys of one bucket whose rows were deleted, by a delete of a key range without tracking of changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    offset: _builtins.int
+    """The log offset of the deletion."""
+    @_builtins.property
+    def keys(self) -> Global___KeyRange: ...
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        keys: Global___KeyRange | None = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "keys", b"keys", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearedRange: _TypeAlias = ClearedRange  # noqa: Y015
 
 @_typing.final
 class ScanTrailer(_message.Message):

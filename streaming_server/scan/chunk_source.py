@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from scankv.model.changes.change_columns import ChangeColumns
     from scankv.model.errors import ScanKvError
+    from scankv.model.keys.key_range import KeyRange
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
     """Returns the rows at some positions of a batch in stored form, if storage has the batch as Arrow."""
@@ -44,6 +45,8 @@ class Chunk:
         stored: Returns some of the rows in stored form, if the batch has no column of stored rows. None: the batch has
             such a column if it was requested.
         changes: In a stream of changes, the change columns of the rows.
+        cleared: In a stream of changes, the deletions of key ranges before the next chunk, with their offsets. A chunk
+            has either these or rows.
     """
 
     bucket: int
@@ -51,6 +54,7 @@ class Chunk:
     message: BatchMessage | None = None
     stored: StoredRows | None = None
     changes: ChangeColumns | None = None
+    cleared: tuple[tuple[KeyRange, int], ...] = ()
 
 
 class Waiting(enum.Enum):

@@ -51,7 +51,14 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         lag_threshold=_lag_threshold(request.log),
         unmatched_delete=request.log.unmatched_delete,
         rescans=request.log.rescan_untracked,
+        clears=_clears(request.log),
     )
+
+
+def _clears(log: scan_pb2.Changelog) -> bool:
+    if log.clear_ranges and not log.rescan_untracked:
+        raise InvalidRequest("log.clear_ranges is set without rescan_untracked: set rescan_untracked as well")
+    return log.clear_ranges
 
 
 def _lag_threshold(log: scan_pb2.Changelog) -> int | None:

@@ -564,7 +564,9 @@ def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
     expected: list[bool] = []
     for is_marker in data.draw(st.lists(st.booleans(), min_size=1, max_size=10)):
         rows = pa.RecordBatch.from_pylist([{"player": f"p{len(expected)}", "score": 1}], schema=SCORES)
-        change = RangeMarker(b"%02d" % len(expected), b"x") if is_marker else Changes(np.zeros(1, np.uint8), rows)
+        written = RangeMarker(b"%02d" % len(expected), b"x")
+        marker = data.draw(st.sampled_from([written, RangeMarker.of_deletion(written.keys)]))
+        change = marker if is_marker else Changes(np.zeros(1, np.uint8), rows)
         logged.append(change, 1, 10 * len(expected))
         expected.append(is_marker)
     end = len(expected)
@@ -578,7 +580,7 @@ def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
         ]
         assert logged.log.offset_at(10 * start, FIRST) == start
         if expected[start]:
-            with pytest.raises(MarkerReached, match="track_changes=False") as caught:
+            with pytest.raises(MarkerReached, match="read the rows of the table again") as caught:
                 logged.log.read(start, end, FIRST, max_changes=ANY, max_bytes=ANY)
             assert (caught.value.record.offset, caught.value.record.commit_micros) == (start, 10 * start)
         else:

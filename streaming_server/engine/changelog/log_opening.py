@@ -171,6 +171,7 @@ class LogOpening:
             position.net,
             self._ranges if self._plan.rescans else None,
             position.rescans,
+            clears=self._plan.clears,
             now_micros=self._clock.commit_micros,
         )
         if not position.scanning:

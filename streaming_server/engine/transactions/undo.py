@@ -83,8 +83,8 @@ class UndoOperation:
                 column whose function keeps state that the changelog does not have.
             TableRecreated: The offsets are of another table of the same name.
             PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
-            RangeNotTracked: Rows were written without tracking of changes after an offset, or the option `changelog`
-                has changed since.
+            RangeNotTracked: Rows were written or deleted without tracking of changes after an offset, or the option
+                `changelog` has changed since.
             UndoConflict: Other writers changed the same keys during each attempt.
             ColumnLocked: Another writer has locked a column that is to be reverted.
             LockLost: A lock of the caller has ended.
@@ -129,8 +129,8 @@ class UndoOperation:
                 )
             if bucket.state.has_markers_since(start):
                 raise RangeNotTracked(
-                    f"{live.location}: rows were written with track_changes=False after offset {start}, so what was "
-                    "there before is unknown; nothing was undone: undo only to offsets after that write",
+                    f"{live.location}: rows were written or deleted with track_changes=False after offset {start}, so "
+                    "what was there before is unknown; nothing was undone: undo only to offsets after that write",
                     table=live.table,
                     bucket=live.number,
                 )

@@ -85,6 +85,10 @@ def apply_change(
     except BaseException:
         live.columnar.drop("it may lack a failed write")
         raise
+    if change.delete_ranges:
+        # The delta has single keys only.
+        live.columnar.drop("the rows of a key range were deleted")
+        return
     live.columnar.record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read the delta once: a damaged base may be dropped at any time.
     delta = live.columnar.delta

@@ -53,8 +53,10 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
         except MarkerReached as reached:
             marker = reached.record.marker
             # Each key of the range may have changed.
-            within = pc.and_(pc.greater_equal(keys, marker.start), pc.less(keys, marker.end))
-            changed |= within.to_numpy(zero_copy_only=False)
+            within = pc.greater_equal(keys, marker.start).to_numpy(zero_copy_only=False)
+            if marker.end is not None:
+                within &= pc.less(keys, marker.end).to_numpy(zero_copy_only=False)
+            changed |= within
             start = reached.record.offset + len(marker)
             continue
         for record in records:

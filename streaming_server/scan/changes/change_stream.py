@@ -87,7 +87,9 @@ class ChangeStream:
                 scanning = False
                 yield self._heartbeat()
                 continue
-            if isinstance(chunk, Waiting) or not chunk.batch.num_rows:
+            if not isinstance(chunk, Waiting) and chunk.cleared:
+                yield self._heartbeat(chunk)
+            elif isinstance(chunk, Waiting) or not chunk.batch.num_rows:
                 left = spoken + self._heartbeat_seconds - time.monotonic()
                 if left > 0:
                     yield left if isinstance(chunk, Waiting) else 0.0
@@ -157,7 +159,7 @@ class ChangeStream:
             header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=opened.resumed_from.offsets))
         return scan_pb2.ScanKvResponse(header=header).SerializeToString()
 
-    def _heartbeat(self) -> bytes:
+    def _heartbeat(self, cleared: Chunk | None = None) -> bytes:
         self._watermark = self._source.watermark() or self._watermark
         heartbeat = scan_pb2.ScanHeartbeat(
             resume_token=self._token(),
@@ -166,6 +168,10 @@ class ChangeStream:
             watermark_micros=self._watermark,
             scanning=self._source.scanning,
         )
+        if cleared is not None:
+            for keys, offset in cleared.cleared:
+                message = scan_pb2.KeyRange(start=keys.start, end=keys.end)
+                heartbeat.cleared.add(bucket=cleared.bucket, keys=message, offset=offset)
         return scan_pb2.ScanKvResponse(heartbeat=heartbeat).SerializeToString()
 
     def _token(self) -> bytes:

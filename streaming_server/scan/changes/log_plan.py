@@ -50,6 +50,8 @@ class LogPlan:
         unmatched_delete: Whether a row that does not match is returned as a delete if it may have matched before.
         rescans: Whether the rows of a key range are returned as upserts where their changes were not tracked. If not,
             the stream fails there.
+        clears: Whether the reader drops its rows of a range that was deleted without tracking. If not, the stream fails
+            there.
     """
 
     buckets: tuple[int, ...] | None
@@ -68,6 +70,7 @@ class LogPlan:
     lag_threshold: int | None = None
     unmatched_delete: bool = False
     rescans: bool = False
+    clears: bool = False
 
     def check(self, definition: TableDefinition) -> None:
         """Checks that the table has a changelog, and that the offsets are its own.

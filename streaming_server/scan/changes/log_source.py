@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
@@ -129,6 +129,7 @@ class LogSource:
         net_changes: Computes the net changes of buckets with a long backlog. None: every change is read.
         started: The catch-ups that earlier streams have started, by bucket. Needs `net_changes`.
         ranges: Opens the rows of range markers, which are then returned as upserts. None: the source fails at a marker.
+        clears: Whether the reader drops its rows of deleted ranges. If not, the source fails at the marker of one.
         rescanned: How far earlier streams have read the rows of range markers, by bucket.
         now_micros: Returns the current commit time. No later commit has an earlier time.
     """
@@ -147,9 +148,11 @@ class LogSource:
         ranges: RangeOpener | None = None,
         rescanned: Mapping[int, RescanPosition] = NO_RESCANS,
         *,
+        clears: bool = False,
         now_micros: Callable[[], int],
     ) -> None:
         self._now_micros = now_micros
+        self._clears = clears
         self._applied = applied
         self.view = view
         self.rows_scanned = 0
@@ -252,7 +255,7 @@ class LogSource:
             except MarkerReached as reached:
                 if reached.record.marker.changelogs is not None:
                     return self._pass_changelog_change(bucket, reached)
-                if self._ranges is None:
+                if self._ranges is None or (reached.record.marker.is_deletion and not self._clears):
                     raise
                 return self._start_rescan(bucket, end, self._ranges)
         if bucket not in self._catch_ups:
@@ -311,9 +314,12 @@ class LogSource:
         return self._rows.empty_chunk(bucket)
 
     def _start_rescan(self, bucket: int, end: int, ranges: RangeOpener) -> Chunk | None:
-        """Starts to read the rows of the next markers again. Returns a chunk if the markers are skipped instead."""
+        """Starts to read the rows of the next markers again.
+
+        Returns a chunk without rows if the markers are skipped instead, or if ranges are cleared before.
+        """
         found = self._tails[bucket].read_markers(self._offsets[bucket], end, most=MOST_MARKERS)
-        markers = [*takewhile(lambda each: each.marker.changelogs is None, found)]
+        markers = [*takewhile(self._can_rescan, found)]
         place = self._rescanned.pop(bucket, None)
         if place is not None:
             # Rows of later markers may have changed before the place, after an earlier stream had read them.
@@ -325,7 +331,14 @@ class LogSource:
             return self._rows.empty_chunk(bucket)
         after = self._rescanned[bucket].key if bucket in self._rescanned else None
         self._rescans[bucket] = RangeRescan(markers, ranges, bucket, self._wakeup.set, after)
-        return None
+        if after is not None:
+            return None  # An earlier stream has cleared the ranges. What it has returned since must stay.
+        deleted = tuple((each.marker.keys, each.offset) for each in markers if each.marker.is_deletion)
+        return replace(self._rows.empty_chunk(bucket), cleared=deleted) if deleted else None
+
+    def _can_rescan(self, record: MarkerRecord) -> bool:
+        marker = record.marker
+        return marker.changelogs is None and (self._clears or not marker.is_deletion)
 
     def _read_rescan(self, bucket: int, max_rows: int, max_bytes: int) -> Chunk | None:
         """Returns the next rows of the range markers of a bucket; None while they are being opened."""

@@ -148,18 +148,15 @@ class RangeRescan:
 
 
 def union_of(ranges: Sequence[KeyRange], after: bytes | None = None) -> KeyRanges:
-    """Returns the keys that are in any of some ranges, all of which have a start and an end.
-
-    With `after`, only the keys after that one.
-    """
+    """Returns the keys that are in any of some ranges. With `after`, only the keys after that one."""
     merged: list[KeyRange] = []
     for each in sorted(ranges, key=lambda one: one.start or b""):
         last = merged[-1] if merged else None
-        if last is None or last.end is None or each.start is None or each.end is None or each.start > last.end:
+        if last is None or (last.end is not None and (each.start or b"") > last.end):
             merged.append(each)
-        elif each.end > last.end:
+        elif last.end is not None and (each.end is None or each.end > last.end):
             merged[-1] = KeyRange(last.start, each.end)
     if after is not None:
-        first = after + b"\0"
-        merged = [KeyRange(max(each.start or b"", first), each.end) for each in merged if (each.end or b"") > first]
+        rest = KeyRange(after + b"\0")
+        merged = [each & rest for each in merged]
     return KeyRanges.of(*merged)

@@ -217,7 +217,7 @@ class Bucket:
             if step is not None:
                 self.record(step)
             return
-        rows, added = self._state.rows, change.rows_added
+        rows, added = (0, len(change.put_keys)) if change.clears_bucket else (self._state.rows, change.rows_added)
         micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
         state = replace(
             self._state,
@@ -229,6 +229,12 @@ class Bucket:
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
         batch = self._store.batch()
+        for keys in change.delete_ranges:
+            batch.delete_row_range(keys.start or b"", keys.end)
+        for keys in change.delete_entry_ranges:
+            assert keys.start is not None
+            assert keys.end is not None
+            batch.delete_entry_range(keys.start, keys.end)
         batch.put_rows(change.put_keys.to_pylist(), change.put_values.to_pylist())
         batch.delete_rows(change.delete_keys.to_pylist())
         for entries in change.entries:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from streaming_server.storage.changelog.range_markers import RangeMarker
+
 if TYPE_CHECKING:
-    from streaming_server.storage.changelog.range_markers import RangeMarker
+    from scankv.model.keys.key_range import KeyRange
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.records import Changes
 
 _FEW = 32  # values, for which NumPy takes longer
@@ -59,6 +62,8 @@ class EntryChange:
 class BucketChange:
     """Writes to one bucket: stored rows to put, keys to delete, changes for the changelog, and index entries.
 
+    Ranges are deleted before anything is put.
+
     Attributes:
         put_keys: Encoded keys of the rows to put.
         put_values: The rows to put, as they are stored.
@@ -69,6 +74,9 @@ class BucketChange:
         schema_id: The version of the table's schema that the rows have.
         entries: The writes to the entries of every index of the table.
         marker: What the changelog records instead of changes.
+        delete_ranges: The ranges of encoded keys whose rows are deleted. `marker` must cover them if the table has a
+            changelog.
+        delete_entry_ranges: The ranges of keys of index entries to delete; each has a start and an end.
     """
 
     put_keys: Binary
@@ -79,12 +87,55 @@ class BucketChange:
     schema_id: int
     entries: tuple[EntryChange, ...] = ()
     marker: RangeMarker | None = None
+    delete_ranges: tuple[KeyRange, ...] = ()
+    delete_entry_ranges: tuple[KeyRange, ...] = ()
+
+    @classmethod
+    def of_deleted_range(
+        cls,
+        keys: KeyRange,
+        *,
+        definition: TableDefinition,
+        rows: int | None,
+        entries: tuple[EntryChange, ...] = (),
+        entry_ranges: tuple[KeyRange, ...] = (),
+    ) -> BucketChange:
+        """Returns the deletion of all rows in a range of encoded keys, with one marker and no change for each row.
+
+        It takes one log offset, and constant time apart from `entries`.
+
+        Args:
+            keys: The range, which is not empty.
+            definition: The table.
+            rows: How many rows the range has. None: unknown.
+            entries: Index entries to delete.
+            entry_ranges: Ranges of index entries to delete: see `delete_entry_ranges`.
+        """
+        return cls(
+            put_keys=FewBytes(),
+            put_values=FewBytes(),
+            delete_keys=FewBytes(),
+            changes=None,
+            rows_added=None if rows is None else -rows,
+            schema_id=definition.schema.id,
+            entries=entries,
+            marker=None if definition.options.changelog == "none" else RangeMarker.of_deletion(keys),
+            delete_ranges=(keys,),
+            delete_entry_ranges=entry_ranges,
+        )
+
+    @property
+    def clears_bucket(self) -> bool:
+        """Whether no row of the bucket is left, so that the number of rows is known."""
+        return any(keys.start in (None, b"") and keys.end is None for keys in self.delete_ranges)
 
     @property
     def count(self) -> int:
         """How many log offsets the change takes."""
         logged = self.logged
-        return len(self.put_keys) + len(self.delete_keys) if logged is None else len(logged)
+        if logged is not None:
+            return len(logged)
+        return len(self.put_keys) + len(self.delete_keys) + len(self.delete_ranges)
 
     @property
     def logged(self) -> Changes | RangeMarker | None:

@@ -34,6 +34,8 @@ _RECORD_FORMAT = 1
 _SEGMENT_FORMAT = 2
 MARKER_FORMAT: Final = 3
 """The format of a record that is a range marker: see `range_markers`."""
+DELETION_FORMAT: Final = 4
+"""The format of a range marker whose rows were deleted."""
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 _COMPRESSED_FROM = 64
 _TRIED_ROWS = 512
@@ -240,7 +242,7 @@ class RecordHeader:
     @property
     def is_marker(self) -> bool:
         """Whether the record is a range marker."""
-        return self.format == MARKER_FORMAT
+        return self.format in (MARKER_FORMAT, DELETION_FORMAT)
 
 
 def decode_header(key: bytes, value: bytes) -> RecordHeader:
@@ -296,9 +298,9 @@ def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
 
 def refuse_newer_record(offset: int, format_: int, flags: int) -> None:
     """Raises NewerFormat if a record has an unknown format or flag."""
-    if format_ > MARKER_FORMAT or flags:
+    if format_ > DELETION_FORMAT or flags:
         found = f"{format_} and flags {flags:#x}" if flags else format_
-        raise newer_format(f"the changelog record at offset {offset}", found, MARKER_FORMAT)
+        raise newer_format(f"the changelog record at offset {offset}", found, DELETION_FORMAT)
 
 
 def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogRecord:

@@ -9,6 +9,7 @@ NAMES = [
     "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",
+    "ClearedRange",
     "Client",
     "ClientConfig",
     "Column",

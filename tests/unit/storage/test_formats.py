@@ -129,7 +129,7 @@ def test_a_newer_row_is_refused(header: bytes) -> None:
         codec.decoder().decode(pa.array([row], pa.binary()))
 
 
-@pytest.mark.parametrize("header", [b"\x04\x00", b"\x01\x01"], ids=["format", "flags"])
+@pytest.mark.parametrize("header", [b"\x05\x00", b"\x01\x01"], ids=["format", "flags"])
 def test_a_newer_record_of_the_changelog_is_refused(header: bytes) -> None:
     definition = define(pa.schema([pa.field("k", pa.int32(), nullable=False)]))
     rows = pa.record_batch([pa.array([1], pa.int32())], schema=definition.schema.arrow)

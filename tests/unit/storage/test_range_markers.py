@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, NewerFormat, RangeNotTracked
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.changelog.bucket_log import BucketLog
 from streaming_server.storage.changelog.log_span import LogSpan
@@ -44,6 +46,14 @@ markers = st.one_of(
     st.builds(
         lambda pair, origin: RangeMarker(pair[0], pair[1], MarkerReason.UNTRACKED_WRITE, origin), ranges, origins
     ),
+    st.builds(
+        lambda start, length, origin: replace(
+            RangeMarker.of_deletion(KeyRange(start or None, None if length is None else start + length)), origin=origin
+        ),
+        st.binary(max_size=40),
+        st.none() | st.binary(min_size=1, max_size=9),
+        origins,
+    ),
     st.builds(RangeMarker.of_changelogs, changelogs, changelogs),
 )
 
@@ -71,9 +81,17 @@ def test_every_shortened_or_longer_marker_is_data_loss(marker: RangeMarker) -> N
 
 def test_a_marker_of_a_newer_format_is_refused_as_newer() -> None:
     key, value = encode_marker(RangeMarker(b"a", b"b"), epoch=0, count=7, schema_id=1, commit_micros=0)
-    for newer in (b"\4" + value[1:], value[:1] + b"\1" + value[2:]):
+    for newer in (b"\5" + value[1:], value[:1] + b"\1" + value[2:]):
         with pytest.raises(NewerFormat, match="changelog record at offset 7 has format"):
             decode_marker(key, newer)
+
+
+@pytest.mark.parametrize("marker", [RangeMarker(b"a", b"b"), RangeMarker.of_deletion(KeyRange(b"a", b"b"))])
+def test_a_marker_with_the_format_of_the_other_kind_is_data_loss(marker: RangeMarker) -> None:
+    key, value = encode_marker(marker, epoch=0, count=7, schema_id=1, commit_micros=0)
+    other = b"\3" if marker.is_deletion else b"\4"
+    with pytest.raises(DataLoss):
+        decode_marker(key, other + value[1:])
 
 
 def test_a_marker_is_not_read_as_changes() -> None:
