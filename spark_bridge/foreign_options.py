@@ -22,11 +22,16 @@ _SECRET: Final = (
     "each executor reads itself"
 )
 _NEVER_LOST: Final = "a query whose changes are lost always fails; it never continues with a gap"
+_COMMITTED: Final = (
+    "queries read snapshots, and streams store offsets, so Spark always reads committed rows and changes"
+)
 _REPLACE: Final = 'mode("overwrite") replaces all rows; to delete some rows, use option("operation", "delete")'
 
 # Keys are lower-case option names without separators.
 _HINTS: Final = {
     "timestampasof": _PAST,
+    "isolation": _COMMITTED,
+    "isolationlevel": _COMMITTED,
     "versionasof": _PAST,
     "asoftimestamp": _PAST,
     "snapshotid": _PAST,

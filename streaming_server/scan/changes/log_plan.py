@@ -50,6 +50,7 @@ class LogPlan:
         unmatched_delete: Whether a row that does not match is returned as a delete if it may have matched before.
         rescans: Whether the rows of a key range are returned as upserts where their changes were not tracked. If not,
             the stream fails there.
+        latest: Whether changes are returned as soon as they are applied, durable or not.
     """
 
     buckets: tuple[int, ...] | None
@@ -68,6 +69,7 @@ class LogPlan:
     lag_threshold: int | None = None
     unmatched_delete: bool = False
     rescans: bool = False
+    latest: bool = False
 
     def check(self, definition: TableDefinition) -> None:
         """Checks that the table has a changelog, and that the offsets are its own.
@@ -147,7 +149,15 @@ class LogPlan:
         return Fingerprint.of(
             table=_table(definition),
             schema=b"",
-            query=(sorted(buckets), self.columns, self.where_message, self.limit, *self._reused_names(definition)),
+            query=(
+                sorted(buckets),
+                self.columns,
+                self.where_message,
+                self.limit,
+                # Nothing for `read_committed`, so that tokens of earlier servers fit.
+                *(("latest",) if self.latest else ()),
+                *self._reused_names(definition),
+            ),
         )
 
     def _reused_names(self, definition: TableDefinition) -> tuple[tuple[str, int], ...]:
