@@ -11,11 +11,14 @@ import pyarrow as pa
 import pytest
 
 import streaming_server.engine.transactions.roll_forward as roll_forward_module
+from scankv.model.changes.log_positions import StartFrom, StopAt
 from scankv.model.errors import Unavailable
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.scan.changes.log_plan import LogPlan
+from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.read_plan import ReadPlan
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
@@ -60,6 +63,28 @@ async def scan(table: LiveTable, *, latest: bool) -> list[int]:
     with closing((await table.reads.open_view(plan)).source) as source:
         while (chunk := source.next_chunk(1000, 1 << 20)) is not None:
             found += chunk.batch["score"].to_pylist()
+    return found
+
+
+async def changes(table: LiveTable, *, latest: bool) -> int:
+    """Returns how many rows the changes so far have. An update has two."""
+    plan = LogPlan(
+        buckets=None,
+        columns=None,
+        where=None,
+        where_message=b"",
+        limit=None,
+        resume_token=b"",
+        start=StartFrom.EARLIEST,
+        stop=StopAt.LATEST,
+        clamp=False,
+        latest=latest,
+    )
+    found = 0
+    with closing((await table.changes.open(plan, "test")).source) as source:
+        while isinstance(chunk := source.next_chunk(1000, 1 << 20), Chunk):
+            found += chunk.batch.num_rows
+    assert chunk is None
     return found
 
 
@@ -196,8 +221,10 @@ async def test_a_part_of_a_transaction_is_read_while_it_is_applied(
                 _, offsets = await table.reads.count(None, latest=True)
                 assert sum(offsets.values()) > sum(live.durable_offset for live in table.buckets)
                 assert not waiting.done()
+                assert await changes(table, latest=True) == 40 + 2 * 20
                 go_on.set()
                 await commit
+            assert await changes(table, latest=True) == await changes(table, latest=False) == 40 + 2 * 40
             assert await waiting == await scan(table, latest=True) == [2] * 40
 
 
