@@ -26,10 +26,15 @@ _REPLACE: Final = (
     'mode("overwrite") replaces all rows, or those that match option replace_where; to delete some rows, use '
     'option("operation", "delete")'
 )
+_COMMITTED: Final = (
+    "queries read snapshots, and streams store offsets, so Spark always reads committed rows and changes"
+)
 
 # Keys are lower-case option names without separators.
 _HINTS: Final = {
     "timestampasof": _PAST,
+    "isolation": _COMMITTED,
+    "isolationlevel": _COMMITTED,
     "versionasof": _PAST,
     "asoftimestamp": _PAST,
     "snapshotid": _PAST,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 import pyarrow as pa
 
 from aio_client._input.arguments import names_of, text_of
+from aio_client._input.isolation import isolation_message
 from aio_client._transport.retry import backoff
 from scankv.model.errors import (
     DeadlineExceeded,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Method, Transport
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
+    from scankv.model.scans.isolation import Isolation
     from scankv.v1.lookup_pb2 import (
         AggregateRequest,
         AggregateResponse,
@@ -57,10 +59,15 @@ Ties: TypeAlias = Literal["key", "all"]
 """Which rows to return among those that equal the last one: the first by key, or all."""
 
 
-def count_request(table: str, where: Predicate | None, snapshot_id: str | None) -> CountRequest:
+def count_request(
+    table: str, where: Predicate | None, snapshot_id: str | None, isolation: Isolation = "read_committed"
+) -> CountRequest:
     """Returns the request for the number of rows of a table, or of its snapshot, for which a predicate is true."""
     return lookup_pb2.CountRequest(
-        table=table, where=None if where is None else to_proto(where), snapshot=_snapshot(snapshot_id)
+        table=table,
+        where=None if where is None else to_proto(where),
+        snapshot=_snapshot(snapshot_id),
+        isolation=isolation_message(isolation, snapshot_id),
     )
 
 
@@ -70,6 +77,7 @@ def aggregate_request(
     where: Predicate | None,
     group_by: Sequence[str],
     snapshot_id: str | None,
+    isolation: Isolation = "read_committed",
 ) -> AggregateRequest:
     """Returns the request for aggregates over all rows or by group. Raises UsageError for an unknown function."""
     if not isinstance(functions, Mapping):
@@ -85,6 +93,7 @@ def aggregate_request(
             for column in names_of(list(functions), "functions")
         ],
         group_by=names_of(group_by, "group_by"),
+        isolation=isolation_message(isolation, snapshot_id),
     )
 
 
@@ -97,6 +106,7 @@ def top_n_request(
     descending: bool,
     ties: Ties,
     snapshot_id: str | None,
+    isolation: Isolation = "read_committed",
 ) -> TopNRequest:
     """Returns the request for the first rows in the order of a column. Raises UsageError for invalid arguments."""
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_TOP_N:
@@ -115,6 +125,7 @@ def top_n_request(
         n=n,
         columns=None if columns is None else scan_pb2.ColumnNames(names=names_of(columns, "columns")),
         with_ties=ties == "all",
+        isolation=isolation_message(isolation, snapshot_id),
     )
 
 

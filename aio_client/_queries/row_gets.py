@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from aio_client._input.isolation import isolation_message
 from aio_client._input.requests import to_ipc
 from aio_client._queries.lookup import LookupAnswer
 from aio_client._transport.retry import PASSING_ERRORS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from aio_client._table.handle import TableHandle
+    from scankv.model.scans.isolation import Isolation
 
 _Keys = TypeVar("_Keys")
 _Found = TypeVar("_Found")
@@ -57,10 +59,15 @@ class RowGets:
     """Reads rows of one table by few keys; concurrent calls share requests. Belongs to the event loop.
 
     Encoded keys and Arrow keys are in different requests, because their answers have different forms.
+
+    Args:
+        handle: The table.
+        isolation: The isolation of all requests.
     """
 
-    def __init__(self, handle: TableHandle) -> None:
+    def __init__(self, handle: TableHandle, isolation: Isolation) -> None:
         self._handle = handle
+        self._isolation = isolation_message(isolation)
         tracer = handle.transport.tracer
         self._encoded: SharedCalls[Sequence[bytes], FoundEncodedRows] = SharedCalls(
             _each_for_itself(self._find_encoded), len, _MOST_KEYS, tracer
@@ -122,7 +129,9 @@ class RowGets:
 
     async def _request(self, *, keys: bytes = b"", encoded_keys: Sequence[bytes] = ()) -> lookup_pb2.LookupResponse:
         transport = self._handle.transport
-        request = lookup_pb2.LookupRequest(table=self._handle.name, keys=keys, encoded_keys=encoded_keys)
+        request = lookup_pb2.LookupRequest(
+            table=self._handle.name, keys=keys, encoded_keys=encoded_keys, isolation=self._isolation
+        )
         return await transport.call(lambda: transport.services.lookups.Lookup, request)
 
 

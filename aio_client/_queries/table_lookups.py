@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from aio_client._input.isolation import isolation_message
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.optional import to_pylist
 from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
@@ -15,6 +17,7 @@ from aio_client._table.python_rows import MAX_FEW_ROWS
 from aio_client._table.shape import TableShape
 from aio_client._transport.shared_calls import SharedCalls
 from scankv.model.errors import InvalidKey, RequestTooLarge, UnknownField, UsageError
+from scankv.model.scans.isolation import ISOLATIONS, check_isolation
 from scankv.v1 import lookup_pb2
 
 if TYPE_CHECKING:
@@ -25,34 +28,39 @@ if TYPE_CHECKING:
     from aio_client._queries.row_gets import FoundEncodedRows
     from aio_client._table.handle import TableHandle
     from aio_client._table.python_rows import PythonRows
+    from scankv.model.scans.isolation import Isolation
 
 
 class LookupMethods(TableMethods):
-    """Reads rows by their keys. What the methods return is durable."""
+    """Reads rows by their keys. What the methods return is durable, unless they are asked for the latest rows."""
 
     def __init__(self, handle: TableHandle) -> None:
         super().__init__(handle)
-        self._gets = RowGets(handle)
+        self._gets: dict[Isolation, RowGets] = {each: RowGets(handle, each) for each in ISOLATIONS}
         # Callers that find the shape outdated at the same time share a call for the next one.
         self._refreshes: SharedCalls[TableShape, None] = SharedCalls(self._refresh, lambda _: 0, 0)
 
-    async def get(self, key: object) -> dict[str, Any] | None:
+    async def get(self, key: object, *, isolation: Isolation = "read_committed") -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
         Concurrent calls on one `Table` share requests: keys that are asked for while a request is in flight go out with
-        the next one. A row that is returned is durable.
+        the next one. A row that is returned is durable, unless `isolation` says otherwise.
 
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
+            isolation: As for `Scan.isolation`: "read_latest" returns the row as it is applied, without waiting until it
+                is durable.
 
         Raises:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
+            UsageError: `isolation` has another value.
         """
+        check_isolation(isolation)
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
         python_rows = self._handle.read_rows
         encoded = python_rows.encode_key(key)
-        found = None if encoded is None else await self._get_encoded([encoded])
+        found = None if encoded is None else await self._get_encoded([encoded], isolation)
         if found is not None:
             current = await self._shape_of(found, python_rows)
             if current is not None:
@@ -62,29 +70,49 @@ class LookupMethods(TableMethods):
                 decoded = current.decode(row)
                 if decoded is not None:
                     return decoded
-        rows = to_pylist(await self.lookup(key))
+        rows = to_pylist(await self.lookup(key, isolation=isolation))
         return rows[0] if rows else None
 
     @overload
     async def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[False] = False
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: Literal[False] = False,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table: ...
     @overload
     async def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: Literal[True],
+        isolation: Isolation = "read_committed",
     ) -> VersionedRows: ...
     @overload
     async def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: bool,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table | VersionedRows: ...
     async def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: bool = False,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table | VersionedRows:
         """Reads the rows with these keys.
 
-        The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
-        requests as calls of `get` do.
+        The rows returned are durable, unless `isolation` says otherwise. Up to 10,000 keys go into one request. Keys of
+        one bucket in one request are read at one instant; different buckets are read one after another. Concurrent
+        calls with up to 100 keys share requests as calls of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -93,6 +121,7 @@ class LookupMethods(TableMethods):
                 except for its key, so that the result has as many rows as there are keys.
             with_version: Whether to return the rows with the log offsets that they are as of, for
                 `upsert(if_version=...)` of these keys.
+            isolation: As for `get`.
 
         Returns:
             All columns of the rows found, in the order of `keys`. The row of a key that is given twice appears twice.
@@ -100,27 +129,29 @@ class LookupMethods(TableMethods):
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
-            UsageError: `missing` is neither "omit" nor "null".
+            UsageError: `missing` is neither "omit" nor "null", or `isolation` has another value.
         """
+        check_isolation(isolation)
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
-        few = await self._lookup_few(keys, fill_missing=missing == "null")
+        few = await self._lookup_few(keys, isolation, fill_missing=missing == "null")
         if few is not None:
             return few if with_version else few.rows
         batch = await asyncio.to_thread(keys_of, keys, self._handle.read_shape.key_schema)
-        find = self._find if with_version or batch.num_rows > MAX_FEW_ROWS else self._gets.look_up
+        alone = with_version or batch.num_rows > MAX_FEW_ROWS
+        find = partial(self._find, isolation) if alone else self._gets[isolation].look_up
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await _look_up(find, piece)]
         rows = join_answers(answers, self._handle.read_shape.schema, fill_missing=missing == "null")
         return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 
-    async def _lookup_few(self, keys: object, *, fill_missing: bool) -> VersionedRows | None:
+    async def _lookup_few(self, keys: object, isolation: Isolation, *, fill_missing: bool) -> VersionedRows | None:
         """Reads the rows of few keys in a request that concurrent calls share. None: they need Arrow's conversions."""
         python_rows = self._handle.read_rows
         encoded = python_rows.encode_keys(keys) if python_rows.is_exact else None
         if encoded is None:
             return None
         try:
-            found = await self._get_encoded(encoded)
+            found = await self._get_encoded(encoded, isolation)
         except RequestTooLarge:
             return None
         if found is None:
@@ -134,14 +165,16 @@ class LookupMethods(TableMethods):
             rows = current.to_table([row for row in found.rows if row is not None])
         return None if rows is None else VersionedRows(rows, found.log_offsets)
 
-    async def _get_encoded(self, keys: Sequence[bytes]) -> FoundEncodedRows | None:
+    async def _get_encoded(self, keys: Sequence[bytes], isolation: Isolation) -> FoundEncodedRows | None:
         """Reads the rows of encoded keys. None: the server does not know encoded keys, as in version 0.1.0."""
         transport = self._handle.transport
         if not transport.takes_encoded_reads:
             return None
         try:
-            return await self._gets.get(keys)
+            return await self._gets[isolation].get(keys)
         except UnknownField:
+            if isolation != "read_committed":
+                raise  # The server may know encoded keys, but not the isolation.
             transport.takes_encoded_reads = False
             return None
 
@@ -174,10 +207,12 @@ class LookupMethods(TableMethods):
                 self._handle.read_shape = shape
         return [None] * len(outdated)
 
-    async def _find(self, keys: pa.RecordBatch) -> LookupAnswer:
+    async def _find(self, isolation: Isolation, keys: pa.RecordBatch) -> LookupAnswer:
         """Reads the rows of some keys in a request of its own."""
         transport = self._handle.transport
-        request = lookup_pb2.LookupRequest(table=self._handle.name, keys=to_ipc(keys))
+        request = lookup_pb2.LookupRequest(
+            table=self._handle.name, keys=to_ipc(keys), isolation=isolation_message(isolation)
+        )
         response = await transport.call(lambda: transport.services.lookups.Lookup, request)
         return LookupAnswer.decode(keys, response)
 

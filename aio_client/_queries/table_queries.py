@@ -27,12 +27,19 @@ if TYPE_CHECKING:
     from aio_client._queries.aggregate import Ties
     from aio_client._scan.scan_builder import Pinned
     from scankv.model.expressions import Where
+    from scankv.model.scans.isolation import Isolation
 
 
 class QueryMethods(TableMethods):
     """Queries that the server computes, so that only the result travels."""
 
-    async def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
+    async def count(
+        self,
+        where: Where | None = None,
+        *,
+        at: Pinned | str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
 
         Without `where`, the server reads no rows, unless the table does not keep its number of rows (see the option
@@ -41,6 +48,8 @@ class QueryMethods(TableMethods):
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
             at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
+                durable.
 
         Returns:
             The number of rows.
@@ -51,7 +60,8 @@ class QueryMethods(TableMethods):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        request = count_request(self._handle.name, self._handle.parse_where(where), _optional_snapshot_id(at))
+        predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
+        request = count_request(self._handle.name, predicate, snapshot_id, isolation)
         return (await count(self._handle.transport, request)).rows
 
     async def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
@@ -84,6 +94,7 @@ class QueryMethods(TableMethods):
         *,
         group_by: Sequence[str] = (),
         at: Pinned | str | None = None,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
 
@@ -99,6 +110,7 @@ class QueryMethods(TableMethods):
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
             at: A pinned snapshot, or its id, to read. Default: the current rows.
+            isolation: As for `count`.
 
         Returns:
             One row per group, in ascending order of the `group_by` columns with nulls last. Its columns are those of
@@ -113,7 +125,7 @@ class QueryMethods(TableMethods):
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
-        request = aggregate_request(self._handle.name, functions, predicate, group_by, snapshot_id)
+        request = aggregate_request(self._handle.name, functions, predicate, group_by, snapshot_id, isolation)
         return decode_rows((await aggregate(self._handle.transport, request)).rows)
 
     async def aggregate_if_changed(
@@ -157,6 +169,7 @@ class QueryMethods(TableMethods):
         descending: bool = True,
         ties: Ties = "key",
         at: Pinned | str | None = None,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Returns the first `n` rows in the order of a column: exact, and all buckets as of one instant.
 
@@ -173,6 +186,7 @@ class QueryMethods(TableMethods):
             ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
                 by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
             at: A pinned snapshot, or its id, to read. Default: the current rows.
+            isolation: As for `count`.
 
         Returns:
             The rows, the first in order first.
@@ -185,7 +199,7 @@ class QueryMethods(TableMethods):
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         predicate, snapshot_id = self._handle.parse_where(where), _optional_snapshot_id(at)
-        request = top_n_request(self._handle.name, n, by, predicate, columns, descending, ties, snapshot_id)
+        request = top_n_request(self._handle.name, n, by, predicate, columns, descending, ties, snapshot_id, isolation)
         return decode_rows((await top_n(self._handle.transport, request)).rows)
 
     async def top_n_if_changed(

@@ -8,6 +8,7 @@ import google_crc32c
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from aio_client._input.isolation import isolation_message
 from scankv.model.changes.change_columns import ChangeColumns
 from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.changes.log_positions import CatchUp, PositionKind, Unmatched, Untracked
@@ -66,6 +67,7 @@ def scan_request(
         reverse=spec.reverse,
         ordered=spec.ordered,
         read_path=_READ_PATHS[spec.read_path],
+        isolation=isolation_message(spec.isolation),
         heartbeat_millis=heartbeat_millis,
     )
 

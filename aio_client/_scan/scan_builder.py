@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aio_client._scan.shards import ScannedTable
     from scankv.model.expressions import Where
     from scankv.model.keys.key_range import KeyRange
+    from scankv.model.scans.isolation import Isolation
     from scankv.model.scans.scan_spec import Resume, ScanSpec
 
 
@@ -293,6 +294,26 @@ class ScanBuilder(ChangesBuilder):
             UsageError: `read_path` has another value.
         """
         return self._with(read_path=read_path)
+
+    def isolation(self, isolation: Isolation) -> Self:
+        """Chooses whether the scan waits until what it returns is durable.
+
+        Both choices return every write that was acknowledged before, at one instant of all buckets, and nothing of
+        transactions that are not committed.
+
+        Args:
+            isolation: `"read_committed"`, the default, returns durable rows only, and each transaction completely or
+                not at all. It waits for the sync of the latest writes to disk, and while a committed transaction is
+                being applied. `"read_latest"` returns what is applied at that moment, and waits for neither. A power
+                failure may undo rows that it has returned, and it may return a part of a transaction. A stream of
+                changes returns changes before they are durable. If a power failure undoes changes that a stream has
+                returned, the stream cannot resume and raises `PositionOutOfRange`: begin with all rows again.
+                `read_latest` is not for snapshots, consumers and `if_changed_since`, and its scans have no version.
+
+        Raises:
+            UsageError: `isolation` has another value, or does not go with what the scan reads.
+        """
+        return self._with(isolation=isolation)
 
     def if_changed_since(self, version: bytes | None) -> Self:
         """Returns rows only if the table has changed since an earlier answer about the same buckets.

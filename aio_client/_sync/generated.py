@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_offsets import LogOffsets
     from scankv.model.changes.log_positions import StopAt
     from scankv.model.expressions import Where
+    from scankv.model.scans.isolation import Isolation
     from scankv.model.scans.scan_spec import ScanSpec
     from scankv.model.tables.agg import Aggregator
 
@@ -600,40 +601,63 @@ class Table(Blocking):
         """The aggregate function of each column that was given one, by column name."""
         return self._aio.aggregates
 
-    def get(self, key: object) -> dict[str, Any] | None:
+    def get(self, key: object, *, isolation: Isolation = "read_committed") -> dict[str, Any] | None:
         """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
         Concurrent calls on one `Table` share requests: keys that are asked for while a request is in flight go out with
-        the next one. A row that is returned is durable.
+        the next one. A row that is returned is durable, unless `isolation` says otherwise.
 
         Args:
             key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
+            isolation: As for `Scan.isolation`: "read_latest" returns the row as it is applied, without waiting until it
+                is durable.
 
         Raises:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
+            UsageError: `isolation` has another value.
         """
-        return self._runner.call(lambda: self._aio.get(key))
+        return self._runner.call(lambda: self._aio.get(key, isolation=isolation))
 
     @overload
     def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[False] = False
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: Literal[False] = False,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table: ...
     @overload
     def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: Literal[True],
+        isolation: Isolation = "read_committed",
     ) -> VersionedRows: ...
     @overload
     def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: bool,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table | VersionedRows: ...
     def lookup(
-        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
+        self,
+        keys: object,
+        *,
+        missing: Literal["omit", "null"] = "omit",
+        with_version: bool = False,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table | VersionedRows:
         """Reads the rows with these keys.
 
-        The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
-        at one instant; different buckets are read one after another. Concurrent calls with up to 100 keys share
-        requests as calls of `get` do.
+        The rows returned are durable, unless `isolation` says otherwise. Up to 10,000 keys go into one request. Keys of
+        one bucket in one request are read at one instant; different buckets are read one after another. Concurrent
+        calls with up to 100 keys share requests as calls of `get` do.
 
         Args:
             keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
@@ -642,6 +666,7 @@ class Table(Blocking):
                 except for its key, so that the result has as many rows as there are keys.
             with_version: Whether to return the rows with the log offsets that they are as of, for
                 `upsert(if_version=...)` of these keys.
+            isolation: As for `get`.
 
         Returns:
             All columns of the rows found, in the order of `keys`. The row of a key that is given twice appears twice.
@@ -649,9 +674,11 @@ class Table(Blocking):
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
-            UsageError: `missing` is neither "omit" nor "null".
+            UsageError: `missing` is neither "omit" nor "null", or `isolation` has another value.
         """
-        return self._runner.call(lambda: self._aio.lookup(keys, missing=missing, with_version=with_version))
+        return self._runner.call(
+            lambda: self._aio.lookup(keys, missing=missing, with_version=with_version, isolation=isolation)
+        )
 
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
@@ -803,7 +830,9 @@ class Table(Blocking):
         """
         return self._runner.call(self._aio.log_offsets)
 
-    def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
+    def count(
+        self, where: Where | None = None, *, at: Pinned | str | None = None, isolation: Isolation = "read_committed"
+    ) -> int:
         """Counts the rows of the table: exact, and all buckets as of one instant.
 
         Without `where`, the server reads no rows, unless the table does not keep its number of rows (see the option
@@ -812,6 +841,8 @@ class Table(Blocking):
         Args:
             where: Which rows to count, as for `Scan.where`. Default: all rows.
             at: A pinned snapshot, or its id, whose rows to count. Default: the current rows.
+            isolation: As for `Scan.isolation`: "read_latest" counts what is applied, without waiting until it is
+                durable.
 
         Returns:
             The number of rows.
@@ -822,7 +853,7 @@ class Table(Blocking):
             TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
             DeadlineExceeded: No answer came within the operation timeout.
         """
-        return self._runner.call(lambda: self._aio.count(where, at=at))
+        return self._runner.call(lambda: self._aio.count(where, at=at, isolation=isolation))
 
     def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
         """Counts the rows if the table has changed since an earlier answer.
@@ -852,6 +883,7 @@ class Table(Blocking):
         *,
         group_by: Sequence[str] = (),
         at: Pinned | str | None = None,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
 
@@ -867,6 +899,7 @@ class Table(Blocking):
             group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
                 group, which exists even if the table has no rows.
             at: A pinned snapshot, or its id, to read. Default: the current rows.
+            isolation: As for `count`.
 
         Returns:
             One row per group, in ascending order of the `group_by` columns with nulls last. Its columns are those of
@@ -880,7 +913,9 @@ class Table(Blocking):
             RequestTooLarge: The result takes more than 32 MiB.
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
-        return self._runner.call(lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at))
+        return self._runner.call(
+            lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at, isolation=isolation)
+        )
 
     def aggregate_if_changed(
         self,
@@ -921,6 +956,7 @@ class Table(Blocking):
         descending: bool = True,
         ties: Ties = "key",
         at: Pinned | str | None = None,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Returns the first `n` rows in the order of a column: exact, and all buckets as of one instant.
 
@@ -937,6 +973,7 @@ class Table(Blocking):
             ties: Which rows to return if several have the `by` value of the last row: "key" returns the first of them
                 by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows in total.
             at: A pinned snapshot, or its id, to read. Default: the current rows.
+            isolation: As for `count`.
 
         Returns:
             The rows, the first in order first.
@@ -949,7 +986,9 @@ class Table(Blocking):
             SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
         """
         return self._runner.call(
-            lambda: self._aio.top_n(n, by, where, columns=columns, descending=descending, ties=ties, at=at)
+            lambda: self._aio.top_n(
+                n, by, where, columns=columns, descending=descending, ties=ties, at=at, isolation=isolation
+            )
         )
 
     def top_n_if_changed(

@@ -32,6 +32,13 @@ class OutputFormat(StrEnum):
     ARROW = "arrow"
 
 
+class IsolationChoice(StrEnum):
+    """Isolations of `scan`."""
+
+    READ_COMMITTED = "read_committed"
+    READ_LATEST = "read_latest"
+
+
 def scan(
     table: TableName,
     columns: Columns = None,
@@ -45,6 +52,14 @@ def scan(
     where: Where = None,
     limit: Limit = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Return all rows in key order, across buckets.")] = False,
+    isolation: Annotated[
+        IsolationChoice,
+        typer.Option(
+            "--isolation",
+            help="read_committed waits until what it shows is durable; read_latest shows what is applied, which a "
+            "power failure may undo.",
+        ),
+    ] = IsolationChoice.READ_COMMITTED,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
     ] = False,
@@ -75,6 +90,7 @@ def scan(
         wanted = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(snapshot_id(client, at))
         wanted = wanted.ordered() if ordered else wanted
+        wanted = wanted.isolation(isolation.value)
         if explain:
             typer.echo(printable(str(wanted.explain()), lines=True))
         elif chosen is OutputFormat.TABLE:

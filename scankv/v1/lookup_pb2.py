@@ -26,7 +26,7 @@ from scankv.v1 import expression_pb2 as scankv_dot_v1_dot_expression__pb2
 from scankv.v1 import scan_pb2 as scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/lookup.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\"k\n\rLookupRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\'\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x14\n\x0c\x65ncoded_keys\x18\x04 \x03(\x0c\"\xf5\x01\n\x0eLookupResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\x12>\n\x0blog_offsets\x18\x03 \x03(\x0b\x32).scankv.v1.LookupResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x65ncoded_rows\x18\x05 \x03(\x0c\x12\x0f\n\x07\x62uckets\x18\x06 \x03(\r\x12\x11\n\tschema_id\x18\x07 \x01(\r\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb4\x01\n\x0c\x43ountRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x03(\r\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12\x1d\n\x10if_changed_since\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\x13\n\x11_if_changed_since\"\xb3\x01\n\rCountResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12=\n\x0blog_offsets\x18\x02 \x03(\x0b\x32(.scankv.v1.CountResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"S\n\x10\x43olumnAggregates\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\t\x12/\n\tfunctions\x18\x02 \x03(\x0e\x32\x1c.scankv.v1.AggregateFunction\"\xea\x01\n\x10\x41ggregateRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12/\n\naggregates\x18\x05 \x03(\x0b\x32\x1b.scankv.v1.ColumnAggregates\x12\x10\n\x08group_by\x18\x06 \x03(\t\x12\x1d\n\x10if_changed_since\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x13\n\x11_if_changed_since\"\xbb\x01\n\x11\x41ggregateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x41\n\x0blog_offsets\x18\x02 \x03(\x0b\x32,.scankv.v1.AggregateResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x9d\x02\n\x0bTopNRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12\n\n\x02\x62y\x18\x05 \x01(\t\x12\x11\n\tascending\x18\x06 \x01(\x08\x12\t\n\x01n\x18\x07 \x01(\r\x12\'\n\x07\x63olumns\x18\x08 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x11\n\twith_ties\x18\t \x01(\x08\x12\x1d\n\x10if_changed_since\x18\n \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x0bwait_millis\x18\x0b \x01(\rB\x13\n\x11_if_changed_since\"\xd6\x01\n\x0cTopNResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12<\n\x0blog_offsets\x18\x02 \x03(\x0b\x32\'.scankv.v1.TopNResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x12\x14\n\x0crows_scanned\x18\x05 \x01(\x04\x12\r\n\x05index\x18\x06 \x03(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\xc6\x01\n\x11\x41ggregateFunction\x12\"\n\x1e\x41GGREGATE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41GGREGATE_FUNCTION_COUNT\x10\x01\x12\x1a\n\x16\x41GGREGATE_FUNCTION_SUM\x10\x02\x12\x1a\n\x16\x41GGREGATE_FUNCTION_MIN\x10\x03\x12\x1a\n\x16\x41GGREGATE_FUNCTION_MAX\x10\x04\x12\x1b\n\x17\x41GGREGATE_FUNCTION_MEAN\x10\x05\x32\x8b\x02\n\rLookupService\x12=\n\x06Lookup\x12\x18.scankv.v1.LookupRequest\x1a\x19.scankv.v1.LookupResponse\x12:\n\x05\x43ount\x12\x17.scankv.v1.CountRequest\x1a\x18.scankv.v1.CountResponse\x12\x46\n\tAggregate\x12\x1b.scankv.v1.AggregateRequest\x1a\x1c.scankv.v1.AggregateResponse\x12\x37\n\x04TopN\x12\x16.scankv.v1.TopNRequest\x1a\x17.scankv.v1.TopNResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scankv/v1/lookup.proto\x12\tscankv.v1\x1a\x1ascankv/v1/expression.proto\x1a\x14scankv/v1/scan.proto\"\x94\x01\n\rLookupRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\'\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x14\n\x0c\x65ncoded_keys\x18\x04 \x03(\x0c\x12\'\n\tisolation\x18\x05 \x01(\x0e\x32\x14.scankv.v1.Isolation\"\xf5\x01\n\x0eLookupResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\x12>\n\x0blog_offsets\x18\x03 \x03(\x0b\x32).scankv.v1.LookupResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x65ncoded_rows\x18\x05 \x03(\x0c\x12\x0f\n\x07\x62uckets\x18\x06 \x03(\r\x12\x11\n\tschema_id\x18\x07 \x01(\r\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xdd\x01\n\x0c\x43ountRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x03(\r\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12\x1d\n\x10if_changed_since\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\'\n\tisolation\x18\x06 \x01(\x0e\x32\x14.scankv.v1.IsolationB\x13\n\x11_if_changed_since\"\xb3\x01\n\rCountResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12=\n\x0blog_offsets\x18\x02 \x03(\x0b\x32(.scankv.v1.CountResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"S\n\x10\x43olumnAggregates\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\t\x12/\n\tfunctions\x18\x02 \x03(\x0e\x32\x1c.scankv.v1.AggregateFunction\"\x93\x02\n\x10\x41ggregateRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12/\n\naggregates\x18\x05 \x03(\x0b\x32\x1b.scankv.v1.ColumnAggregates\x12\x10\n\x08group_by\x18\x06 \x03(\t\x12\x1d\n\x10if_changed_since\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x12\'\n\tisolation\x18\x08 \x01(\x0e\x32\x14.scankv.v1.IsolationB\x13\n\x11_if_changed_since\"\xbb\x01\n\x11\x41ggregateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x41\n\x0blog_offsets\x18\x02 \x03(\x0b\x32,.scankv.v1.AggregateResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xc6\x02\n\x0bTopNRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12#\n\x05where\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshot\x12\n\n\x02\x62y\x18\x05 \x01(\t\x12\x11\n\tascending\x18\x06 \x01(\x08\x12\t\n\x01n\x18\x07 \x01(\r\x12\'\n\x07\x63olumns\x18\x08 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x11\n\twith_ties\x18\t \x01(\x08\x12\x1d\n\x10if_changed_since\x18\n \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x0bwait_millis\x18\x0b \x01(\r\x12\'\n\tisolation\x18\x0c \x01(\x0e\x32\x14.scankv.v1.IsolationB\x13\n\x11_if_changed_since\"\xd6\x01\n\x0cTopNResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12<\n\x0blog_offsets\x18\x02 \x03(\x0b\x32\'.scankv.v1.TopNResponse.LogOffsetsEntry\x12\x0f\n\x07version\x18\x03 \x01(\x0c\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x12\x14\n\x0crows_scanned\x18\x05 \x01(\x04\x12\r\n\x05index\x18\x06 \x03(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\xc6\x01\n\x11\x41ggregateFunction\x12\"\n\x1e\x41GGREGATE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41GGREGATE_FUNCTION_COUNT\x10\x01\x12\x1a\n\x16\x41GGREGATE_FUNCTION_SUM\x10\x02\x12\x1a\n\x16\x41GGREGATE_FUNCTION_MIN\x10\x03\x12\x1a\n\x16\x41GGREGATE_FUNCTION_MAX\x10\x04\x12\x1b\n\x17\x41GGREGATE_FUNCTION_MEAN\x10\x05\x32\x8b\x02\n\rLookupService\x12=\n\x06Lookup\x12\x18.scankv.v1.LookupRequest\x1a\x19.scankv.v1.LookupResponse\x12:\n\x05\x43ount\x12\x17.scankv.v1.CountRequest\x1a\x18.scankv.v1.CountResponse\x12\x46\n\tAggregate\x12\x1b.scankv.v1.AggregateRequest\x1a\x1c.scankv.v1.AggregateResponse\x12\x37\n\x04TopN\x12\x16.scankv.v1.TopNRequest\x1a\x17.scankv.v1.TopNResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,34 +41,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGGREGATERESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
-  _globals['_AGGREGATEFUNCTION']._serialized_start=1827
-  _globals['_AGGREGATEFUNCTION']._serialized_end=2025
-  _globals['_LOOKUPREQUEST']._serialized_start=87
-  _globals['_LOOKUPREQUEST']._serialized_end=194
-  _globals['_LOOKUPRESPONSE']._serialized_start=197
-  _globals['_LOOKUPRESPONSE']._serialized_end=442
-  _globals['_LOOKUPRESPONSE_LOGOFFSETSENTRY']._serialized_start=393
-  _globals['_LOOKUPRESPONSE_LOGOFFSETSENTRY']._serialized_end=442
-  _globals['_COUNTREQUEST']._serialized_start=445
-  _globals['_COUNTREQUEST']._serialized_end=625
-  _globals['_COUNTRESPONSE']._serialized_start=628
-  _globals['_COUNTRESPONSE']._serialized_end=807
-  _globals['_COUNTRESPONSE_LOGOFFSETSENTRY']._serialized_start=393
-  _globals['_COUNTRESPONSE_LOGOFFSETSENTRY']._serialized_end=442
-  _globals['_COLUMNAGGREGATES']._serialized_start=809
-  _globals['_COLUMNAGGREGATES']._serialized_end=892
-  _globals['_AGGREGATEREQUEST']._serialized_start=895
-  _globals['_AGGREGATEREQUEST']._serialized_end=1129
-  _globals['_AGGREGATERESPONSE']._serialized_start=1132
-  _globals['_AGGREGATERESPONSE']._serialized_end=1319
-  _globals['_AGGREGATERESPONSE_LOGOFFSETSENTRY']._serialized_start=393
-  _globals['_AGGREGATERESPONSE_LOGOFFSETSENTRY']._serialized_end=442
-  _globals['_TOPNREQUEST']._serialized_start=1322
-  _globals['_TOPNREQUEST']._serialized_end=1607
-  _globals['_TOPNRESPONSE']._serialized_start=1610
-  _globals['_TOPNRESPONSE']._serialized_end=1824
-  _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._serialized_start=393
-  _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._serialized_end=442
-  _globals['_LOOKUPSERVICE']._serialized_start=2028
-  _globals['_LOOKUPSERVICE']._serialized_end=2295
+  _globals['_AGGREGATEFUNCTION']._serialized_start=1992
+  _globals['_AGGREGATEFUNCTION']._serialized_end=2190
+  _globals['_LOOKUPREQUEST']._serialized_start=88
+  _globals['_LOOKUPREQUEST']._serialized_end=236
+  _globals['_LOOKUPRESPONSE']._serialized_start=239
+  _globals['_LOOKUPRESPONSE']._serialized_end=484
+  _globals['_LOOKUPRESPONSE_LOGOFFSETSENTRY']._serialized_start=435
+  _globals['_LOOKUPRESPONSE_LOGOFFSETSENTRY']._serialized_end=484
+  _globals['_COUNTREQUEST']._serialized_start=487
+  _globals['_COUNTREQUEST']._serialized_end=708
+  _globals['_COUNTRESPONSE']._serialized_start=711
+  _globals['_COUNTRESPONSE']._serialized_end=890
+  _globals['_COUNTRESPONSE_LOGOFFSETSENTRY']._serialized_start=435
+  _globals['_COUNTRESPONSE_LOGOFFSETSENTRY']._serialized_end=484
+  _globals['_COLUMNAGGREGATES']._serialized_start=892
+  _globals['_COLUMNAGGREGATES']._serialized_end=975
+  _globals['_AGGREGATEREQUEST']._serialized_start=978
+  _globals['_AGGREGATEREQUEST']._serialized_end=1253
+  _globals['_AGGREGATERESPONSE']._serialized_start=1256
+  _globals['_AGGREGATERESPONSE']._serialized_end=1443
+  _globals['_AGGREGATERESPONSE_LOGOFFSETSENTRY']._serialized_start=435
+  _globals['_AGGREGATERESPONSE_LOGOFFSETSENTRY']._serialized_end=484
+  _globals['_TOPNREQUEST']._serialized_start=1446
+  _globals['_TOPNREQUEST']._serialized_end=1772
+  _globals['_TOPNRESPONSE']._serialized_start=1775
+  _globals['_TOPNRESPONSE']._serialized_end=1989
+  _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._serialized_start=435
+  _globals['_TOPNRESPONSE_LOGOFFSETSENTRY']._serialized_end=484
+  _globals['_LOOKUPSERVICE']._serialized_start=2193
+  _globals['_LOOKUPSERVICE']._serialized_end=2460
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,8 @@ Versions: Count, Aggregate and TopN return the version of what they read. The se
 that version in `if_changed_since` with `unchanged`, from memory, if no row and no column of the table has changed
 since, also after a restart. A version is opaque and can only be compared for equality: it is not a clock, and writes
 that change nothing do not change it. The server computes a result once for all calls that request it at the same
-time. Instead of polling, use TopN with `wait_millis`, which returns when the result may have changed.
+time. Instead of polling, use TopN with `wait_millis`, which returns when the result may have changed. An answer with
+ISOLATION_READ_LATEST has no version, and is computed for its caller alone.
 """
 
 from collections import abc as _abc
@@ -79,10 +80,13 @@ class LookupRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     ENCODED_KEYS_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
+    isolation: _scan_pb2.Isolation.ValueType
+    """What the rows may contain. See scan.proto."""
     @_builtins.property
     def columns(self) -> _scan_pb2.ColumnNames:
         """As in ScanKvRequest: absent for all columns."""
@@ -100,10 +104,11 @@ class LookupRequest(_message.Message):
         keys: _builtins.bytes = ...,
         columns: _scan_pb2.ColumnNames | None = ...,
         encoded_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        isolation: _scan_pb2.Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "encoded_keys", b"encoded_keys", "keys", b"keys", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "encoded_keys", b"encoded_keys", "isolation", b"isolation", "keys", b"keys", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,10 +197,13 @@ class CountRequest(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     if_changed_since: _builtins.bytes
     """See "Versions" above. Absent: answer in any case."""
+    isolation: _scan_pb2.Isolation.ValueType
+    """What the rows may contain. See scan.proto."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """None: all."""
@@ -216,10 +224,11 @@ class CountRequest(_message.Message):
         where: _expression_pb2.Predicate | None = ...,
         snapshot: _scan_pb2.PinnedSnapshot | None = ...,
         if_changed_since: _builtins.bytes | None = ...,
+        isolation: _scan_pb2.Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "buckets", b"buckets", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "buckets", b"buckets", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -314,10 +323,13 @@ class AggregateRequest(_message.Message):
     AGGREGATES_FIELD_NUMBER: _builtins.int
     GROUP_BY_FIELD_NUMBER: _builtins.int
     IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     if_changed_since: _builtins.bytes
     """See "Versions" above. Absent: answer in any case."""
+    isolation: _scan_pb2.Isolation.ValueType
+    """What the rows may contain. See scan.proto."""
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
         """2 is reserved for buckets.
@@ -347,10 +359,11 @@ class AggregateRequest(_message.Message):
         aggregates: _abc.Iterable[Global___ColumnAggregates] | None = ...,
         group_by: _abc.Iterable[_builtins.str] | None = ...,
         if_changed_since: _builtins.bytes | None = ...,
+        isolation: _scan_pb2.Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "aggregates", b"aggregates", "group_by", b"group_by", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "aggregates", b"aggregates", "group_by", b"group_by", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -427,6 +440,7 @@ class TopNRequest(_message.Message):
     WITH_TIES_FIELD_NUMBER: _builtins.int
     IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     WAIT_MILLIS_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     by: _builtins.str
@@ -450,6 +464,8 @@ class TopNRequest(_message.Message):
     the call, and not at all if the maximum number of calls is waiting. When it shuts down, the call ends with
     UNAVAILABLE SERVER_DRAINING. 0: answer at once. Requires `if_changed_since` (INVALID_REQUEST).
     """
+    isolation: _scan_pb2.Isolation.ValueType
+    """What the rows may contain. See scan.proto."""
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
         """2 is reserved for buckets.
@@ -477,10 +493,11 @@ class TopNRequest(_message.Message):
         with_ties: _builtins.bool = ...,
         if_changed_since: _builtins.bytes | None = ...,
         wait_millis: _builtins.int = ...,
+        isolation: _scan_pb2.Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "columns", b"columns", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "ascending", b"ascending", "by", b"by", "columns", b"columns", "if_changed_since", b"if_changed_since", "n", b"n", "snapshot", b"snapshot", "table", b"table", "wait_millis", b"wait_millis", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "ascending", b"ascending", "by", b"by", "columns", b"columns", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "n", b"n", "snapshot", b"snapshot", "table", b"table", "wait_millis", b"wait_millis", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015

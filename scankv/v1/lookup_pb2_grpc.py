@@ -61,7 +61,7 @@ class LookupServiceServicer:
 
     def Lookup(self, request, context):
         """Reads the rows of given keys. Keys of one bucket are read at one instant; buckets are read one after another. Rows
-        returned are durable and include every write acknowledged before.
+        returned include every write acknowledged before, and are durable unless `isolation` says otherwise.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH, INVALID_KEY, INVALID_REQUEST;
         RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer); DATA_LOSS
         DATA_LOSS.

@@ -8,7 +8,8 @@ Versions: Count, Aggregate and TopN return the version of what they read. The se
 that version in `if_changed_since` with `unchanged`, from memory, if no row and no column of the table has changed
 since, also after a restart. A version is opaque and can only be compared for equality: it is not a clock, and writes
 that change nothing do not change it. The server computes a result once for all calls that request it at the same
-time. Instead of polling, use TopN with `wait_millis`, which returns when the result may have changed.
+time. Instead of polling, use TopN with `wait_millis`, which returns when the result may have changed. An answer with
+ISOLATION_READ_LATEST has no version, and is computed for its caller alone.
 """
 
 from collections import abc as _abc
@@ -41,7 +42,7 @@ class LookupServiceStub:
     def __new__(cls, channel: _aio.Channel) -> LookupServiceAsyncStub: ...
     Lookup: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.LookupRequest, _lookup_pb2.LookupResponse]
     """Reads the rows of given keys. Keys of one bucket are read at one instant; buckets are read one after another. Rows
-    returned are durable and include every write acknowledged before.
+    returned include every write acknowledged before, and are durable unless `isolation` says otherwise.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH, INVALID_KEY, INVALID_REQUEST;
     RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer); DATA_LOSS
     DATA_LOSS.
@@ -74,7 +75,7 @@ class LookupServiceAsyncStub(LookupServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lookup: _aio.UnaryUnaryMultiCallable[_lookup_pb2.LookupRequest, _lookup_pb2.LookupResponse]  # type: ignore[assignment]
     """Reads the rows of given keys. Keys of one bucket are read at one instant; buckets are read one after another. Rows
-    returned are durable and include every write acknowledged before.
+    returned include every write acknowledged before, and are durable unless `isolation` says otherwise.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH, INVALID_KEY, INVALID_REQUEST;
     RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer); DATA_LOSS
     DATA_LOSS.
@@ -110,7 +111,7 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_lookup_pb2.LookupResponse, _abc.Awaitable[_lookup_pb2.LookupResponse]]:
         """Reads the rows of given keys. Keys of one bucket are read at one instant; buckets are read one after another. Rows
-        returned are durable and include every write acknowledged before.
+        returned include every write acknowledged before, and are durable unless `isolation` says otherwise.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH, INVALID_KEY, INVALID_REQUEST;
         RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (more than 100,000 keys, or an answer over 32 MiB: ask for fewer); DATA_LOSS
         DATA_LOSS.

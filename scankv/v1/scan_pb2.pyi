@@ -64,6 +64,52 @@ INVALID_REQUEST if a bucket has no base, or if this scan cannot read bases; Expl
 """
 Global___ReadPath: _TypeAlias = ReadPath  # noqa: Y015
 
+class _Isolation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _IsolationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Isolation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ISOLATION_UNSPECIFIED: _Isolation.ValueType  # 0
+    """ISOLATION_READ_COMMITTED."""
+    ISOLATION_READ_COMMITTED: _Isolation.ValueType  # 1
+    """Only durable writes, and each transaction completely or not at all. The answer waits for the sync of the latest
+    writes to disk, and scans and queries also wait while a committed transaction is being applied.
+    """
+    ISOLATION_READ_LATEST: _Isolation.ValueType  # 2
+    """Everything that is applied at the moment of the read. It waits neither for a sync nor for a transaction, so a power
+    failure may undo writes that the answer contains, and a committed transaction may be contained in part. A stream of
+    changes delivers changes before they are durable; after a power failure has undone some of them, its tokens and
+    offsets get OUT_OF_RANGE POSITION_OUT_OF_RANGE. The offsets of an answer may be undone in the same way. An answer
+    has no version.
+
+    Refused (INVALID_REQUEST): with a snapshot, which is durable; with `if_changed_since`; for a stream with a consumer,
+    whose position must survive a power failure.
+    """
+
+class Isolation(_Isolation, metaclass=_IsolationEnumTypeWrapper):
+    """What a read may contain. Both values include every write acknowledged before the request, and exclude staged writes of
+    transactions that are not committed.
+    """
+
+ISOLATION_UNSPECIFIED: Isolation.ValueType  # 0
+"""ISOLATION_READ_COMMITTED."""
+ISOLATION_READ_COMMITTED: Isolation.ValueType  # 1
+"""Only durable writes, and each transaction completely or not at all. The answer waits for the sync of the latest
+writes to disk, and scans and queries also wait while a committed transaction is being applied.
+"""
+ISOLATION_READ_LATEST: Isolation.ValueType  # 2
+"""Everything that is applied at the moment of the read. It waits neither for a sync nor for a transaction, so a power
+failure may undo writes that the answer contains, and a committed transaction may be contained in part. A stream of
+changes delivers changes before they are durable; after a power failure has undone some of them, its tokens and
+offsets get OUT_OF_RANGE POSITION_OUT_OF_RANGE. The offsets of an answer may be undone in the same way. An answer
+has no version.
+
+Refused (INVALID_REQUEST): with a snapshot, which is durable; with `if_changed_since`; for a stream with a consumer,
+whose position must survive a power failure.
+"""
+Global___Isolation: _TypeAlias = Isolation  # noqa: Y015
+
 @_typing.final
 class ScanKvRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -83,6 +129,7 @@ class ScanKvRequest(_message.Message):
     REVERSE_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
     READ_PATH_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     NO_BUCKETS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
@@ -113,6 +160,8 @@ class ScanKvRequest(_message.Message):
 
     What the rows are read from. The rows, their order and the resume tokens are the same for all values.
     """
+    isolation: Global___Isolation.ValueType
+    """What the view, or the stream of changes, may contain."""
     heartbeat_millis: _builtins.int
     """The longest time after the header that the client accepts without a message, in milliseconds: the server sends a
     heartbeat when it has nothing else to send for that long. The server's own interval applies if it is shorter, and
@@ -178,12 +227,13 @@ class ScanKvRequest(_message.Message):
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
         read_path: Global___ReadPath.ValueType = ...,
+        isolation: Global___Isolation.ValueType = ...,
         heartbeat_millis: _builtins.int = ...,
         no_buckets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -202,10 +252,10 @@ Global___ScanKvRequest: _TypeAlias = ScanKvRequest  # noqa: Y015
 
 @_typing.final
 class Changelog(_message.Message):
-    """The changes of the requested buckets, in the order of the log of each bucket, as soon as they are durable. Changes of
-    several buckets come in any order. A change is a row of the requested columns after four others: `_change_type`
-    (string: +I, -U with the row before, +U with the row after, -D), `_log_offset` (int64), `_bucket` (int32) and
-    `_commit_timestamp` (timestamp[us, UTC]). `-U` and its `+U` are always in one chunk.
+    """The changes of the requested buckets, in the order of the log of each bucket, as soon as they are durable (see also
+    `isolation`). Changes of several buckets come in any order. A change is a row of the requested columns after four
+    others: `_change_type` (string: +I, -U with the row before, +U with the row after, -D), `_log_offset` (int64),
+    `_bucket` (int32) and `_commit_timestamp` (timestamp[us, UTC]). `-U` and its `+U` are always in one chunk.
 
     With `where`, a stream shows the changes of the set of matching rows: a row that begins to match is `+I`, and a row
     that no longer matches is `-D`. Chunks, tokens, heartbeats, flow control, stall timeout and cancelling are as for
@@ -685,7 +735,7 @@ class ScanHeader(_message.Message):
     """
     version: _builtins.bytes
     """Identifies the state of the buckets; opaque, for `if_changed_since`. It is not a clock: writes that change nothing,
-    and restarts of the server, do not change it.
+    and restarts of the server, do not change it. Empty with ISOLATION_READ_LATEST.
     """
     unchanged: _builtins.bool
     """`if_changed_since` of the request is this version: no chunk follows."""

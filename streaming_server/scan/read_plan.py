@@ -61,6 +61,7 @@ class ReadPlan:
         resume_token: Where the scan resumes; empty at its beginning.
         stored_rows: Whether to return the stored rows as an additional column.
         read_path: Where to read the rows from.
+        latest: Whether to read what is applied, durable or not, and maybe a part of a transaction.
         binding: The predicate, bound by `bind`. None: not bound yet.
     """
 
@@ -75,6 +76,7 @@ class ReadPlan:
     ordered: bool = False
     stored_rows: bool = False
     read_path: ReadPath = ReadPath.AUTO
+    latest: bool = False
     binding: SchemaBinding | None = None
 
     def bind(self, schema: Schema) -> ReadPlan:

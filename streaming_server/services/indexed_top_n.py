@@ -36,7 +36,7 @@ class IndexedAnswer:
 
     Attributes:
         found: The rows.
-        version: The version of the view.
+        version: The version of the view. Empty if the view may not be durable.
         log_offsets: For every bucket, the offset of the first change that is not in the view.
     """
 
@@ -80,8 +80,8 @@ async def indexed_top_n(
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
-        async with _locked_view(tables, request, scan) as locked:
-            version = version_of(locked.codec.definition, locked.view.log_offsets)
+        async with _locked_view(tables, request, scan, latest=query.plan.latest) as locked:
+            version = b"" if query.plan.latest else version_of(locked.codec.definition, locked.view.log_offsets)
             computation.set_view_version(version)
             found = await _find_top(spec, query.plan, locked)
         if found is None:
@@ -105,16 +105,16 @@ async def _find_top(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> Found
 
 @asynccontextmanager
 async def _locked_view(
-    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan
+    tables: Tables, request: lookup_pb2.TopNRequest, scan: RegisteredScan, *, latest: bool
 ) -> AsyncIterator[LockedView]:
-    """Locks the view that a request reads for the length of the block. The view is durable at the end of the block."""
+    """Locks the view that a request reads for the length of the block. See `TableReads.lock_view`."""
 
     def check() -> None:
         if scan.ended is not None:
             raise copy(scan.ended)
 
     if not request.HasField("snapshot"):
-        async with tables.table(request.table).reads.lock_view(check) as locked:
+        async with tables.table(request.table).reads.lock_view(check, latest=latest) as locked:
             yield locked
         return
     snapshot_id = request.snapshot.snapshot_id

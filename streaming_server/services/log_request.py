@@ -10,6 +10,7 @@ from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_LAG_THRESHOLD, MAX_LAST_CHANGES, MAX_RESUME_TOKEN_BYTES
 from scankv.model.names import check_consumer_id
 from streaming_server.scan.changes.log_plan import LogPlan
+from streaming_server.services.isolation import reads_latest
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
@@ -34,6 +35,7 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
     if request.no_buckets and request.buckets:
         raise InvalidRequest("no_buckets and buckets contradict each other: leave one of them out")
     _check_consumer(request)
+    latest = reads_latest(request)
     return LogPlan(
         buckets=() if request.no_buckets else bucket_numbers(request.buckets),
         columns=column_names(request.columns) if request.HasField("columns") else None,
@@ -52,6 +54,7 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         unmatched_delete=request.log.unmatched_delete,
         rescans=request.log.rescan_untracked,
         clears=_clears(request.log),
+        latest=latest,
     )
 
 

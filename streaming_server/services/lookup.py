@@ -16,11 +16,12 @@ from scankv.model.limits import MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
-from streaming_server.scan.queries.result_cache import CachedResult
+from streaming_server.scan.queries.result_cache import CachedResult, Computation
 from streaming_server.scan.queries.top_n import TopNCollector
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
+from streaming_server.services.isolation import reads_latest
 from streaming_server.services.query_request import bind_aggregate, bind_count, bind_top_n
 from streaming_server.services.reading import current_version_of, definition_of, open_complete_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
     from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
-    from streaming_server.scan.queries.result_cache import Computation, ResultCache
+    from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.queries.top_n import TopNSpec
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
@@ -90,11 +91,11 @@ class LookupService:
     ) -> bytes:
         async with map_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
-            table = self._tables.table(request.table)
+            table, latest = self._tables.table(request.table), reads_latest(request)
             if request.encoded_keys:
                 if request.keys or columns is not None:
                     raise InvalidRequest("encoded_keys must come without keys and columns")
-                found_rows = await table.reads.get(request.encoded_keys)
+                found_rows = await table.reads.get(request.encoded_keys, latest=latest)
                 return lookup_pb2.LookupResponse(
                     encoded_rows=found_rows.rows,
                     found=found_rows.is_there,
@@ -103,7 +104,7 @@ class LookupService:
                     schema_id=found_rows.schema_id,
                     table_incarnation=table.definition.incarnation,
                 ).SerializeToString()
-            rows, found, offsets = await table.reads.lookup(request.keys, columns)
+            rows, found, offsets = await table.reads.lookup(request.keys, columns, latest=latest)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
@@ -158,10 +159,17 @@ class LookupService:
             bind: Binds the query to the columns of its table, or raises if it is not valid for them.
             compute: Computes the result for a client.
         """
+        latest = reads_latest(request)
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
         clock = asyncio.get_running_loop().time
         until = clock() + _wait_seconds(request, since, context)
+        if latest:
+            # Without a version, nothing tells whether the result of an earlier call is still the latest.
+            uncached = Computation(lambda: None)
+            result = await self._compute(request, None, bind, compute, context.peer(), uncached)
+            self._results.computed += 1
+            return await asyncio.to_thread(b"".join, (result.response, result.first_caller_fields))
         query = _query_digest(request)
         while True:
             bound = await self._bind_unless_valid(request, query, bind)
@@ -208,6 +216,7 @@ class LookupService:
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
+        latest = reads_latest(request)
         if request.HasField("if_changed_since"):
             current = await current_version_of(self._tables, request, buckets)
             if request.if_changed_since == current.version:
@@ -219,12 +228,12 @@ class LookupService:
                 definition, offsets = reader.definition, reader.log_offsets
                 rows = total_rows(reader.rows.values())
         else:
-            rows, offsets = await table.reads.count(buckets)
+            rows, offsets = await table.reads.count(buckets, latest=latest)
             definition = table.definition
         if rows is None:
             return None
         self._results.computed += 1
-        version = version_of(definition, offsets)
+        version = b"" if latest else version_of(definition, offsets)
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
     async def _count(

@@ -14,6 +14,7 @@ from scankv.v1 import lookup_pb2
 from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.top_n import TopNSpec
 from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.services.isolation import reads_latest
 from streaming_server.services.scan_request import bucket_numbers, column_names
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _plan_of(request: QueryRequest, columns: tuple[str, ...], buckets: tuple[int
         reverse=False,
         limit=None,
         resume_token=b"",
+        latest=reads_latest(request),
     )
 
 

@@ -144,14 +144,14 @@ class WholeView:
     Attributes:
         definition: The table as of the view.
         log_offsets: For every bucket, the offset of the first change that is not in the view.
-        version: The version of the view.
+        version: The version of the view. Empty if the view may not be durable.
     """
 
     def __init__(self, opened: OpenedScan, scan: RegisteredScan, turns: ChunkTurns) -> None:
         self._turns = turns
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
-        self.version = version_of(self.definition, self.log_offsets)
+        self.version = version_of(self.definition, self.log_offsets) if opened.has_version else b""
         self._source = opened.source
         self._scan = scan
         large = opened.large_chunks

@@ -24,6 +24,7 @@ from streaming_server.config import LARGEST_CHUNK_BYTES
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.execution.producer import ChunkSpec
 from streaming_server.scan.read_plan import ReadPath, ReadPlan
+from streaming_server.services.isolation import reads_latest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         limit=request.limit if request.HasField("limit") else None,
         resume_token=request.resume_token,
         read_path=_read_path(request),
+        latest=reads_latest(request),
     )
 
 

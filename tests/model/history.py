@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pyarrow as pa
 
 from aio_client import InvalidRequest
+from scankv.model.scans.isolation import ISOLATIONS
 from streaming_server.storage.changelog.offsets import count_of
 from tests.model.model_table import ModelTable
 from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from aio_client import Client, Scan, Table
+    from scankv.model.scans.isolation import Isolation
     from tests.support.server_process import ServerProcess
 
     ReadPath: TypeAlias = Literal["auto", "rocksdb", "columnar"]
@@ -122,7 +124,7 @@ class History:
     async def lookup(self) -> None:
         """Reads rows by key in the requested order. Absent rows are left out or null."""
         keys = self._random_keys()
-        found = exact_rows(await self.table.lookup(keys))
+        found = exact_rows(await self.table.lookup(keys, isolation=self._isolation()))
         assert found == [self.model.rows[key] for key in keys if key in self.model.rows]
         filled = exact_rows(await self.table.lookup(self._key_batch(keys), missing="null"))
         assert filled == [self.model.rows.get(key, self._null_row(key)) for key in keys]
@@ -130,12 +132,12 @@ class History:
     async def get(self) -> None:
         """Reads one row."""
         key = random_key(self._random, self.model.key)
-        row = await self.table.get(key)
+        row = await self.table.get(key, isolation=self._isolation())
         assert (None if row is None else self._exact(row)) == self.model.rows.get(key)
 
     async def count(self) -> None:
         """Counts all rows and the rows of each bucket."""
-        assert await self.table.count() == len(self.model.rows)
+        assert await self.table.count(isolation=self._isolation()) == len(self.model.rows)
         statistics = await self.table.statistics()
         for bucket in statistics:
             # A table that does not read old rows knows its count only until a row is overwritten.
@@ -151,6 +153,7 @@ class History:
         limit = self._random.choice([None, None, 0, 1, 20])
         chunk = self._random.choice([1, 7, 1000])
         scan = self.table.scan(columns, limit=limit).with_buckets(wanted).with_chunk(rows=chunk)
+        scan = scan.isolation(self._isolation())
         batches = await self._batches_of(scan)
         assert all(0 < batch.num_rows <= chunk for batch in batches)
         found = {key: row for batch in batches for key, row in self.model.by_key(batch).items()}
@@ -162,6 +165,10 @@ class History:
             available += len(expected)
         returned = sum(batch.num_rows for batch in batches)
         assert len(found) == returned == min(available, available if limit is None else limit)
+
+    def _isolation(self) -> Isolation:
+        """Returns either isolation: with a single writer, whose writes are acknowledged, both show the same."""
+        return self._random.choice(ISOLATIONS)
 
     async def _batches_of(self, scan: Scan) -> list[pa.RecordBatch]:
         if self.table.options.get("columnar_base", "off") == "off":

@@ -18,6 +18,7 @@ from tests.model.offline_checks import stored_changes
 from tests.support.bases import ALL_THE_TIME, await_bases, bases_on_disk
 from tests.support.offline import offline_table
 from tests.support.server_process import ServerProcess
+from tests.support.tables import exact_rows
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -158,9 +159,13 @@ async def test_a_scan_during_writes_equals_the_changelog_up_to_its_offsets(
             async with asyncio.TaskGroup() as group:
                 for number in range(5):
                     group.create_task(write_until(done, table, Random(100 * seed + number)))
+                group.create_task(commit_until(done, client, table, Random(seed)))
                 readers = [group.create_task(scans_of(table, 20)) for _ in range(3)]
                 await asyncio.wait(readers)
                 done.set()
+            # When nothing is being written, both isolations show the same.
+            (offsets, rows), (latest_offsets, latest) = await scans_of(table, 2)
+            assert (latest_offsets, exact_rows(latest)) == (offsets, exact_rows(rows))
         assert server.stop() == 0
         scans = [scan for reader in readers for scan in reader.result()]
         assert len({tuple(log_offsets.values()) for log_offsets, _ in scans}) > 10, (
@@ -177,13 +182,33 @@ async def write_until(done: asyncio.Event, table: Table, random: Random) -> None
         version += 1
 
 
+async def commit_until(done: asyncio.Event, client: Client, table: Table, random: Random) -> None:
+    """Commits transactions over several requests and all buckets until an event is set."""
+    version = 1
+    while not done.is_set():
+        async with client.transaction() as transaction:
+            for _ in range(3):
+                await transaction.upsert(table, random_rows(random, 40, version))
+            await transaction.delete(table, random_keys(random, 20))
+        version += 1
+
+
 async def scans_of(table: Table, scans: int) -> list[tuple[LogOffsets, pa.Table]]:
-    """Scans several times. Returns the offsets and the rows of each scan."""
-    found = []
-    for _ in range(scans):
-        async with table.scan().with_chunk(rows=16).stream() as stream:
+    """Scans several times with each isolation in turn. Returns the offsets and the rows of each scan.
+
+    `read_latest` is never older than what `read_committed` has shown before.
+    """
+    found: list[tuple[LogOffsets, pa.Table]] = []
+    for number in range(scans):
+        latest = number % 2 == 1
+        scan = table.scan().with_chunk(rows=16).isolation("read_latest" if latest else "read_committed")
+        async with scan.stream() as stream:
             batches = [batch async for batch in stream]
-            found.append((stream.log_offsets, pa.Table.from_batches(batches, stream.schema)))
+            offsets = stream.log_offsets
+            assert bool(stream.version) == (not latest)
+        if latest:
+            assert all(offsets[bucket] >= before for bucket, before in found[-1][0].items())
+        found.append((offsets, pa.Table.from_batches(batches, stream.schema)))
     return found
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "FULL_AT_SYNC",
     "OVER_QUOTA",
     "READ_ONLY",
+    "WAITING_SYNCS",
     "DiskFault",
     "FailingDisk",
     "compile_library",
@@ -43,7 +44,7 @@ class DiskFault:
 
     Attributes:
         name: What it is called in the names of tests.
-        error: The error of the calls, an errno.
+        error: The error of the calls, an errno. 0: the calls wait until the disk is healed.
         kinds: Which calls fail, as in `failing_disk.c`.
     """
 
@@ -68,6 +69,9 @@ BROKEN_READS: Final = DiskFault("broken-reads", errno.EIO, _READS)
 """Every read fails."""
 READ_ONLY: Final = DiskFault("read-only", errno.EROFS, _GROWS | _SYNCS | _REMOVES)
 """Nothing can be changed."""
+
+WAITING_SYNCS: Final = DiskFault("waiting-syncs", 0, _SYNCS)
+"""Syncs do not end."""
 
 
 class FailingDisk:

@@ -19,6 +19,7 @@ from scankv.model.limits import (
     MIN_CHUNK_ROWS,
 )
 from scankv.model.names import TableName, is_column_name
+from scankv.model.scans.isolation import Isolation, check_isolation
 from scankv.model.types.types import find_duplicate
 
 _MAX_LIMIT = 2**63 - 1
@@ -60,6 +61,7 @@ class ScanSpec:
         key_range: The encoded keys to read. None: all.
         reverse: Whether each bucket is read in descending key order.
         read_path: What the rows are read from: `auto`, `rocksdb` or `columnar`.
+        isolation: Whether the scan waits until what it returns is durable: `read_committed` or `read_latest`.
         ordered: Whether the rows of all buckets together are returned in key order.
         resume: Whether the scan continues by itself after an interruption. None: only a scan of a pinned snapshot or
             of the changelog.
@@ -82,6 +84,7 @@ class ScanSpec:
     key_range: KeyRange | None = None
     reverse: bool = False
     read_path: str = "auto"
+    isolation: Isolation = "read_committed"
     ordered: bool = False
     resume: Resume | None = None
     log: LogSpec | None = None
@@ -119,6 +122,7 @@ class ScanSpec:
             raise UsageError(
                 f"read_path must be {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
             )
+        check_isolation(self.isolation, snapshot_id=self.snapshot_id)
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(
                 f"resume must be Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}"
@@ -129,6 +133,12 @@ class ScanSpec:
             _check_token(self.resume_token)
         if self.if_changed_since is not None:
             check_version("if_changed_since", self.if_changed_since)
+            if self.isolation == "read_latest":
+                raise UsageError(
+                    'if_changed_since cannot be used with the isolation "read_latest", because only durable contents '
+                    "have a version: leave one of them out",
+                    option="isolation",
+                )
             if self.resume_token is not None:
                 raise UsageError(
                     "if_changed_since cannot be used with a resume token: a resumed scan returns the remaining rows "
@@ -154,6 +164,12 @@ class ScanSpec:
         ):
             if asked:
                 raise UsageError(f"{name} is not for a scan of the changelog: {why}")
+        if log.consumer_id is not None and self.isolation == "read_latest":
+            raise UsageError(
+                'isolation "read_latest" is not for consumers, because a power failure may undo the changes before '
+                "the position that a consumer commits: leave it out",
+                option="isolation",
+            )
         if log.consumer_id is not None and self.limit is not None:
             raise UsageError("limit is not for consumers, which commit complete batches; use stop_at")
         if log.consumer_id is not None and self.resume_token is not None:

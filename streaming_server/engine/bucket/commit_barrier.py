@@ -3,6 +3,8 @@
 While a barrier is raised, acquiring a bucket's mutex waits for it, so that nothing begins to read or write half a
 transaction. Lookups, and requests that only ask for statistics, get the buckets as of the moment when the barrier was
 raised. The barrier is lifted for all of its buckets at the same instant.
+
+Reads with the isolation `read_latest` pass the barrier: they read what is applied between two steps of the transaction.
 """
 
 from __future__ import annotations
@@ -52,13 +54,21 @@ class CommitBarrier:
 class BarrierMutex(asyncio.Lock):
     """A bucket's mutex, which nothing acquires while a commit barrier is raised.
 
+    A holder whose write is applied, and who only waits for the sync, shares the mutex with readers of what is applied.
+
     Attributes:
         barrier: The barrier before the bucket. None: no barrier is raised.
+        is_shared: Whether the holder changes nothing any more, and only waits for a sync.
+        latest_readers: How many readers must not wait for a sync. While there are any, no holder begins one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.barrier: CommitBarrier | None = None
+        self.is_shared = False
+        self._sharers = 0
+        self._is_release_due = False
+        self.latest_readers = 0
 
     @property
     def failure(self) -> ScanKvError | None:
@@ -95,6 +105,66 @@ class BarrierMutex(asyncio.Lock):
             yield
         finally:
             self.release()
+
+    def begin_sync(self) -> bool:
+        """Returns whether the holder, whose write is applied, may sync with the mutex held. Called in its thread.
+
+        From then on until `end_sync`, readers share the mutex.
+        """
+        # In this order, since `read_latest` counts its reader before it reads this: one of the two sees the other.
+        self.is_shared = True
+        if self.latest_readers:
+            self.is_shared = False
+        return self.is_shared
+
+    def end_sync(self) -> None:
+        """Lets no further reader share the mutex."""
+        self.is_shared = False
+
+    def release(self) -> None:
+        """Releases the mutex, or lets the last reader that shares it do so."""
+        if self._sharers:
+            self._is_release_due = True
+        else:
+            super().release()
+
+    @asynccontextmanager
+    async def read_latest(self) -> AsyncIterator[None]:
+        """Keeps the bucket from changing for the length of the block, whether or not a barrier is raised.
+
+        Waits for the step of a write or a transaction, but not for its sync. The block must not write.
+
+        Raises:
+            ScanKvError: The barrier has failed, so the bucket lacks rows.
+        """
+        self.latest_readers += 1
+        try:
+            shares = self.is_shared
+            if shares:
+                self._sharers += 1
+            else:
+                await super().acquire()
+        finally:
+            self.latest_readers -= 1
+        try:
+            if (failure := self.failure) is not None:
+                raise copy(failure)
+            yield
+        finally:
+            if shares:
+                self._sharers -= 1
+            if not shares or (self._is_release_due and not self._sharers):
+                self._is_release_due = False
+                self.release()
+
+
+@asynccontextmanager
+async def lock_latest(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
+    """Keeps some buckets from changing, as `BarrierMutex.read_latest`. They are given in ascending order."""
+    async with AsyncExitStack() as mutexes:
+        for live in buckets:
+            await mutexes.enter_async_context(live.mutex.read_latest())
+        yield
 
 
 @asynccontextmanager

@@ -86,10 +86,17 @@ class GroupCommit:
         """Whether a sync would begin at once."""
         return self._running is None and self.failure is None and not self._paused and not self.syncing.locked()
 
-    async def write_and_sync(self, write: Callable[..., None], *args: object) -> None:
+    async def write_and_sync(
+        self, write: Callable[..., None], *args: object, may_sync: Callable[[], bool] = lambda: True
+    ) -> None:
         """Runs a write in a thread, and a sync right after it in the same thread, which saves a change of threads.
 
         Call it if `can_sync`. A failed sync is recorded as that of any other, so `wait` raises it.
+
+        Args:
+            write: The write.
+            args: Its arguments.
+            may_sync: Called in the thread after the write. If it returns False, `wait` syncs.
         """
         durable: int | None = None
 
@@ -97,7 +104,7 @@ class GroupCommit:
             nonlocal durable
             write(*args)
             target = self._written()
-            if target > self._durable:
+            if target > self._durable and may_sync():
                 try:
                     self._sync(target)
                 except Exception as error:

@@ -103,6 +103,7 @@ class LiveBucket:
         self._is_settled = False
         self._repair_at = 0.0
         self._commit: GroupCommit | None = None
+        self._applied_listeners: set[Callable[[], None]] = set()
         self._closed: ScanKvError | None = None
         self._state_when_closed: BucketState | None = None
         self._use_when_closed = FamilyBytes(0, 0, 0), ChangelogUsage()
@@ -355,11 +356,15 @@ class LiveBucket:
             await self.run(function, *args)
             if more_follows and self._commit is not None:
                 self._commit.record_step()
+            self.notify_applied()
             return
         try:
-            await self._commit.write_and_sync(function, *args)
+            await self._commit.write_and_sync(function, *args, may_sync=self.mutex.begin_sync)
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
+        finally:
+            self.mutex.end_sync()
+            self.notify_applied()
 
     async def find_answer(self, bucket: Bucket, identity: WriteIdentity) -> WriteAnswer | None:
         """Returns how far a request has been applied, as `Bucket.find_answer`; in a thread only if it must be read."""
@@ -376,6 +381,7 @@ class LiveBucket:
         """Begins a sync of what was written to the open bucket. `wait_durable` waits for it."""
         if self._commit is not None:
             self._commit.begin()
+        self.notify_applied()
 
     async def _run_opening(self, function: Callable[[], T]) -> T:
         """As `run`, for opening and closing the files."""
@@ -425,24 +431,60 @@ class LiveBucket:
         assert self._commit is not None
         return self._commit.listen(listener)
 
+    @property
+    def applied_state(self) -> BucketState:
+        """The state with everything that is applied, durable or not, even a part of a transaction. The bucket is open.
+
+        Raises:
+            ScanKvError: The bucket is blocked, because it lacks rows of a transaction.
+        """
+        if self.mutex.failure is not None:
+            raise copy(self.mutex.failure)
+        return self._known.state
+
+    def on_applied(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls the listener whenever more is applied, or durable. Returns a function that removes the listener."""
+        stop_durable = self.on_durable(listener)
+        self._applied_listeners.add(listener)
+        # Otherwise the listener would be called only after the sync that a holder of the mutex makes.
+        self.mutex.latest_readers += 1
+
+        def stop() -> None:
+            self.mutex.latest_readers -= 1
+            self._applied_listeners.discard(listener)
+            stop_durable()
+
+        return stop
+
+    def notify_applied(self) -> None:
+        """Calls the listeners of `on_applied`. Call it when something is applied."""
+        for listener in list(self._applied_listeners):
+            listener()
+
     def is_quiet_at(self, offset: int) -> bool:
         """Whether no change exists from this offset on, and no change is being written. The bucket is open."""
         # A running write holds the mutex until the state includes it.
         return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
 
-    def find_cached(self, keys: list[bytes]) -> tuple[list[bytes | None], int] | None:
-        """Returns the stored rows of some keys and the offset that they are as of, durable.
+    def find_cached(self, keys: list[bytes], *, latest: bool = False) -> tuple[list[bytes | None], int] | None:
+        """Returns the stored rows of some keys and the offset that they are as of, durable unless `latest`.
 
         Returns None if it would have to wait: the bucket is not open, is being written, has writes that are not
         durable yet, has to be reopened, or a row is not in memory.
+
+        Args:
+            keys: The encoded keys.
+            latest: Whether to read what is applied, durable or not, even while a barrier is raised.
         """
-        bucket, commit = self._bucket, self._commit
-        if bucket is None or commit is None or self._closed is not None or self.before is not None:
-            return None
-        if self.mutex.locked() or self.mutex.barrier is not None or not bucket.is_writable:
+        bucket, commit, mutex = self._bucket, self._commit, self.mutex
+        if bucket is None or commit is None or self._closed is not None or not bucket.is_writable:
             return None
         offset = bucket.state.log_offset
-        if commit.durable < offset or commit.failure is not None or bucket.longest_row * len(keys) > _CACHED_BYTES:
+        if latest:
+            has_to_wait = mutex.failure is not None or (mutex.locked() and not mutex.is_shared)
+        else:
+            has_to_wait = mutex.barrier is not None or mutex.locked() or commit.durable < offset
+        if has_to_wait or commit.failure is not None or bucket.longest_row * len(keys) > _CACHED_BYTES:
             return None
         rows = bucket.find_cached(keys)
         if rows is None:

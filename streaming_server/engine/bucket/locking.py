@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DiskFailed, DiskFull, Unavailable
-from streaming_server.engine.bucket.commit_barrier import lock_mutexes
+from streaming_server.engine.bucket.commit_barrier import lock_latest, lock_mutexes
 from streaming_server.engine.bucket.live_bucket import REPAIR_SECONDS, LiveBucket
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.files.disk_space import details_of_cause
@@ -19,15 +19,22 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def lock_buckets(buckets: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
+async def lock_buckets(
+    buckets: Sequence[LiveBucket], *, latest: bool = False
+) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
     """Holds the mutexes of some buckets for the length of the block, and opens the buckets.
 
     Nothing is written to any of them during the block. The buckets are given in ascending order.
 
+    Args:
+        buckets: The buckets.
+        latest: Whether to wait neither for a commit barrier nor for a sync; see `BarrierMutex.read_latest`. The block
+            must not write.
+
     Raises:
         DataLoss: A bucket is damaged.
     """
-    async with lock_mutexes(buckets):
+    async with lock_latest(buckets) if latest else lock_mutexes(buckets):
         opened = await all_ended(live.open() for live in buckets)
         yield list(zip(buckets, opened, strict=True))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
 from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.engine.changelog.applied_tail import AppliedTail
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
 from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.changelog.compacted_catch_up import CompactedCatchUp
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
+    from streaming_server.scan.changes.log_source import LogTail
     from streaming_server.scan.changes.range_rescan import RangeOpener
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
@@ -148,6 +150,9 @@ class LogOpening:
         net = {bucket: net for bucket, net in committed.net.items() if bucket in known}
         return LogPosition(dict(sorted(offsets.items())), views=views_of(committed, offsets), net=net)
 
+    def _tail(self, live: LiveBucket) -> LogTail:
+        return AppliedTail(live) if self._plan.latest else live
+
     async def _make_source(self, position: LogPosition, rows: ChangeRows) -> ChangeSource:
         ends = self._starts.ends()
         if position.scanning and position.scanned is not None:
@@ -162,7 +167,7 @@ class LogOpening:
         log = LogSource(
             self._owner,
             rows,
-            {number: live for number, (live, _) in self._buckets.items()},
+            {number: self._tail(live) for number, (live, _) in self._buckets.items()},
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,

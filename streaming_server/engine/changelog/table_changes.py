@@ -42,7 +42,7 @@ class TableChanges:
         return self.table.path / "catching-up"
 
     async def open(self, plan: LogPlan, owner: str, committed: LogPosition | None = None) -> OpenedLog:
-        """Opens a stream of the durable changes of the buckets that a plan names.
+        """Opens a stream of the changes of the buckets that a plan names, durable ones unless it asks for all.
 
         The stream may begin with the rows as of now. The caller closes its source.
 
@@ -60,7 +60,7 @@ class TableChanges:
         chosen = table.select_buckets(plan.buckets)
         if plan.start.kind is PositionKind.FULL:
             await adopt_bases(table, chosen)
-        async with lock_buckets(chosen) as opened:
+        async with lock_buckets(chosen, latest=plan.latest) as opened:
             buckets = {live.number: (live, bucket) for live, bucket in opened}
             catching_up = CompactedCatchUp(
                 {live.number: live for live, _ in opened},
@@ -84,7 +84,8 @@ class TableChanges:
             states = {number: bucket.state for number, (_, bucket) in buckets.items()}
             table.abort_on_close(log.source)
         try:
-            await wait_until_durable(table.buckets, states)
+            if not plan.latest:
+                await wait_until_durable(table.buckets, states)
             await merge_deltas(opening.bases, table.executor.run)
         except BaseException:
             log.source.close()

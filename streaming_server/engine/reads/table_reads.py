@@ -48,7 +48,7 @@ MergeFoundRows: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitab
 
 
 class EncodedLookup(NamedTuple):
-    """What `TableReads.get` finds. All of it is durable.
+    """What `TableReads.get` finds. All of it is durable, unless `latest` was asked for.
 
     Attributes:
         rows: The rows found, in the order of their keys, as rows of the current schema without hidden columns.
@@ -79,7 +79,9 @@ class TableReads:
         self._visible_rows = VisibleRows()
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
-        """Opens a durable view, as of one instant, of the buckets that a plan names. The caller closes its source.
+        """Opens a view, as of one instant, of the buckets that a plan names. The caller closes its source.
+
+        The view is durable, unless the plan asks for what is applied.
 
         Raises:
             InvalidRequest, SchemaMismatch: A bucket or column does not exist; the resume token does not fit.
@@ -89,8 +91,8 @@ class TableReads:
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:
-            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
-        async with lock_buckets(chosen) as opened:
+            await self._adopt_bases(plan, chosen)
+        async with lock_buckets(chosen, latest=plan.latest) as opened:
             if codec is not table.codec:
                 codec = table.codec
                 reader, choices = plan_reads(plan, codec)
@@ -105,12 +107,19 @@ class TableReads:
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
             table.abort_on_close(scan.source)
         try:
-            await wait_until_durable(table.buckets, states)
+            if not plan.latest:
+                await wait_until_durable(table.buckets, states)
             await merge_deltas(bases, table.executor.run)
         except BaseException:
             scan.source.close()
             raise
         return scan
+
+    async def _adopt_bases(self, plan: ReadPlan, chosen: Sequence[LiveBucket]) -> None:
+        columnar = plan.read_path is ReadPath.COLUMNAR
+        # The adoption waits for running writes with their syncs, so it is left to other reads.
+        if columnar or not plan.latest:
+            await adopt_bases(self._table, chosen, however_long=columnar)
 
     async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """Explains what `open_view` would read. Reads no rows.
@@ -125,9 +134,9 @@ class TableReads:
         definition, choice = table.definition, None
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
-            await adopt_bases(table, chosen, however_long=plan.read_path is ReadPath.COLUMNAR)
+            await self._adopt_bases(plan, chosen)
         if choices:
-            async with lock_buckets(chosen) as opened:
+            async with lock_buckets(chosen, latest=plan.latest) as opened:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(
@@ -135,7 +144,12 @@ class TableReads:
         )
 
     async def lookup(
-        self, data: bytes, columns: Sequence[str] | None, then: MergeFoundRows | None = None
+        self,
+        data: bytes,
+        columns: Sequence[str] | None,
+        then: MergeFoundRows | None = None,
+        *,
+        latest: bool = False,
     ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """Looks up the rows whose keys are in an Arrow IPC stream.
 
@@ -143,10 +157,11 @@ class TableReads:
             data: The Arrow IPC stream.
             columns: The columns to return. None: all.
             then: Replaces the rows found, given encoded keys and stored rows (None: no row).
+            latest: As for `lookup_rows`.
 
         Returns:
             The rows found, in the order of their keys; a byte for each key, 1 if it was found, else 0; and the log
-            offset at which each bucket was read. All of it is durable.
+            offset at which each bucket was read. All of it is durable, unless `latest`.
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -164,7 +179,7 @@ class TableReads:
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
         await _yield_after(batch.num_rows)
-        found, offsets = await lookup_rows(table.buckets, keys)
+        found, offsets = await lookup_rows(table.buckets, keys, latest=latest)
         await _yield_after(batch.num_rows)
         if then is not None:
             found = await then([key for number, _ in places for key in keys[number]], found)
@@ -174,11 +189,12 @@ class TableReads:
         await _yield_after(batch.num_rows)
         return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
-    async def get(self, keys: Sequence[bytes]) -> EncodedLookup:
+    async def get(self, keys: Sequence[bytes], *, latest: bool = False) -> EncodedLookup:
         """Looks up the rows of few encoded keys, without Arrow.
 
         Args:
             keys: The keys, in any order. Bytes that are no key of the table have no row.
+            latest: As for `lookup_rows`.
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -194,7 +210,7 @@ class TableReads:
         for place, number in enumerate(buckets):
             places.setdefault(number, []).append(place)
         wanted = {number: [keys[place] for place in places[number]] for number in sorted(places)}
-        found, offsets = await lookup_rows(table.buckets, wanted)
+        found, offsets = await lookup_rows(table.buckets, wanted, latest=latest)
         rows: list[bytes | None] = [None] * len(keys)
         for place, row in zip(chain.from_iterable(places[number] for number in wanted), found, strict=True):
             rows[place] = row
@@ -203,15 +219,18 @@ class TableReads:
         visible = self._visible_rows.encode(codec, [row for row in rows if row is not None])
         return EncodedLookup(visible, is_there, offsets, buckets, codec.definition.schema.id)
 
-    async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
-        """Counts the rows of some buckets (None: all) in a durable view of one instant.
+    async def count(self, numbers: Sequence[int] | None, *, latest: bool = False) -> tuple[int | None, dict[int, int]]:
+        """Counts the rows of some buckets (None: all) in a view of one instant, which is durable unless `latest`.
 
         Reads no rows. Returns the number, None if unknown because writes did not read the rows that they replaced; and
         the next log offset of each bucket.
         """
-        async with lock_buckets(self._table.select_buckets(numbers)) as opened:
+        async with lock_buckets(self._table.select_buckets(numbers), latest=latest) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
-        offsets = await wait_until_durable(self._table.buckets, states)
+        if latest:
+            offsets = {number: state.log_offset for number, state in states.items()}
+        else:
+            offsets = await wait_until_durable(self._table.buckets, states)
         return total_rows(state.rows for state in states.values()), offsets
 
     def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
@@ -265,21 +284,23 @@ class TableReads:
             return self._table.view_of({live.number: bucket.state for live, bucket in opened})
 
     @asynccontextmanager
-    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
-        """Locks all buckets for the length of the block. Yields their view, which is durable at the end of the block.
+    async def lock_view(self, check: Callable[[], None], *, latest: bool = False) -> AsyncIterator[LockedView]:
+        """Locks all buckets for the length of the block. Yields their view.
 
-        Keep the block short.
+        The view is durable at the end of the block, unless `latest`. Keep the block short.
 
         Args:
             check: Raises if nothing more may be read.
+            latest: Whether to lock what is applied, durable or not, and maybe a part of a transaction.
 
         Raises:
             DataLoss: A bucket is damaged.
         """
-        async with lock_buckets(self._table.buckets) as opened:
+        async with lock_buckets(self._table.buckets, latest=latest) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
             yield self._lock_view(opened, check)
-        await wait_until_durable(self._table.buckets, states)
+        if not latest:
+            await wait_until_durable(self._table.buckets, states)
 
     def _lock_view(
         self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None

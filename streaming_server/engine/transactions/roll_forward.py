@@ -278,6 +278,7 @@ class RollForward:
                 await self._executor.run(apply)
         for step_done in done:
             self._record_step(*step_done)
+            step_done[0].notify_applied()
         for live, failure in errors.items():
             self._fail(live, live.record_error(failure) if isinstance(failure, ScanKvError) else failure)
 

@@ -31,13 +31,14 @@ _SMALL_BYTES: Final = 64 * 1024
 
 
 async def lookup_rows(
-    buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]]
+    buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]], *, latest: bool = False
 ) -> tuple[list[bytes | None], dict[int, int]]:
     """Returns the durable rows of encoded keys (None: no row), and the offset at which each bucket was read.
 
     Args:
         buckets: All buckets of the table.
         keys: The keys, by the numbers of their buckets, ascending.
+        latest: Whether to read the rows that are applied, durable or not, and maybe a part of a transaction.
 
     Raises:
         RequestTooLarge: The rows do not fit into an answer.
@@ -45,9 +46,11 @@ async def lookup_rows(
         DataLoss: A bucket is damaged.
     """
     wanted = [(buckets[number], each) for number, each in keys.items()]
-    cached = _find_cached(wanted)
+    cached = _find_cached(wanted, latest)
     if cached is not None:
         return cached
+    if latest:
+        return await _read_one_by_one(wanted, latest=True)
     for _ in range(_MAX_TRIES):
         commits = [live.commits for live, _ in wanted]
         rows, offsets = await _read_one_by_one(wanted)
@@ -61,7 +64,7 @@ async def lookup_rows(
 
 
 def _find_cached(
-    wanted: Sequence[tuple[LiveBucket, list[bytes]]],
+    wanted: Sequence[tuple[LiveBucket, list[bytes]]], latest: bool
 ) -> tuple[list[bytes | None], dict[int, int]] | None:
     """Reads few keys on the event loop, where no writer comes between two buckets.
 
@@ -75,7 +78,7 @@ def _find_cached(
     offsets: dict[int, int] = {}
     room = _MAX_CACHED_BYTES
     for live, keys in wanted:
-        found = live.find_cached(keys)
+        found = live.find_cached(keys, latest=latest)
         if found is None:
             return None
         rows += found[0]
@@ -102,18 +105,22 @@ async def _read(
 
 
 async def _read_one_by_one(
-    wanted: Sequence[tuple[LiveBucket, list[bytes]]],
+    wanted: Sequence[tuple[LiveBucket, list[bytes]]], *, latest: bool = False
 ) -> tuple[list[bytes | None], dict[int, int]]:
-    """Reads one bucket after another. A bucket that a transaction is being applied to is read as of before it."""
+    """Reads one bucket after another.
+
+    A bucket that a transaction is being applied to is read as of before it, or with `latest` as of now.
+    """
     rows: list[bytes | None] = []
     offsets: dict[int, int] = {}
     room = MAX_REQUEST_BYTES
     for live, keys in wanted:
-        async with live.mutex.bypass_barrier():
+        async with live.mutex.read_latest() if latest else live.mutex.bypass_barrier():
             if live.mutex.failure is not None:
                 raise copy(live.mutex.failure)
             bucket: Bucket | BucketSnapshot = await live.open()
-            bucket = live.before or bucket
+            if not latest:
+                bucket = live.before or bucket
             found, room = await _read(live, bucket, keys, room)
             offsets[live.number] = bucket.state.log_offset
         rows += found

@@ -52,6 +52,7 @@ class LogPlan:
             the stream fails there.
         clears: Whether the reader drops its rows of a range that was deleted without tracking. If not, the stream fails
             there.
+        latest: Whether changes are returned as soon as they are applied, durable or not.
     """
 
     buckets: tuple[int, ...] | None
@@ -71,6 +72,7 @@ class LogPlan:
     unmatched_delete: bool = False
     rescans: bool = False
     clears: bool = False
+    latest: bool = False
 
     def check(self, definition: TableDefinition) -> None:
         """Checks that the table has a changelog, and that the offsets are its own.
@@ -150,7 +152,15 @@ class LogPlan:
         return Fingerprint.of(
             table=_table(definition),
             schema=b"",
-            query=(sorted(buckets), self.columns, self.where_message, self.limit, *self._reused_names(definition)),
+            query=(
+                sorted(buckets),
+                self.columns,
+                self.where_message,
+                self.limit,
+                # Nothing for `read_committed`, so that tokens of earlier servers fit.
+                *(("latest",) if self.latest else ()),
+                *self._reused_names(definition),
+            ),
         )
 
     def _reused_names(self, definition: TableDefinition) -> tuple[tuple[str, int], ...]:

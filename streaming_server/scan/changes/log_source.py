@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 
 
 class LogTail(Protocol):
-    """The durable part of the changelog of one bucket."""
+    """The part of the changelog of one bucket that a stream may read.
+
+    That is the durable part, or for streams that ask for it, everything that is applied.
+    """
 
     @property
     def durable_offset(self) -> int:
-        """The offset after the last change that readers may see."""
+        """The offset after the last change that the stream may read."""
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int

@@ -44,6 +44,7 @@ class OpenedScan:
         selective: Whether chunks may have fewer rows than were read for them.
         large_chunks: Whether only columnar bases are read, batch by batch, so that larger chunks take no longer.
         most_rows: The most rows to read at once, since a predicate of hundreds of nodes is evaluated on each.
+        has_version: Whether the view has a version, which a view that may not be durable must not have.
     """
 
     source: ChunkSource
@@ -54,6 +55,7 @@ class OpenedScan:
     selective: bool = False
     large_chunks: bool = False
     most_rows: int = MAX_CHUNK_ROWS
+    has_version: bool = True
 
     def room(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
         """Returns the rows and bytes to read at once for a chunk of at most `max_rows` and `max_bytes`."""
@@ -115,6 +117,7 @@ def open_scan(
         # Chunks of rows that are decoded, or merged in order, hold the event loop longer the larger they are.
         large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
         most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
+        has_version=not plan.latest,
     )
 
 
@@ -136,6 +139,8 @@ def _fingerprint(
             plan.key_range,
             plan.reverse,
             plan.ordered,
+            # Nothing for `read_committed`, so that tokens of earlier servers fit.
+            *(("latest",) if plan.latest else ()),
             *plan.reused_names(definition),
         ),
     )

@@ -185,6 +185,8 @@ def _header(opened: OpenedScan, server_incarnation: str, scan: RegisteredScan) -
     header = _header_of(
         opened.definition, source.schema, source.schema_id, source.view, opened.limit, server_incarnation, scan.scan_id
     )
+    if not opened.has_version:
+        header.ClearField("version")
     if opened.resumed_from is not None:
         before = opened.resumed_from.view
         header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=before.log_offsets, view_micros=before.micros))

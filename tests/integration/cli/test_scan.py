@@ -58,6 +58,13 @@ def test_columns_and_limit_narrow_the_scan(scankv: CommandLine, scores: str) -> 
     assert len(scankv("scan", scores, "--columns", "score", "--limit", "2").text.splitlines()) == 3
 
 
+def test_the_isolation_is_chosen(scankv: CommandLine, scores: str) -> None:
+    committed, latest = (scankv("scan", scores, "--isolation", each).text for each in ("read_committed", "read_latest"))
+    assert committed == latest
+    wrong = scankv("scan", scores, "--isolation", "serializable", code=2).stderr
+    assert "read_committed" in wrong
+
+
 def test_a_predicate_chooses_the_rows_and_a_wrong_one_says_where_it_is_wrong(scankv: CommandLine, scores: str) -> None:
     assert scankv("scan", scores, "--where", "score > 30 AND player LIKE 'a%'").text == "player,score\nann,31\n"
     assert scankv("scan", scores, "--where", "score IS NULL", "--columns", "player").text == "player\ncem\n"

@@ -88,6 +88,7 @@ def test_every_option_is_read_in_every_spelling() -> None:
         ({"pushdown": "yes"}, "option pushdown must be true or false"),
         ({"pushdown": "true"}, 'option pushdown must be false: PySpark 4.3.*option."where"'),
         ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": a read sees the table as it is now; .* pin it'),
+        ({"isolation": "read_latest"}, "Spark always reads committed rows and changes"),
         ({"versionAsOf": "3"}, "a read sees the table as it is now"),
         ({"startingOffsets": "earliest"}, "use option start of readStream"),
         ({"readChangeFeed": "true"}, r'readStream with option."row_kinds", "true"'),
