@@ -16,6 +16,7 @@ from aio_client._admin.check import BucketCheck, IndexCheck
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
+from aio_client._admin.partitions import PartitionInfo
 from aio_client._admin.table_statistics import BucketStatistics
 from aio_client._client.client import Client
 from aio_client._client.connect import connect
@@ -145,6 +146,7 @@ __all__ = [
     "LogOffsets",
     "LostWrites",
     "NewerFormat",
+    "PartitionInfo",
     "PermissionDenied",
     "PositionExpired",
     "PositionOutOfRange",

@@ -30,6 +30,8 @@ from scankv.v1 import (
     lock_pb2,
     lock_pb2_grpc,
     lookup_pb2,
+    partition_pb2,
+    partition_pb2_grpc,
     scan_pb2,
     snapshot_pb2,
     snapshot_pb2_grpc,
@@ -69,6 +71,7 @@ from streaming_server.services.health import HealthService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
+from streaming_server.services.partition import PartitionService
 from streaming_server.services.permissions import Resources
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
@@ -98,6 +101,7 @@ _SERVICES = tuple(
         (snapshot_pb2, "SnapshotService"),
         (transaction_pb2, "TransactionService"),
         (consumer_pb2, "ConsumerService"),
+        (partition_pb2, "PartitionService"),
         (admin_pb2, "AdminService"),
     )
 )
@@ -341,6 +345,7 @@ class Server:
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), server)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
+        partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         # `enable_server_reflection` only works with gRPC's own server class.

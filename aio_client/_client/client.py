@@ -89,6 +89,7 @@ class Client:
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
         indexes: Indexes = (),
+        partition_by: Sequence[str] = (),
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
@@ -106,6 +107,9 @@ class Client:
             indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
                 top-N by its first column, and predicates on its first columns, read only the rows that they return. It
                 makes every write read the old row.
+            partition_by: The columns to partition by: the first ones of `primary_key`, in order, but not all of them.
+                The rows of each value can be listed and dropped as one; see `Table.drop_partition`. Default: the table
+                is not partitioned.
             version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
                 two equal versions the later row wins.
             sequence_column: For `merge_engine="last_row"`: as `version_column`, but one column or several, so that a
@@ -132,8 +136,9 @@ class Client:
 
         Raises:
             TableExists: A table of that name exists.
-            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is invalid; InvalidOption
-                for an option, SchemaMismatch for a column.
+            InvalidRequest: The name, the key, the number of buckets, an index, an aggregate or `partition_by` is
+                invalid; InvalidOption for an option, SchemaMismatch for a column.
+            UpgradeNotConfirmed: The format of the server's data directory has no partitioned tables.
             UsageError: An argument has the wrong type.
         """
         if not isinstance(schema, pa.Schema):
@@ -149,6 +154,7 @@ class Client:
             buckets=buckets or 0,
             options={option: _option_text(value) for option, value in options.items()},
             indexes=index_messages(indexes, "indexes"),
+            partition_by=names_of(partition_by, "partition_by"),
             merging=merging_to_proto(merging),
         )
         response = await self._transport.call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aio_client._admin.partitions import PartitionMethods
 from aio_client._admin.table_statistics import StatisticsMethods
 from aio_client._client.table_replacement import ReplacementMethods
 from aio_client._queries.table_lookups import LookupMethods
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
 
 class Table(
-    TableDescription, LookupMethods, ScanMethods, QueryMethods, ReplacementMethods, ConsumerMethods, StatisticsMethods
+    TableDescription,
+    LookupMethods,
+    ScanMethods,
+    QueryMethods,
+    ReplacementMethods,
+    ConsumerMethods,
+    StatisticsMethods,
+    PartitionMethods,
 ):
     """A table on the server. Its methods read and write the current rows; its properties make no call.
 

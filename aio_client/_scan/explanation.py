@@ -41,6 +41,8 @@ class ScanExplanation:
         limit: The most rows returned. None: no limit.
         read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, or `rocksdb`.
         read_path_reason: Why the server reads from there, in words.
+        partitions_read: How many partitions of a partitioned table are read. None: the table is not partitioned.
+        partitions: How many partitions the buckets have. None: the table is not partitioned.
     """
 
     source: Literal["live", "pinned"]
@@ -63,6 +65,8 @@ class ScanExplanation:
     limit: int | None
     read_path: Literal["columnar", "rocksdb"]
     read_path_reason: str
+    partitions_read: int | None
+    partitions: int | None
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -88,6 +92,8 @@ class ScanExplanation:
             limit=message.limit if message.HasField("limit") else None,
             read_path="columnar" if message.read_path == scan_pb2.READ_PATH_COLUMNAR else "rocksdb",
             read_path_reason=message.read_path_reason,
+            partitions_read=message.partitions_read if message.HasField("partitions_read") else None,
+            partitions=message.partitions if message.HasField("partitions") else None,
         )
 
     @property
@@ -103,6 +109,7 @@ class ScanExplanation:
             "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
             "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
             "keys": self._keys(),
+            "partitions": "" if self.partitions is None else f"{self.partitions_read:,} of {self.partitions:,}",
             "filter": self.residual or "none: every row read is returned",
             "read": ", ".join(self.columns_read) or "no columns",
             "returned": ", ".join(self.columns_returned) or "no columns",
@@ -110,7 +117,8 @@ class ScanExplanation:
             "path": f"{self.read_path}: {self.read_path_reason}",
             "limit": "none" if self.limit is None else f"{self.limit:,} rows",
         }
-        return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
+        width = 10 if self.partitions is not None else 9
+        return "\n".join(f"{what:<{width}} {text}" for what, text in lines.items() if text)
 
     def _keys(self) -> str:
         if self.index:

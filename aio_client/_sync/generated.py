@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from aio_client._admin.damaged_table import DamagedTable
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
+    from aio_client._admin.partitions import PartitionInfo
     from aio_client._admin.table_statistics import BucketStatistics
     from aio_client._client.transaction import ConflictMode, LockMode
     from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
@@ -85,6 +86,7 @@ class Client(BlockingClient):
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
         indexes: Indexes = (),
+        partition_by: Sequence[str] = (),
         version_column: str | None = None,
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
@@ -102,6 +104,9 @@ class Client(BlockingClient):
             indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
                 top-N by its first column, and predicates on its first columns, read only the rows that they return. It
                 makes every write read the old row.
+            partition_by: The columns to partition by: the first ones of `primary_key`, in order, but not all of them.
+                The rows of each value can be listed and dropped as one; see `Table.drop_partition`. Default: the table
+                is not partitioned.
             version_column: For `merge_engine="versioned"`: the row with the greater version wins. Null is least, and of
                 two equal versions the later row wins.
             sequence_column: For `merge_engine="last_row"`: as `version_column`, but one column or several, so that a
@@ -128,8 +133,9 @@ class Client(BlockingClient):
 
         Raises:
             TableExists: A table of that name exists.
-            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is invalid; InvalidOption
-                for an option, SchemaMismatch for a column.
+            InvalidRequest: The name, the key, the number of buckets, an index, an aggregate or `partition_by` is
+                invalid; InvalidOption for an option, SchemaMismatch for a column.
+            UpgradeNotConfirmed: The format of the server's data directory has no partitioned tables.
             UsageError: An argument has the wrong type.
         """
         return Table(
@@ -142,6 +148,7 @@ class Client(BlockingClient):
                     bucket_key=bucket_key,
                     buckets=buckets,
                     indexes=indexes,
+                    partition_by=partition_by,
                     version_column=version_column,
                     sequence_column=sequence_column,
                     sequence_groups=sequence_groups,
@@ -555,6 +562,11 @@ class Table(Blocking):
     def bucket_key(self) -> list[str]:
         """The names of the key columns whose values choose the bucket."""
         return self._aio.bucket_key
+
+    @property
+    def partition_by(self) -> list[str]:
+        """The names of the columns that the table is partitioned by. Empty: it is not partitioned."""
+        return self._aio.partition_by
 
     @property
     def buckets(self) -> int:
@@ -1511,6 +1523,59 @@ class Table(Blocking):
     def index_status(self) -> list[IndexStatus]:
         """Returns how far the build of every index has come, in the order of creation. Opens all buckets."""
         return self._runner.call(self._aio.index_status)
+
+    def partitions(self, values: Mapping[str, object] | None = None) -> list[PartitionInfo]:
+        """Lists partitions in key order. Opens all buckets of the table.
+
+        A partition exists from its first write, or from `create_partition`, until it is dropped; also without rows.
+
+        Args:
+            values: List only partitions with these values of the first partition columns. Default: all.
+
+        Raises:
+            InvalidRequest: The table is not partitioned.
+            InvalidKey: A value is not of its column's type, or names no partition column.
+            DataLoss: A bucket is damaged.
+        """
+        return self._runner.call(lambda: self._aio.partitions(values))
+
+    def create_partition(self, values: Mapping[str, object]) -> bool:
+        """Creates a partition without rows, durably. The first write would create it as well.
+
+        Args:
+            values: The value of each partition column, by name.
+
+        Returns:
+            Whether the partition is new.
+
+        Raises:
+            InvalidRequest, InvalidKey, DataLoss: As `partitions`.
+            DiskFull: The disk is full.
+        """
+        return self._runner.call(lambda: self._aio.create_partition(values))
+
+    def drop_partition(self, values: Mapping[str, object]) -> list[PartitionInfo]:
+        """Drops all rows of a partition, or of several, in all buckets at one instant: durably, and all or nothing.
+
+        The time does not depend on the number of rows, and other partitions can be read and written in the meantime.
+        Scans that run and pinned snapshots keep the rows. The changelog does not get a change for each row, but one
+        marker of a deleted range in each bucket that had such rows. A transaction that is open and has staged rows of
+        the partition writes them when it commits, which creates the partition again.
+
+        Args:
+            values: The value of each partition column, by name; or only of the first ones, which drops all partitions
+                that have these values.
+
+        Returns:
+            The dropped partitions, as they were before. Empty if none existed.
+
+        Raises:
+            InvalidRequest, InvalidKey: As `partitions`. Nothing was dropped.
+            ColumnLocked: A column of the table is locked.
+            DataLoss: A bucket is damaged. Nothing was dropped.
+            DiskFull: The disk is full.
+        """
+        return self._runner.call(lambda: self._aio.drop_partition(values))
 
 
 class Scan(BlockingScan):

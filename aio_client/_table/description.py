@@ -45,6 +45,11 @@ class TableDescription(TableMethods):
         return list(self._handle.shape.description.bucket_key)
 
     @property
+    def partition_by(self) -> list[str]:
+        """The names of the columns that the table is partitioned by. Empty: it is not partitioned."""
+        return list(self._handle.shape.description.partition_by)
+
+    @property
     def buckets(self) -> int:
         """The number of buckets."""
         return self._handle.shape.description.buckets

@@ -44,6 +44,7 @@ from scankv.v1.admin_pb2_grpc import AdminServiceStub
 from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
 from scankv.v1.lock_pb2_grpc import LockServiceStub
 from scankv.v1.lookup_pb2_grpc import LookupServiceStub
+from scankv.v1.partition_pb2_grpc import PartitionServiceStub
 from scankv.v1.scan_pb2 import DESCRIPTOR as SCAN
 from scankv.v1.scan_pb2 import ScanKvRequest
 from scankv.v1.scan_pb2_grpc import ScanServiceStub
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from scankv.v1.consumer_pb2_grpc import ConsumerServiceAsyncStub
     from scankv.v1.lock_pb2_grpc import LockServiceAsyncStub
     from scankv.v1.lookup_pb2_grpc import LookupServiceAsyncStub
+    from scankv.v1.partition_pb2_grpc import PartitionServiceAsyncStub
     from scankv.v1.scan_pb2_grpc import ScanServiceAsyncStub
     from scankv.v1.snapshot_pb2_grpc import SnapshotServiceAsyncStub
     from scankv.v1.table_pb2_grpc import TableServiceAsyncStub
@@ -525,6 +527,7 @@ class _Services:
         self.health: health_pb2_grpc.HealthStub = health_pb2_grpc.HealthStub(channel)
         self.locks: LockServiceAsyncStub = LockServiceStub(channel)
         self.lookups: LookupServiceAsyncStub = LookupServiceStub(channel)
+        self.partitions: PartitionServiceAsyncStub = PartitionServiceStub(channel)
         self.scans: ScanServiceAsyncStub = ScanServiceStub(channel)
         # Replaces the method of the stub, whose messages hold copies of the rows.
         self.scan_kv: grpc.aio.UnaryStreamMultiCallable[ScanKvRequest, ScanMessage] = channel.unary_stream(

@@ -49,6 +49,7 @@ _LOCATIONS: Final = {
     "demo": "demo.demo",
     "consumers": "consumers.app",
     "index": "indexes.app",
+    "partitions": "partitions.app",
     "locks": "locks.app",
     "transactions": "transactions.app",
     "snapshot": "snapshots.app",

@@ -42,6 +42,7 @@ _OPTION_OF: Final = {
     "bucket_key": "--bucket-key",
     "buckets": "--buckets",
     "indexes": "--index",
+    "partition_by": "--partition-by",
     "aggregates": "--file",
     "sequence_groups": "--file",
 }

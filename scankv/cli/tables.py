@@ -31,6 +31,10 @@ def create(
     ] = None,
     buckets: Buckets = None,
     index: Indexes = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Partition by these columns, the first ones of the key.", show_default=False),
+    ] = None,
     set_: Settings = None,
     file: Annotated[
         Path | None,
@@ -52,7 +56,9 @@ def create(
 ) -> None:
     """Create a table, from options, from a file, or like another table."""
     if file is not None:
-        if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_, like)):
+        if any(
+            given is not None for given in (table, schema, key, bucket_key, buckets, index, partition_by, set_, like)
+        ):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
         with open_client(url) as client:
@@ -60,7 +66,7 @@ def create(
         typer.echo(f"created {table_file.table}")
         return
     if like is not None:
-        if table is None or any(given is not None for given in (schema, key, bucket_key, index)):
+        if table is None or any(given is not None for given in (schema, key, bucket_key, index, partition_by)):
             raise UsageError("--like takes the name of the new table, --buckets and --set, and no other option")
         with open_client(url) as client:
             _definition_like(client.table(like), table, buckets, set_).create(client)
@@ -76,6 +82,7 @@ def create(
             bucket_key=split_names(bucket_key),
             buckets=buckets,
             indexes=[split_names(columns) for columns in index or ()],
+            partition_by=split_names(partition_by),
             **table_settings_of(set_),
         )
     typer.echo(f"created {table}")

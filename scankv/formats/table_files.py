@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from aio_client import sync
 
 _REQUIRED: Final = ("table", "schema", "key")
-_NAME_LISTS: Final = {"key": "primary_key", "bucket_key": "bucket_key", "sequence_column": "sequence_column"}
-_PLAIN: Final = (*_REQUIRED, "bucket_key", "buckets", "indexes", "version_column", "sequence_column")
+_NAME_LISTS: Final = {
+    "key": "primary_key",
+    "bucket_key": "bucket_key",
+    "partition_by": "partition_by",
+    "sequence_column": "sequence_column",
+}
+_PLAIN: Final = (*_REQUIRED, "bucket_key", "partition_by", "buckets", "indexes", "version_column", "sequence_column")
 _SECTIONS: Final = ("options", "aggregates")
 _FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
 
@@ -135,6 +140,7 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
         "schema": format_schema(schema),
         "key": table.primary_key,
         "bucket_key": table.bucket_key if table.bucket_key != table.primary_key else [],
+        "partition_by": table.partition_by,
         "buckets": table.buckets,
         "indexes": [list(index) for index in table.indexes if known.issuperset(index)],
         "version_column": table.version_column,

@@ -1118,6 +1118,8 @@ class ExplainScanResponse(_message.Message):
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     ALL_KEYS_FIELD_NUMBER: _builtins.int
     INDEX_RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    PARTITIONS_READ_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot to read. Empty: the live table."""
     points: _builtins.int
@@ -1140,6 +1142,11 @@ class ExplainScanResponse(_message.Message):
     """Whether the ranges are all keys of these buckets."""
     index_range_count: _builtins.int
     """The number of ranges of index entries to read."""
+    partitions_read: _builtins.int
+    """Of a partitioned table: how many of the existing partitions the key ranges and single keys reach, and how many
+    exist. Absent: the table is not partitioned.
+    """
+    partitions: _builtins.int
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets to read, ascending: those of the requested buckets that can have requested keys. Empty: nothing is
@@ -1194,13 +1201,24 @@ class ExplainScanResponse(_message.Message):
         range_count: _builtins.int = ...,
         all_keys: _builtins.bool = ...,
         index_range_count: _builtins.int = ...,
+        partitions_read: _builtins.int | None = ...,
+        partitions: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "limit", b"limit", "partitions", b"partitions", "partitions_read", b"partitions_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__partitions: _TypeAlias = _typing.Literal["partitions"]  # noqa: Y015
+    _WhichOneofArgType__partitions: _TypeAlias = _typing.Literal["_partitions", b"_partitions"]  # noqa: Y015
+    _WhichOneofReturnType__partitions_read: _TypeAlias = _typing.Literal["partitions_read"]  # noqa: Y015
+    _WhichOneofArgType__partitions_read: _TypeAlias = _typing.Literal["_partitions_read", b"_partitions_read"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partitions) -> _WhichOneofReturnType__partitions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partitions_read) -> _WhichOneofReturnType__partitions_read | None: ...
 
 Global___ExplainScanResponse: _TypeAlias = ExplainScanResponse  # noqa: Y015

@@ -77,6 +77,7 @@ class Table(_message.Message):
     COLUMN_DEFAULTS_FIELD_NUMBER: _builtins.int
     COLUMN_COMMENTS_FIELD_NUMBER: _builtins.int
     LAST_COLUMN_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_BY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -121,6 +122,10 @@ class Table(_message.Message):
     def column_comments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Comments by column."""
 
+    @_builtins.property
+    def partition_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns that the table is partitioned by: the first ones of the key. Empty: it is not partitioned."""
+
     def __init__(
         self,
         *,
@@ -139,10 +144,11 @@ class Table(_message.Message):
         column_defaults: _builtins.bytes = ...,
         column_comments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         last_column_id: _builtins.int = ...,
+        partition_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,6 +370,7 @@ class CreateTableRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
     MERGING_FIELD_NUMBER: _builtins.int
+    PARTITION_BY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`; each part has 1 to 128 of A-Z a-z 0-9 _ -, and begins with a letter or _."""
     arrow_schema: _builtins.bytes
@@ -388,6 +395,10 @@ class CreateTableRequest(_message.Message):
 
     @_builtins.property
     def merging(self) -> Global___Merging: ...
+    @_builtins.property
+    def partition_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The first columns of the primary key, in key order, but not all of them. Needs format 5 of the data directory."""
+
     def __init__(
         self,
         *,
@@ -399,10 +410,11 @@ class CreateTableRequest(_message.Message):
         options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
         merging: Global___Merging | None = ...,
+        partition_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "partition_by", b"partition_by", "primary_key", b"primary_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

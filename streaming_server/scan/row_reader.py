@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from scankv.model.expressions import evaluate, plan_keys
 from scankv.model.keys.key_parts import keys_within
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -87,6 +87,8 @@ class RowReader:
         columns: The columns to return. None: all columns.
         stored_rows: Whether to return the stored rows as an additional column.
         residual: The residual predicate; `decoder` drops rows for which it is not true. None: all rows match.
+        where: The complete predicate, if only it restricts the keys. None: all rows match, or the keys are also
+            restricted in another way.
         indexed: The keys that an index lookup has found; only these are read. None: no index was used.
         by_bucket: `ranges` by bucket, if there are many, because sorting them takes milliseconds. None: few ranges.
     """
@@ -98,6 +100,7 @@ class RowReader:
     columns: tuple[str, ...] | None = None
     stored_rows: bool = False
     residual: BoundPredicate | None = None
+    where: BoundPredicate | None = None
     indexed: IndexedKeys | None = None
     by_bucket: Mapping[int, KeyRanges] | None = None
 
@@ -173,7 +176,8 @@ class RowReader:
         plan = plan_keys(where, keys)
         ranges = plan.ranges & keys_within(key_range, keys)
         decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
-        return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual)
+        alone = where if key_range == KeyRange() else None
+        return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual, alone)
 
 
 def _decoder(

@@ -67,7 +67,7 @@ async def indexed_top_n(
         ScanKvError: As `find_top_by_index` and `ScanKv`.
     """
     request, spec, definition = query.request, query.result, query.definition
-    if all(index.columns[-1] != spec.by for index in definition.indexes):
+    if all(definition.entry_columns(index)[-1] != spec.by for index in definition.indexes):
         return None
     scan = RegisteredScan(
         table=request.table,

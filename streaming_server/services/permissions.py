@@ -225,6 +225,11 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "GiveUpTransaction": _needs(ADMIN, _TOKEN),
         "ListTransactions": _lists("transactions", "tables", SomeTable()),
     },
+    "PartitionService": {
+        "CreatePartition": _needs(WRITE, _TABLE),
+        "DropPartitions": _needs(WRITE, _TABLE),
+        "ListPartitions": _needs(READ, _TABLE),
+    },
     "ConsumerService": {
         "ListConsumers": _needs(READ, _TABLE),
         "CommitPosition": _needs(READ, _TABLE, changes=True),

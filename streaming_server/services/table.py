@@ -50,6 +50,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 options=dict(request.options),
                 indexes=_indexes(request.indexes),
                 merging=merging_from_proto(request.merging),
+                partition_by=tuple(request.partition_by),
             )
         return table_pb2.CreateTableResponse(table=_table(definition))
 
@@ -198,4 +199,5 @@ def _table(definition: TableDefinition) -> table_pb2.Table:
         ),
         column_comments={column.name: column.comment for column in definition.schema.columns if column.comment},
         last_column_id=definition.last_column_id,
+        partition_by=definition.partition_by,
     )

@@ -184,22 +184,35 @@ def _text_value(escaped: bytes, type_: pa.DataType) -> str:
     return _shorten(repr(plain.decode(errors="replace") if pa.types.is_string(type_) else plain))
 
 
-def _fixed_value(encoded: bytes, type_: pa.DataType) -> str:
-    """Decodes a fixed-width column that `KeyCodec` has encoded."""
+def decode_column(encoded: bytes, type_: pa.DataType) -> pa.Scalar:
+    """Decodes one column that is not nullable and that `KeyCodec` has encoded. Raises ArrowInvalid for other bytes."""
+    if _is_text(type_):
+        return pa.scalar(encoded[:-2].replace(b"\x00\xff", b"\x00"), pa.binary()).cast(type_)
     if pa.types.is_boolean(type_):
-        return str(encoded != b"\x00").lower()
+        return pa.scalar(encoded != b"\x00")
     sign = 1 << (len(encoded) * 8 - 1)
     bits = int.from_bytes(encoded)
     if pa.types.is_floating(type_):
         bits = bits ^ sign if bits & sign else bits ^ (2 * sign - 1)
     elif not pa.types.is_unsigned_integer(type_):
         bits ^= sign
-    stored = pa.py_buffer(bits.to_bytes(len(encoded), "little"))
+    return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(bits.to_bytes(len(encoded), "little"))])[0]
+
+
+def _fixed_value(encoded: bytes, type_: pa.DataType) -> str:
+    """Formats a fixed-width column that `KeyCodec` has encoded."""
+    if pa.types.is_boolean(type_):
+        return str(encoded != b"\x00").lower()
     try:
-        text: str = pa.Array.from_buffers(type_, 1, [None, stored]).cast(pa.string())[0].as_py()
+        text: str = decode_column(encoded, type_).cast(pa.string()).as_py()
     except pa.ArrowException:  # a time out of its range, or a type without a text form
         return f"0x{encoded.hex()}"
     return f"'{text}'" if pa.types.is_temporal(type_) else text
+
+
+def column_width(type_: pa.DataType) -> int | None:
+    """Returns the bytes of an encoded column that is not nullable. None: they depend on the value."""
+    return None if _is_text(type_) else _fixed_width(type_)
 
 
 def _is_text(type_: pa.DataType) -> bool:

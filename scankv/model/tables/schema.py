@@ -29,6 +29,7 @@ from scankv.model.tables.evolution import ColumnChanges, ColumnUses, evolve
 from scankv.model.tables.merge_functions import hidden_fields
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, check_merging
 from scankv.model.tables.options import TableOptions
+from scankv.model.tables.partitioning import PartitionDrop, Partitioning, check_partition_by
 from scankv.model.types.types import check_unique, is_key_type, names_must_be_text
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class TableDefinition:
         last_column_id: The id of the column added last, even if it was dropped. 0: the greatest id in `schemas`.
         earlier_changelogs: The values that the option `changelog` had before, in their order. Buckets know from which
             offset on each of them applied.
+        partition_by: The columns that the table is partitioned by, which are the first columns of the key.
+        last_drop: The latest drop of partitions. None: no partition was dropped.
     """
 
     name: str
@@ -88,6 +91,8 @@ class TableDefinition:
     merging: MergeSpec = NO_MERGING
     earlier_changelogs: tuple[str, ...] = ()
     last_column_id: int = 0
+    partition_by: tuple[str, ...] = ()
+    last_drop: PartitionDrop | None = None
 
     def __post_init__(self) -> None:
         greatest = max(column.id for schema in self.schemas for column in schema.columns)
@@ -106,6 +111,7 @@ class TableDefinition:
         *,
         indexes: Sequence[Sequence[str]] = (),
         merging: MergeSpec | None = None,
+        partition_by: Sequence[str] = (),
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
@@ -121,12 +127,13 @@ class TableDefinition:
             options: Table options by name. Missing options have their defaults.
             indexes: The columns of each index.
             merging: The parameters of the merge engine.
+            partition_by: The columns to partition by: the first columns of the primary key, in key order.
             incarnation: A unique id of this creation of the table.
             created_millis: The time of the creation, in milliseconds since 1970 UTC.
 
         Raises:
-            InvalidRequest: The name, the key, the bucket key, the number of buckets, an index or an aggregate is not
-                valid.
+            InvalidRequest: The name, the key, the bucket key, the partition columns, the number of buckets, an index or
+                an aggregate is not valid.
             SchemaMismatch: A column does not exist or has a name that is not allowed, or its type cannot be stored or
                 cannot be in a key, an index or an aggregate.
             InvalidOption: An option does not exist, its value is not allowed, or the merge engine needs another one.
@@ -151,6 +158,7 @@ class TableDefinition:
             options=TableOptions.from_strings(options or {}),
             created_millis=created_millis,
             merging=merging or NO_MERGING,
+            partition_by=check_partition_by(schema, key, partition_by),
         )
         check_merging(definition.merging, definition.options, schema, key)
         return definition.add_indexes(indexes)
@@ -202,6 +210,25 @@ class TableDefinition:
     def key_schema(self) -> pa.Schema:
         """The key columns as an Arrow schema, in key order."""
         return self.schema.select(self.primary_key)
+
+    @cached_property
+    def partitioning(self) -> Partitioning | None:
+        """How the keys divide into partitions. None: the table is not partitioned."""
+        types = [self.schema.column(name).type for name in self.partition_by]
+        return Partitioning(self.partition_by, types) if types else None
+
+    def drop_partitions(self, prefixes: Iterable[bytes]) -> TableDefinition:
+        """Returns the table with another drop of partitions: of those whose keys begin with one of these."""
+        number = 1 if self.last_drop is None else self.last_drop.number + 1
+        return replace(self, last_drop=PartitionDrop(number, tuple(sorted(prefixes))))
+
+    def entry_columns(self, index: Index) -> tuple[str, ...]:
+        """Returns the columns that order the entries of an index, before the primary key.
+
+        In a partitioned table, the partition columns come first. So the entries of a partition are a range, and an
+        index finds rows of given partitions.
+        """
+        return (*self.partition_by, *(name for name in index.columns if name not in self.partition_by))
 
     def hidden_columns(self, schema: Schema) -> tuple[ColumnDefinition, ...]:
         """Returns the hidden columns that rows of a schema version store. Scans and changes do not return them.
@@ -373,6 +400,8 @@ class TableDefinition:
             "merging": self.merging.to_json(),
             "last_column_id": self.last_column_id,
             **({"earlier_changelogs": list(self.earlier_changelogs)} if self.earlier_changelogs else {}),
+            **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
+            **({"last_drop": self.last_drop.to_json()} if self.last_drop else {}),
         }
 
     @classmethod
@@ -399,6 +428,8 @@ class TableDefinition:
             merging=MergeSpec.from_json(values.get("merging", {})),
             last_column_id=values.get("last_column_id", 0),
             earlier_changelogs=tuple(values.get("earlier_changelogs", ())),
+            partition_by=tuple(values.get("partition_by", ())),
+            last_drop=PartitionDrop.from_json(values["last_drop"]) if "last_drop" in values else None,
         )
 
 

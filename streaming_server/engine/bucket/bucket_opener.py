@@ -149,6 +149,17 @@ class BucketOpener:
         definition = self._definition()
         bucket.set_changelog(definition.changelogs, definition.schema.id)
 
+    def has_dropped_partitions(self, bucket: Bucket) -> bool:
+        """Whether a bucket that can be written has not followed the last drop of partitions of the table."""
+        drop = self._definition().last_drop
+        return drop is not None and bucket.state.last_drop != drop.number and bucket.is_writable
+
+    def drop_partitions(self, bucket: Bucket) -> None:
+        """Makes a bucket follow the last drop of partitions: see `Bucket.follow_drop`."""
+        definition = self._definition()
+        assert definition.last_drop is not None
+        bucket.follow_drop(definition.last_drop, definition)
+
     @property
     def hold_owners(self) -> set[str]:
         """The owners whose retention holds are taken again when the bucket is opened."""

@@ -211,6 +211,9 @@ class LiveBucket:
             # Here, because every user of the bucket calls this first: a crash or an error may have come between the
             # change of the table's definition and this.
             await self.run(self._opener.set_changelog, self._bucket)
+        if self._opener.has_dropped_partitions(self._bucket):
+            self.columnar.drop("partitions were dropped")
+            await self.run(self._opener.drop_partitions, self._bucket)
         return self._bucket
 
     @property

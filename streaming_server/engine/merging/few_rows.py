@@ -186,6 +186,7 @@ class FewChanges:
         self._single = single
         self._entries = [FewEntries(number, entries) for number, entries in codec.single_entries()]
         self._puts: list[tuple[bytes, bytes]] = []
+        self._inserted: list[bool] = []
         self._unlogged: list[tuple[bytes, bytes]] = []
         self._deletes: list[bytes] = []
         self._kinds: list[RowKind] = []
@@ -225,6 +226,7 @@ class FewChanges:
         self.rows_added += before is None
         self._log(RowKind.INSERT if before is None and options.before_images else RowKind.UPDATE_AFTER, after)
         self._puts.append((key, value))
+        self._inserted.append(before is None)
         for entries in self._entries:
             entries.put(key, before, after)
 
@@ -245,6 +247,7 @@ class FewChanges:
             delete_keys=FewBytes(self._deletes),
             changes=self._changes(),
             rows_added=rows_added,
+            inserted=None if rows_added is None else [*self._inserted, *(False for _ in self._unlogged)],
             schema_id=self._definition.schema.id,
             entries=tuple(entries.build() for entries in self._entries),
         )

@@ -81,7 +81,8 @@ class Merger:
             marker = change.marker
             if change.rows_added is None and marker is not None and not stored.has_rows_among(marker.extremes):
                 # One probe keeps the number of rows exact where the keys are new, as in a backfill in key order.
-                change = replace(change, rows_added=len(change.put_keys))
+                count = len(change.put_keys)
+                change = replace(change, rows_added=count, inserted=[True] * count)
             return change
         if self.definition.options.changelog == "input":
             columns = rows.prepare() if isinstance(rows, FewRows) else rows

@@ -88,6 +88,7 @@ def merge_upsert(
         if codec.definition.options.before_images
         else _changes_without_old_rows(codec.definition, RowKind.UPDATE_AFTER, batch),
         rows_added=int((~exists).sum()),
+        inserted=np.concatenate([~exists, np.zeros(len(unlogged_keys), np.bool_)]),
         schema_id=codec.definition.schema.id,
         entries=tuple(entries_of_upserts(index, old_rows, batch, keys, exists) for index in indexes),
     )

@@ -155,7 +155,7 @@ def _check_row_sizes(values: pa.Array) -> None:
 
 def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) -> None:
     """Raises RequestTooLarge for a row that cannot have an entry. Encodes the entries only if one may be too long."""
-    columns = [rows.column(name) for name in index.index.columns]
+    columns = [rows.column(name) for name in index.columns.names]
     texts = [column for column in columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
     longest = sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in texts)
     # Each byte of a text takes at most two bytes in an entry, and everything else of a column less than 32.

@@ -124,24 +124,26 @@ class TableReads:
     async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """Explains what `open_view` would read. Reads no rows.
 
-        Opens buckets only if an index may find the keys, or if the scan would look for bases on disk.
+        Opens buckets only if an index may find the keys, if the scan would look for bases on disk, or to count the
+        partitions of a partitioned table.
 
         Raises:
             InvalidRequest, SchemaMismatch, DataLoss: As `open_view`.
         """
         table = self._table
         chosen = table.select_buckets(plan.buckets)
-        definition, choice = table.definition, None
+        definition, choice, partitions = table.definition, None, set[bytes]()
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
-        if choices:
+        if choices or definition.partition_by:
             async with lock_buckets(chosen, latest=plan.latest) as opened:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
+                for live, bucket in opened if definition.partition_by else ():
+                    partitions |= (await live.run(bucket.partitions.within, b"")).keys()
         numbers = [live.number for live in chosen]
-        return explain(
-            plan, definition, reader, numbers, choice, choose_live_read_path(plan, reader, choice is not None, chosen)
-        )
+        read_path = choose_live_read_path(plan, reader, choice is not None, chosen)
+        return explain(plan, definition, reader, numbers, choice, read_path, partitions)
 
     async def lookup(
         self,

@@ -315,7 +315,8 @@ class SnapshotReader:
         filled = self._nonempty_buckets()
         based = [number for number in filled if self._view.has_base(number)]
         read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
-        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
+        partitions = {name for number in filled for name in self._view.checkpoint(number).partitions()}
+        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path, partitions)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """Returns the bases to read, by bucket number. Raises InvalidRequest as `bases_for`."""

@@ -19,6 +19,7 @@ from streaming_server.engine.columnar.base_adoption import adopt_bases
 from streaming_server.engine.indexes.index_builds import IndexBuilds
 from streaming_server.engine.reads.table_reads import TableReads
 from streaming_server.engine.snapshots.pinning import ViewPinner
+from streaming_server.engine.table.table_partitions import TablePartitions
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
 from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
@@ -52,6 +53,7 @@ class LiveTable:
         writes: Upserts and deletes.
         changes: Streams of its changes.
         pinning: Takes the views that pinned snapshots keep.
+        partitions: Its partitions, if it is partitioned.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class LiveTable:
         self.writes = TableWrites(self.state, locks, installed)
         self.changes = TableChanges(self.state, catch_up)
         self.pinning = ViewPinner(self.state)
+        self.partitions = TablePartitions(self.state, locks, self.alter)
         self._index_builds = IndexBuilds(lambda: self.state.codec, reserve)
 
     @property

@@ -51,7 +51,12 @@ from streaming_server.storage.files.file_limit import files_per_store, max_open_
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
-from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT, MARKERS_FORMAT, DataDirectory
+from streaming_server.storage.tables.data_directory import (
+    EVOLUTION_FORMAT,
+    MARKERS_FORMAT,
+    PARTITIONS_FORMAT,
+    DataDirectory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -64,6 +69,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.table.table_partitions import PartitionStats
 
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -302,13 +308,15 @@ class Tables:
         options: Mapping[str, str],
         indexes: Sequence[Sequence[str]] = (),
         merging: MergeSpec | None = None,
+        partition_by: Sequence[str] = (),
     ) -> TableDefinition:
         """Creates a table.
 
         Raises:
             TableExists: The name is taken.
             InvalidRequest: The definition is wrong; the message says where.
-            UpgradeNotConfirmed: The data directory has a format without the value "input" of the option `changelog`.
+            UpgradeNotConfirmed: The data directory has a format without the value "input" of the option `changelog`, or
+                without partitions.
             DiskFull: Less than the reserve of disk space is free, or the disk is full.
         """
         definition = TableDefinition.create(
@@ -322,11 +330,14 @@ class Tables:
             buckets=DEFAULT_BUCKETS if buckets is None else buckets,
             indexes=indexes,
             merging=merging,
+            partition_by=partition_by,
         )
         # Raises InvalidRequest if the server lacks one of the aggregate functions.
         Engines(definition, self._installed)
         if definition.options.changelog == "input":
             self.require_format(MARKERS_FORMAT, 'tables with changelog="input"')
+        if definition.partition_by:
+            self.require_format(PARTITIONS_FORMAT, "partitioned tables")
         self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition
@@ -390,6 +401,15 @@ class Tables:
                 self.require_format(MARKERS_FORMAT, "changes of the table option changelog")
                 await live.alter_changelog(definition, lambda: self._executor.run(self._catalog.replace, definition))
         return definition
+
+    async def drop_partitions(self, name: str, prefix: bytes) -> list[PartitionStats]:
+        """Drops the partitions whose encoded values begin with a prefix: see `TablePartitions.drop`."""
+        return await self._to_its_end(self._drop_partitions(name, [prefix]))
+
+    async def _drop_partitions(self, name: str, prefixes: Sequence[bytes]) -> list[PartitionStats]:
+        async with self._ddl, self.transactions.uses.altering(name):
+            live = self.table(name)
+            return await live.partitions.drop(prefixes, partial(self._executor.run, self._catalog.replace))
 
     async def drop(self, name: str) -> None:
         """Drops a table and ends its scans with TableNotFound. Raises TableNotFound."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.engine.writes.partition_counts import count_by_partition
 from streaming_server.storage.bucket.bucket_change import as_array
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, ChangeOrigin
 
@@ -79,6 +80,8 @@ def apply_change(
                 change = replace(change, changes=replace(change.changes, origin=origin))
             elif change.marker is not None:
                 change = replace(change, marker=replace(change.marker, origin=origin))
+        if codec.definition.partitioning is not None:
+            change = replace(change, partitions=count_by_partition(change, codec.definition.partitioning))
         bucket.apply(change, step, commit_micros)
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written

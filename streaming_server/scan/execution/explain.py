@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions import MAX_POINTS
 from scankv.model.keys.key_parts import point_text, range_text
+from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
 from scankv.v1 import scan_pb2
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.read_plan import ReadPlan
@@ -32,6 +33,7 @@ def explain(
     buckets: Iterable[int],
     choice: IndexChoice | None,
     read_path: tuple[ReadPath, str],
+    partitions: Collection[bytes] = (),
 ) -> scan_pb2.ExplainScanResponse:
     """Explains a scan from its beginning.
 
@@ -42,6 +44,7 @@ def explain(
         buckets: The requested buckets.
         choice: The index that would find the keys. None: no index.
         read_path: Where the rows would be read from, and the human-readable reason.
+        partitions: The encoded values of the partitions of these buckets. Empty: the table is not partitioned.
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
@@ -75,6 +78,8 @@ def explain(
         index_keys=0 if choice is None else MAX_POINTS,
         read_path=scan_pb2.READ_PATH_COLUMNAR if read_path[0] is ReadPath.COLUMNAR else scan_pb2.READ_PATH_ROCKSDB,
         read_path_reason=read_path[1],
+        partitions=len(partitions) if definition.partition_by else None,
+        partitions_read=_count_partitions(partitions, read) if definition.partition_by else None,
     )
 
 
@@ -95,6 +100,11 @@ def plan_text(answer: scan_pb2.ExplainScanResponse) -> str:
     if answer.HasField("limit"):
         parts.append(f"limit {answer.limit}")
     return "; ".join(parts)
+
+
+def _count_partitions(partitions: Iterable[bytes], read: KeyRanges) -> int:
+    """Returns how many partitions have keys in some ranges."""
+    return sum(bool(read.within(KeyRange.under(name))) for name in partitions)
 
 
 def _index_texts(choice: IndexChoice) -> list[str]:

@@ -69,18 +69,28 @@ async def plan_reads_off_loop(
 def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[IndexChoice]:
     """Returns the indexes whose columns a predicate bounds, best first; none if the key bounds the rows already.
 
+    In a partitioned table, the key bounds the rows of a partition, and an index begins with the partition columns as
+    well. So an index is chosen there if it bounds more columns than the key does.
+
     For each index, this takes as long as planning the key.
 
     Args:
         reader: How the rows would be read without an index.
         indexes: The indexes of the table.
     """
-    if reader.residual is None or reader.ranges.is_bounded:
+    where, by_key = reader.residual, None
+    if where is not None and reader.codec.definition.partition_by:
+        where = reader.where
+        by_key = None if where is None else plan_index(where, reader.keys)
+    elif reader.ranges.is_bounded:
+        return []
+    if where is None:
         return []
     choices = [
         IndexChoice(codec, plan)
         for codec in indexes
-        if (plan := plan_index(reader.residual, codec.columns)) is not None
+        if (plan := plan_index(where, codec.columns)) is not None
+        and (by_key is None or plan.rank[:2] > by_key.rank[:2])
     ]
     return sorted(choices, key=lambda choice: choice.plan.rank, reverse=True)
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError
 from scankv.model.keys.key_range import KeyRange
+from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
+from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, put_mark
 from streaming_server.storage.changelog.offsets import count_of
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
 
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_ranges import KeyRanges
+    from scankv.model.tables.partitioning import PartitionDrop
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from streaming_server.storage.changelog.bucket_log import ChangelogUsage, Segment
     from streaming_server.storage.changelog.records import Changes
@@ -60,6 +62,7 @@ class Bucket:
         durable_when_opened: The offset up to which the bucket was durable when it was opened.
         log: The changelog.
         writers: The writers that the bucket knows, and which of their requests are applied.
+        partitions: The partitions that have had rows in the bucket, or were created in it.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Bucket:
         self._store.refusal = read_only
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
+        self.partitions = BucketPartitions(self._store)
         self._clock = clock
         self.mark_every(mark_seconds)
         self._builds: dict[int, IndexBuild] = {}
@@ -245,7 +249,10 @@ class Bucket:
             state = replace(state, log_first=state.count, log_rewritten=state.count)
         else:
             state = self._append_log(batch, state, change.logged, change.schema_id)
+        partitions = self.partitions.after(change, micros)
+        put_partitions(batch, partitions)
         self._write_state(batch, state, step)
+        self.partitions.remember(partitions)
 
     def record(self, step: WriteStep) -> None:
         """Records the progress of a request that changes nothing, because its rows were refused."""
@@ -331,6 +338,48 @@ class Bucket:
                 state = replace(state, count=state.count + 1, commit_micros=self.commit_time(), clean=False)
                 state = self._append_log(batch, state, RangeMarker.of_changelogs(recorded[-1], after), schema_id)
             self._write_state(batch, replace(state, changelog_starts=(*state.changelog_starts, state.count)))
+
+    def follow_drop(self, drop: PartitionDrop, definition: TableDefinition) -> None:
+        """Deletes the rows of dropped partitions, as the definition of the table says. A crash undoes it or not.
+
+        Call it before anything else is written under that definition. Of each range that had rows, the changelog gets
+        one marker.
+
+        Raises:
+            DataLoss: The bucket has followed a later drop: the bucket or the definition is an older copy.
+        """
+        if self._state.last_drop > drop.number:
+            raise DataLoss(
+                f"{self.location}: a newer definition of the table has dropped partitions: restore the definition and "
+                "the buckets of the table from the same copy"
+            )
+        for prefix in drop.prefixes:
+            records = self.partitions.within(prefix)
+            counts = [record.rows for record in records.values()]
+            if any(count != 0 for count in counts):
+                change = BucketChange.of_deleted_range(
+                    KeyRange.under(prefix),
+                    definition=definition,
+                    rows=None if None in counts else sum(count for count in counts if count is not None),
+                    entry_ranges=tuple(KeyRange.under(entry_range(index)[0] + prefix) for index in self._state.indexes),
+                )
+                self.apply(replace(change, drops_partitions=True))
+            elif records:
+                batch = self._store.batch()
+                put_partitions(batch, dict.fromkeys(records))
+                self._write_state(batch, self._state)
+                self.partitions.remember(dict.fromkeys(records))
+        self._write_state(self._store.batch(), replace(self._state, last_drop=drop.number))
+
+    def create_partition(self, name: bytes) -> bool:
+        """Adds a partition without rows. Returns whether it is new. Durable after the next sync of the store."""
+        if name in self.partitions.records:
+            return False
+        batch, created = self._store.batch(), {name: PartitionRecord(created_micros=self.commit_time())}
+        put_partitions(batch, created)
+        self._write_state(batch, self._state)
+        self.partitions.remember(created)
+        return True
 
     def put_segment(self, segment: Segment) -> None:
         """Replaces records by a segment and records how far the changelog is rewritten, atomically."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -11,6 +11,8 @@ import pyarrow as pa
 from streaming_server.storage.changelog.range_markers import RangeMarker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.records import Changes
@@ -77,6 +79,10 @@ class BucketChange:
         delete_ranges: The ranges of encoded keys whose rows are deleted. `marker` must cover them if the table has a
             changelog.
         delete_entry_ranges: The ranges of keys of index entries to delete; each has a start and an end.
+        inserted: Which of the rows to put are new. None: unknown, as `rows_added`.
+        partitions: By how many rows each partition grows, by its encoded values. None for a partition: unknown. Empty:
+            the table is not partitioned.
+        drops_partitions: Whether the partitions in `delete_ranges` are forgotten, not only their rows deleted.
     """
 
     put_keys: Binary
@@ -89,6 +95,9 @@ class BucketChange:
     marker: RangeMarker | None = None
     delete_ranges: tuple[KeyRange, ...] = ()
     delete_entry_ranges: tuple[KeyRange, ...] = ()
+    inserted: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    partitions: Mapping[bytes, int | None] = field(default_factory=dict)
+    drops_partitions: bool = False
 
     @classmethod
     def of_deleted_range(

@@ -47,6 +47,7 @@ class BucketState:
         ready_indexes: The ids of the indexes that have an entry for every row, ascending. Only these may be read.
         changelog_starts: For each change of the table option `changelog`, the number of changes before the first one
             that was recorded with the new value. Fewer than the table has had: the bucket still records as before.
+        last_drop: The number of the last drop of partitions that the bucket has followed. 0: none.
     """
 
     epoch: int = 0
@@ -66,6 +67,7 @@ class BucketState:
     log_marked_micros: int = 0
     last_marker: int = 0
     changelog_starts: tuple[int, ...] = ()
+    last_drop: int = 0
 
     @property
     def log_offset(self) -> int:
@@ -118,7 +120,7 @@ class BucketState:
 
 
 _FIELDS: Final = tuple(field.name for field in fields(BucketState))
-_LATER_FIELDS: Final = ("last_marker", "changelog_starts")
+_LATER_FIELDS: Final = ("last_marker", "changelog_starts", "last_drop")
 
 
 def load_state(store: RocksStore) -> BucketState:

@@ -1,9 +1,12 @@
 """The encoding of index entries.
 
 The key of an entry is the id of its index (4 bytes, big-endian), then the columns of the index and the primary key,
-encoded as in `key_codec`. The value is a stored row in the usual format, with a schema of its own: the columns of the
-index and of the primary key. So a query for these columns alone is answered from the entries, and every other query
-finds the keys of the rows in them.
+encoded as in `key_codec`. In a partitioned table, the partition columns come before those of the index: see
+`TableDefinition.entry_columns`.
+
+The value is a stored row in the usual format, with a schema of its own: the columns of the index and of the primary
+key. So a query for these columns alone is answered from the entries, and every other query finds the keys of the rows
+in them.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class IndexCodec:
 
     Attributes:
         index: The index.
-        columns: The codec of the columns of the index, without the primary key.
+        columns: The codec of the columns of the index, without the primary key; in a partitioned table after the
+            partition columns.
         prefix: What the keys of all entries begin with.
         covered: The columns in the entries: those of the index, then the other columns of the primary key.
         all_entries: The key range of all entries.
@@ -44,11 +48,10 @@ class IndexCodec:
     def __init__(self, definition: TableDefinition, index: Index) -> None:
         """Creates the codec, which is the same for all later definitions: the columns of an index never change."""
         self.index = index
-        columns = [definition.schema.column(name) for name in index.columns]
-        others = [definition.schema.column(name) for name in definition.primary_key if name not in index.columns]
-        self.columns = KeyCodec(
-            [column.type for column in columns], index.columns, [column.nullable for column in columns]
-        )
+        names = definition.entry_columns(index)
+        columns = [definition.schema.column(name) for name in names]
+        others = [definition.schema.column(name) for name in definition.primary_key if name not in names]
+        self.columns = KeyCodec([column.type for column in columns], names, [column.nullable for column in columns])
         self.covered = tuple(column.name for column in (*columns, *others))
         self.prefix = index.id.to_bytes(4, "big")
         self.all_entries = KeyRange.under(self.prefix)
@@ -73,7 +76,7 @@ class IndexCodec:
 
     def _encode_columns(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         try:
-            return self.columns.encode([rows.column(name) for name in self.index.columns])
+            return self.columns.encode([rows.column(name) for name in self.columns.names])
         except InvalidKey as error:  # in validated rows, only the length can be wrong
             row = error.details.get("row", "?")
             raise RequestTooLarge(

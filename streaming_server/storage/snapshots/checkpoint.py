@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.bucket.bucket_state import load_state
+from streaming_server.storage.bucket.partitions import BucketPartitions
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -14,6 +15,7 @@ from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.store import RocksStore
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from scankv.model.keys.key_codec import KeyCodec
@@ -85,6 +87,10 @@ class Checkpoint:
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some encoded keys, None for a key without a row."""
         return self._store.get_rows(keys)
+
+    def partitions(self) -> Collection[bytes]:
+        """Returns the encoded values of the partitions. Raises DataLoss."""
+        return BucketPartitions(self._store).records.keys()
 
     def close(self) -> None:
         """Closes the files. All cursors must have been closed."""

@@ -41,6 +41,8 @@ EVOLUTION_FORMAT: Final = 4
 """Columns are renamed, dropped, widened and given defaults: definitions have more than names and types."""
 DELETIONS_FORMAT: Final = 5
 """The changelog has markers of deleted ranges: see `range_markers`."""
+PARTITIONS_FORMAT: Final = 5
+"""Tables are partitioned: see `storage/bucket/partitions.py`."""
 NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""

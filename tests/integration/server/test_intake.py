@@ -18,6 +18,7 @@ from scankv.v1 import (
     consumer_pb2,
     lock_pb2,
     lookup_pb2,
+    partition_pb2,
     scan_pb2,
     snapshot_pb2,
     table_pb2,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 MEBIBYTE = 1 << 20
 MODULES = (
-    admin_pb2, consumer_pb2, lock_pb2, lookup_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, write_pb2,
-    health_pb2,
+    admin_pb2, consumer_pb2, lock_pb2, lookup_pb2, partition_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2,
+    write_pb2, health_pb2,
 )  # fmt: skip
 METHODS = [
     f"/{service.full_name}/{method.name}"

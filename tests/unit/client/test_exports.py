@@ -41,6 +41,7 @@ NAMES = [
     "LostWrites",
     "NewerFormat",
     "PermissionDenied",
+    "PartitionInfo",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
