@@ -81,7 +81,7 @@ async def indexed_top_n(
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan) as locked:
-            version = version_of(locked.codec.definition, locked.view.log_offsets)
+            version = version_of(locked.codec.definition, locked.view.log_offsets, locked.view.rows)
             computation.set_view_version(version)
             found = await _find_top(spec, query.plan, locked)
         if found is None:

@@ -224,7 +224,7 @@ class LookupService:
         if rows is None:
             return None
         self._results.computed += 1
-        version = version_of(definition, offsets)
+        version = version_of(definition, offsets, rows)
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
     async def _count(

@@ -183,6 +183,7 @@ class RequestStaging:
                 path = transaction.parts[request_id.part].path
                 return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
             _check_records_changes(table)
+            table.definition.require_key("its rows are not deleted")
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admit(kind.columns or None, column_locks):
                 pass
@@ -304,6 +305,8 @@ class RequestStaging:
     async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock."""
         name = table.definition.name
+        if not table.definition.has_key:
+            return  # Rows are only appended, and no other write can change them.
         if transaction.options.finds_conflicts and name not in transaction.since:
             _check_has_changes(table)
             transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)

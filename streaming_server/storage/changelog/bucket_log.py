@@ -48,6 +48,8 @@ _MARK: Final = b"log-mark/"
 _MARKED: Final = struct.Struct(">QQ")
 _LARGE_ENOUGH: Final = 1024
 """A record of this many changes reads fast enough to stay as it is."""
+MAX_RECORD_BYTES: Final = 1 << 20
+"""Records are not joined to a segment of more bytes, which a reader would have to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,7 @@ class BucketLog:
             DataLoss: A record is damaged.
         """
         run: list[tuple[bytes, bytes]] = []
-        changes = 0
+        changes = size = 0
         first: RecordHeader | None = None
         for key, value in self._records_between(start, end):
             header = decode_header(key, value)
@@ -313,9 +315,12 @@ class BucketLog:
             )
             if run and (not same or header.is_marker or changes + header.count > MAX_CHANGES_PER_RECORD):
                 break
+            if run and size + len(value) > MAX_RECORD_BYTES:
+                break
             first = first or header
             run.append((key, value))
             changes += header.count
+            size += len(value)
             if header.is_marker or header.count >= _LARGE_ENOUGH:
                 break
         else:

@@ -39,7 +39,9 @@ MARKERS_FORMAT: Final = 3
 """The changelog has range markers: see `range_markers`."""
 EVOLUTION_FORMAT: Final = 4
 """Columns are renamed, dropped, widened and given defaults: definitions have more than names and types."""
-NEWEST_FORMAT: Final = 4
+LOG_TABLES_FORMAT: Final = 5
+"""Tables without a primary key, and changelogs without a limit of age."""
+NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"

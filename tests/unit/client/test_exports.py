@@ -30,6 +30,7 @@ NAMES = [
     "IndexStatus",
     "InternalError",
     "InvalidKey",
+    "NoPrimaryKey",
     "InvalidOption",
     "InvalidRequest",
     "InvalidResumeToken",
