@@ -150,7 +150,9 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
         oldest = now - options.log_retention_seconds * 1_000_000
         target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
     if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
-        target = max(target, count_of(log.offset_of_bytes(state.log_bytes - options.log_retention_bytes)))
+        # Rows are not removed before they have to be; changes are, by up to a mark.
+        end = log.offset_of_bytes(state.log_bytes - options.log_retention_bytes, round_down=not definition.has_key)
+        target = max(target, count_of(end))
     if target <= state.log_first:
         return False
     offset = log.span.offset_of(target)

@@ -226,14 +226,15 @@ class BucketLog:
         batch.delete_meta_range(_MARK, _mark_key(count))
         return count
 
-    def offset_of_bytes(self, size: int) -> int:
-        """Returns the offset at which the bytes ever written to the log reach a size; rounded up to a mark."""
-        span = self.span
+    def offset_of_bytes(self, size: int, *, round_down: bool = False) -> int:
+        """Returns the offset at which the bytes ever written to the log reach a size; rounded up or down to a mark."""
+        span, count = self.span, self.span.first
         for mark in self._marks():
             if mark.size >= size:
-                count = mark.count
+                count = count if round_down else mark.count
                 return span.offset_of(min(max(count, span.first), span.end))
-        return span.offset_of(span.end)
+            count = mark.count
+        return span.offset_of(min(max(count, span.first), span.end) if round_down else span.end)
 
     def bytes_before(self, offset: int, total: int) -> int:
         """Returns the bytes ever written to the log before an offset; rounded up to the next mark, or to the total.
