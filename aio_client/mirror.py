@@ -31,6 +31,7 @@ from scankv.model.errors import InvalidKey, UnknownField, UsageError
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
 from scankv.model.tables.columns import CHANGE_COLUMNS
+from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,9 @@ def mirror(
     Raises:
         UsageError: `where` cannot be parsed.
         SchemaMismatch: `where` is text and does not fit the table.
+        NoPrimaryKey: The table has no primary key.
     """
+    require_key(table.name, table.primary_key, "a mirror keeps rows by their keys: follow its changes instead")
     chosen = None if columns is None else [*(n for n in table.primary_key if n not in columns), *columns]
     scan = table.scan(chosen, where=where).with_source(ScanSource.LOG).start_from(StartFrom.FULL).with_row_kind()
     # Deleting a row that the copy does not have changes nothing, nor does replacing a row by the same row.

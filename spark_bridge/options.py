@@ -12,6 +12,7 @@ import pyarrow as pa
 from scankv.model.errors import InvalidKey, UsageError, did_you_mean
 from scankv.model.expressions import all_of
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+from scankv.model.tables.log_tables import require_key
 from spark_bridge.connect_options import CONNECT_NAMES, ConnectOptions
 from spark_bridge.foreign_options import hint_for
 from spark_bridge.predicates import spark_predicate
@@ -194,6 +195,8 @@ class ReadOptions:
         scan = table.scan(self.columns, where=self.predicate(table), limit=self.limit)
         key = scan.key_schema
         assert key is not None
+        if not (self.key_prefix is self.key_start is self.key_end is None):
+            require_key(table.name, key.names, "it has no ranges of keys: filter with where")
         if self.key_prefix is not None:
             scan = scan.prefix(_parse_key("key_prefix", self.key_prefix, key))
         if self.key_start is not None or self.key_end is not None:

@@ -67,7 +67,7 @@ class WriteOptions:
         columns: Only these columns are written, or set to null by a delete; the others stay as they are. None: complete
             rows.
         create: Whether to create the table, with the columns of the DataFrame, if it does not exist.
-        primary_key: The key columns of the new table.
+        primary_key: The key columns of the new table. Empty: it has none, and rows are appended. None: not given.
         buckets: The number of buckets of the new table. None: the server's default.
         merge_engine: The merge engine of the new table. None: `last_row`.
         aggregates: The aggregate function of each column, for `merge_engine="aggregate"`.
@@ -87,7 +87,7 @@ class WriteOptions:
     operation: str = UPSERT
     columns: tuple[str, ...] | None = None
     create: bool = False
-    primary_key: tuple[str, ...] = ()
+    primary_key: tuple[str, ...] | None = None
     buckets: int | None = None
     merge_engine: str | None = None
     aggregates: tuple[tuple[str, Aggregator], ...] = ()
@@ -109,8 +109,12 @@ class WriteOptions:
         if not MIN_LEASE_SECONDS <= self.transaction_ttl <= MAX_LEASE_SECONDS:
             message = f"must be between 1 and {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.transaction_ttl}"
             raise option_error("transaction_ttl", message)
-        if self.create and not self.primary_key:
-            raise option_error("primary_key", "is missing: with create=true, it must name the key columns of the table")
+        if self.create and self.primary_key is None:
+            raise option_error(
+                "primary_key",
+                "is missing: with create=true, it must name the key columns of the table, or be empty for a table "
+                "without a key",
+            )
         if self.create and self.operation == DELETE:
             raise option_error("create", "cannot be combined with operation=delete")
         if self.create and self.columns is not None:

@@ -16,6 +16,7 @@ from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
 from scankv.model.expressions import bind, evaluate, predicate_of
 from scankv.model.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
+from scankv.model.tables.log_tables import require_key
 from spark_bridge.casting import arrow_schema
 from spark_bridge.options import option_error
 from spark_bridge.restarts import retry_through_restart
@@ -115,6 +116,8 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
     with work_span("plan", options.table, options.traceparent) as traceparent, options.open_client() as client:
         table = _open_table(client, options, rows.schema)
+        if replaces:
+            require_key(table.name, table.primary_key, 'its rows are not replaced: write with mode("append")')
         _check_scope(rows, table, options)
         # Without rows nothing is staged; this only checks the names and types of the columns.
         _stage(client.transaction_part("none", "none"), table, options, rows)
@@ -239,6 +242,8 @@ def _stage(
 ) -> None:
     if options.operation == DELETE:
         part.delete(table, rows, options.columns)
+    elif not table.primary_key and options.columns is None:
+        part.append(table, rows)
     else:
         part.upsert(table, rows, options.columns)
 
@@ -275,7 +280,7 @@ def _open_table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -
         return client.create_table(
             options.table,
             columns,
-            primary_key=options.primary_key,
+            primary_key=options.primary_key or (),
             buckets=options.buckets,
             merge_engine=options.merge_engine or "last_row",
             aggregates=dict(options.aggregates),

@@ -101,8 +101,13 @@ class Client:
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
             schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
-            primary_key: The key columns, in key order; they become NOT NULL.
-            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key.
+            primary_key: The key columns, in key order; they become NOT NULL. Empty: a table without a key, to which
+                rows are only appended, with `append`. Its changelog is its storage, so `log_retention_seconds`, which
+                is unlimited there unless it is given, removes rows. It gives up everything that needs a key: `get`,
+                `lookup`, deletes, merge engines, indexes, conditional writes, undo, mirrors, and an order over all
+                buckets. In exchange, it takes rows several times as fast.
+            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key. In a table
+                without a key, any columns that could be in a key; by default, the buckets take turns.
             buckets: The number of buckets, 1 to 1024. Default: the server's, 4.
             indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
                 top-N by its first column, and predicates on its first columns, read only the rows that they return. It

@@ -108,6 +108,26 @@ class TransactionPart:
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
         return await self._stage(pieces, locks)
 
+    async def append(self, table: Table, data: Data, *, locks: Sequence[ColumnLock | str] = ()) -> int:
+        """Stages rows to append to a table without a primary key; they become visible with the commit.
+
+        The rows follow those that others append before the commit. Appends never conflict.
+
+        Args:
+            table: The table to append to.
+            data: As for `Table.append`.
+            locks: As for `Table.append`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.append` and `upsert`.
+        """
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, append=True))
+        return await self._stage(pieces, locks)
+
     async def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
     ) -> int:
@@ -188,7 +208,7 @@ class TransactionPart:
             The number of rows to delete.
 
         Raises:
-            InvalidRequest: The table refuses deletes.
+            InvalidRequest: The table refuses deletes; NoPrimaryKey if it has no primary key.
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             RequestTooLarge: The transaction would stage more than the server allows.
             ColumnLocked, LockLost: A lock forbids it.
@@ -219,6 +239,7 @@ class TransactionPart:
         Raises:
             ScanKvError: As for `Table.replace` and `upsert`.
         """
+        table._handle.shape.require_key("its rows are not replaced")
         keys = range_of_bounds(key_range, table._handle.shape.key_schema)
         scope = Selection(table._handle.parse_where(where), keys)
         rows = await asyncio.to_thread(rows_of, data)
@@ -232,6 +253,7 @@ class TransactionPart:
         self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
     ) -> int:
         """Stages the deletion of selected rows, and returns how many there are."""
+        table._handle.shape.require_key("rows are not deleted")
         async with self._turn:
             calls = self._transport
             request = transaction_pb2.StageDeleteAllRequest(
@@ -272,11 +294,13 @@ class TransactionPart:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             RequestTooLarge: The rows do not fit into an answer.
             LockTimeout, DeadlockDetected, TooManyLocks: The keys cannot be locked.
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
+        table._handle.shape.require_key("rows are not found by a key: scan the table with a filter")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return join_answers(answers, table.schema, fill_missing=missing == "null")
@@ -315,10 +339,12 @@ class TransactionPart:
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             RequestTooLarge: The rows do not fit into an answer.
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
+        table._handle.shape.require_key("rows are not found by a key: scan the table with a filter")
         batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return join_answers(answers, table.schema, fill_missing=missing == "null")

@@ -53,11 +53,13 @@ class LookupMethods(TableMethods):
 
         Raises:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             UsageError: `isolation` has another value.
         """
         check_isolation(isolation)
         if not is_one_key(key):
             raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+        self._handle.read_shape.require_key("get finds rows by their key: scan the table with a filter")
         python_rows = self._handle.read_rows
         encoded = python_rows.encode_key(key)
         found = None if encoded is None else await self._get_encoded([encoded], isolation)
@@ -129,11 +131,13 @@ class LookupMethods(TableMethods):
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             UsageError: `missing` is neither "omit" nor "null", or `isolation` has another value.
         """
         check_isolation(isolation)
         if missing not in ("omit", "null"):
             raise UsageError(f'missing must be "omit" or "null", not {missing!r}', option="missing")
+        self._handle.read_shape.require_key("lookup finds rows by their keys: scan the table with a filter")
         few = await self._lookup_few(keys, isolation, fill_missing=missing == "null")
         if few is not None:
             return few if with_version else few.rows

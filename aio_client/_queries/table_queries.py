@@ -274,8 +274,10 @@ class QueryMethods(TableMethods):
             An iterator of `TopN`.
 
         Raises:
+            NoPrimaryKey: The table has no primary key.
             UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
+        self._handle.shape.require_key("a watch tells rows apart by their key: call top_n")
         primary_key = self._handle.shape.key_schema.names
         names = None if columns is None else names_of(columns, "columns")
         # The watch needs the key to tell rows apart. Key columns that the caller did not ask for are dropped again.

@@ -11,6 +11,7 @@ from aio_client._scan.changes_builder import ChangesBuilder
 from scankv.model.changes.log_positions import LogSpec, ScanSource
 from scankv.model.errors import UsageError
 from scankv.model.expressions import all_of, predicate_of
+from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -173,7 +174,12 @@ class ScanBuilder(ChangesBuilder):
         """Returns all rows in key order over all buckets, descending with `reverse`; the server merges the buckets.
 
         Without this method, the server reads the buckets one after another, each in key order, which is faster.
+
+        Raises:
+            NoPrimaryKey: The table has no primary key, and so no order over all buckets.
         """
+        if self._table is not None:
+            require_key(self._spec.table, self._table.key_schema.names, "it has no order over all buckets")
         return self._with(ordered=True)
 
     def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
@@ -405,7 +411,9 @@ class ScanBuilder(ChangesBuilder):
         return self._table
 
     def _key(self, method: str) -> pa.Schema:
-        return self._require_table(method, "needs the types of the key", "the encoded key_range").key_schema
+        key = self._require_table(method, "needs the types of the key", "the encoded key_range").key_schema
+        require_key(self._spec.table, key.names, f"{method} needs one: filter with where")
+        return key
 
     def _all_buckets(self, method: str) -> ScannedTable:
         return self._require_table(method, "needs the number of the table's buckets", "the buckets")

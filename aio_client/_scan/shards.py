@@ -19,7 +19,7 @@ class ScannedTable:
     """What a scan knows about its table. Immutable.
 
     Attributes:
-        key_schema: The key columns in key order.
+        key_schema: The key columns in key order; none in a table without a primary key.
         buckets: The number of buckets.
         bucket_key: The columns that choose the bucket. Empty: the complete key.
     """

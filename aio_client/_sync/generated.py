@@ -98,8 +98,13 @@ class Client(BlockingClient):
         Args:
             name: `database.table`; each part 1 to 128 of `A-Z a-z 0-9 _ -`, beginning with a letter or `_`.
             schema: The columns. Types that differ only in layout are stored as one: `large_string` as `string`.
-            primary_key: The key columns, in key order; they become NOT NULL.
-            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key.
+            primary_key: The key columns, in key order; they become NOT NULL. Empty: a table without a key, to which
+                rows are only appended, with `append`. Its changelog is its storage, so `log_retention_seconds`, which
+                is unlimited there unless it is given, removes rows. It gives up everything that needs a key: `get`,
+                `lookup`, deletes, merge engines, indexes, conditional writes, undo, mirrors, and an order over all
+                buckets. In exchange, it takes rows several times as fast.
+            bucket_key: The key columns whose values choose the bucket. Default: the complete primary key. In a table
+                without a key, any columns that could be in a key; by default, the buckets take turns.
             buckets: The number of buckets, 1 to 1024. Default: the server's, 4.
             indexes: For each index its column, or its columns in order: `["score", ("league", "score")]`. An index lets
                 top-N by its first column, and predicates on its first columns, read only the rows that they return. It
@@ -555,12 +560,15 @@ class Table(Blocking):
 
     @property
     def primary_key(self) -> list[str]:
-        """The names of the key columns, in key order."""
+        """The names of the key columns, in key order. Empty: the table has no primary key, and rows are appended."""
         return self._aio.primary_key
 
     @property
     def bucket_key(self) -> list[str]:
-        """The names of the key columns whose values choose the bucket."""
+        """The names of the key columns whose values choose the bucket.
+
+        In a table without a primary key, any columns; empty if the buckets take turns.
+        """
         return self._aio.bucket_key
 
     @property
@@ -626,6 +634,7 @@ class Table(Blocking):
 
         Raises:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             UsageError: `isolation` has another value.
         """
         return self._runner.call(lambda: self._aio.get(key, isolation=isolation))
@@ -686,6 +695,7 @@ class Table(Blocking):
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             UsageError: `missing` is neither "omit" nor "null", or `isolation` has another value.
         """
         return self._runner.call(
@@ -1074,6 +1084,7 @@ class Table(Blocking):
             An iterator of `TopN`.
 
         Raises:
+            NoPrimaryKey: The table has no primary key.
             UsageError: `n` or `every` is out of range, `ties` has another value, or `where` cannot be parsed.
         """
         return TopNWatch(
@@ -1266,6 +1277,7 @@ class Table(Blocking):
                 column and key, and batches before it may have been written. Or the merge engine takes complete rows
                 only, or refuses deletes.
             InvalidKey: A key is longer than 16 KiB.
+            NoPrimaryKey: The table has no primary key; use `append`.
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
             TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
@@ -1282,6 +1294,34 @@ class Table(Blocking):
                 data, columns, mode=mode, if_version=if_version, locks=unwrap(locks), track_changes=track_changes
             )
         )
+
+    def append(self, data: Data, *, locks: Sequence[ColumnLock | str] = ()) -> WriteResult:
+        """Appends rows to a table without a primary key.
+
+        The rows of one request to a bucket stay together and in their order. A table with `bucket_key` puts equal
+        values into one bucket; otherwise requests go to the buckets by turns, and large ones to several in contiguous
+        pieces. Rows that one thread appends after each other are in this order within a bucket.
+
+        Values are cast and checked, requests are cut, and a request without an answer is repeated but applied only
+        once, as for `upsert`. A call that is repeated by its caller appends its rows again: a `Writer` with an id, or a
+        transaction with an id, makes that safe.
+
+        Args:
+            data: As for `upsert`. If it has a column `_change_type`, all of its values must be "+I".
+            locks: As for `upsert`.
+
+        Returns:
+            The number of rows given, and the log offsets after the write.
+
+        Raises:
+            InvalidRequest: The table has a primary key.
+            SchemaMismatch: A column is missing or unknown, or its type cannot hold a value; the message names column
+                and row.
+            InvalidKey: A value of the bucket key is longer than 16 KiB.
+            RequestTooLarge: A row is larger than 16 MiB.
+            ColumnLocked, LockLost, UsageError, ConnectionFailed: As for `upsert`.
+        """
+        return self._runner.call(lambda: self._aio.append(data, locks=unwrap(locks)))
 
     def retract(
         self,
@@ -1399,6 +1439,7 @@ class Table(Blocking):
 
         Raises:
             TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
+            NoPrimaryKey: The table has no primary key.
             InvalidRequest: The table's changelog does not have the rows before each change; or an id or a bucket is
                 invalid; or the writer has written a column that cannot be reverted exactly, such as one with the
                 function `avg` or `first_value`, whose state is not in the changelog. Nothing was changed.
@@ -1992,6 +2033,20 @@ class Writer(BlockingContextManager):
         """
         self._runner.call(lambda: self._aio.upsert(data, columns, mode=mode, track_changes=track_changes))
 
+    def append(self, data: Data) -> None:
+        """Takes rows to append to a table without a primary key; see `Table.append`. Otherwise like `upsert`.
+
+        Rows with one value of the table's bucket key are appended in the order of the calls. Without a bucket key, the
+        rows of one call stay in their order within a bucket, and those of different calls may change places.
+
+        Args:
+            data: As for `Table.append`.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
+        self._runner.call(lambda: self._aio.append(data))
+
     def retract(self, data: Data, columns: Names | None = None) -> None:
         """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.
 
@@ -2086,6 +2141,24 @@ class TransactionPart(Blocking):
         """
         return self._runner.call(lambda: self._aio.upsert(unwrap(table), data, columns, mode=mode, locks=unwrap(locks)))
 
+    def append(self, table: Table, data: Data, *, locks: Sequence[ColumnLock | str] = ()) -> int:
+        """Stages rows to append to a table without a primary key; they become visible with the commit.
+
+        The rows follow those that others append before the commit. Appends never conflict.
+
+        Args:
+            table: The table to append to.
+            data: As for `Table.append`.
+            locks: As for `Table.append`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.append` and `upsert`.
+        """
+        return self._runner.call(lambda: self._aio.append(unwrap(table), data, locks=unwrap(locks)))
+
     def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
     ) -> int:
@@ -2156,7 +2229,7 @@ class TransactionPart(Blocking):
             The number of rows to delete.
 
         Raises:
-            InvalidRequest: The table refuses deletes.
+            InvalidRequest: The table refuses deletes; NoPrimaryKey if it has no primary key.
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             RequestTooLarge: The transaction would stage more than the server allows.
             ColumnLocked, LockLost: A lock forbids it.
@@ -2210,6 +2283,7 @@ class TransactionPart(Blocking):
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The table has no changelog, so changes cannot be found.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             RequestTooLarge: The rows do not fit into an answer.
             LockTimeout, DeadlockDetected, TooManyLocks: The keys cannot be locked.
         """
@@ -2246,6 +2320,7 @@ class TransactionPart(Blocking):
             TransactionLost: The transaction was aborted, has expired, or was begun again elsewhere.
             InvalidRequest: The staged writes cannot be merged, for example because a sum overflows.
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            NoPrimaryKey: The table has no primary key.
             RequestTooLarge: The rows do not fit into an answer.
         """
         return self._runner.call(lambda: self._aio.lookup(unwrap(table), keys, missing=missing))

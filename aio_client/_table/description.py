@@ -36,12 +36,15 @@ class TableDescription(TableMethods):
 
     @property
     def primary_key(self) -> list[str]:
-        """The names of the key columns, in key order."""
+        """The names of the key columns, in key order. Empty: the table has no primary key, and rows are appended."""
         return list(self._handle.shape.description.primary_key)
 
     @property
     def bucket_key(self) -> list[str]:
-        """The names of the key columns whose values choose the bucket."""
+        """The names of the key columns whose values choose the bucket.
+
+        In a table without a primary key, any columns; empty if the buckets take turns.
+        """
         return list(self._handle.shape.description.bucket_key)
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scankv.model.tables.log_tables import require_key
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, partial_schema
 from scankv.model.tables.merge_wire import merging_from_proto
 from scankv.model.types.default_values import values_from_ipc
@@ -24,7 +25,7 @@ class TableShape:
     Attributes:
         description: The answer.
         schema: The columns.
-        key_schema: The key columns in key order.
+        key_schema: The key columns in key order; none in a table without a primary key.
         defaults: What rows get that are written without a column, by column.
     """
 
@@ -39,6 +40,10 @@ class TableShape:
         schema = pa.ipc.read_schema(pa.py_buffer(description.arrow_schema))
         key_schema = pa.schema([schema.field(name) for name in description.primary_key])
         return cls(description, schema, key_schema, values_from_ipc(description.column_defaults))
+
+    def require_key(self, consequence: str) -> None:
+        """Raises NoPrimaryKey, which states the consequence, if the table has no primary key."""
+        require_key(self.name, self.key_schema.names, consequence)
 
     @property
     def name(self) -> str:

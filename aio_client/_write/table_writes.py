@@ -104,6 +104,7 @@ class WriteMethods(TableMethods):
                 column and key, and batches before it may have been written. Or the merge engine takes complete rows
                 only, or refuses deletes.
             InvalidKey: A key is longer than 16 KiB.
+            NoPrimaryKey: The table has no primary key; use `append`.
             RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
             WriteConflict: A key has changed since `if_version`; nothing was written.
             TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
@@ -128,6 +129,36 @@ class WriteMethods(TableMethods):
             lambda shape: WritePieces.of_rows(shape, rows, columns, mode, track_changes=track_changes)
         )
         return await self._write(pieces, if_version, locks)
+
+    async def append(self, data: Data, *, locks: Sequence[ColumnLock | str] = ()) -> WriteResult:
+        """Appends rows to a table without a primary key.
+
+        The rows of one request to a bucket stay together and in their order. A table with `bucket_key` puts equal
+        values into one bucket; otherwise requests go to the buckets by turns, and large ones to several in contiguous
+        pieces. Rows that one task appends after each other are in this order within a bucket.
+
+        Values are cast and checked, requests are cut, and a request without an answer is repeated but applied only
+        once, as for `upsert`. A call that is repeated by its caller appends its rows again: a `Writer` with an id, or a
+        transaction with an id, makes that safe.
+
+        Args:
+            data: As for `upsert`. If it has a column `_change_type`, all of its values must be "+I".
+            locks: As for `upsert`.
+
+        Returns:
+            The number of rows given, and the log offsets after the write.
+
+        Raises:
+            InvalidRequest: The table has a primary key.
+            SchemaMismatch: A column is missing or unknown, or its type cannot hold a value; the message names column
+                and row.
+            InvalidKey: A value of the bucket key is longer than 16 KiB.
+            RequestTooLarge: A row is larger than 16 MiB.
+            ColumnLocked, LockLost, UsageError, ConnectionFailed: As for `upsert`.
+        """
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, append=True))
+        return await self._write(pieces, None, locks)
 
     async def retract(
         self,
@@ -267,6 +298,7 @@ class WriteMethods(TableMethods):
 
         Raises:
             TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
+            NoPrimaryKey: The table has no primary key.
             InvalidRequest: The table's changelog does not have the rows before each change; or an id or a bucket is
                 invalid; or the writer has written a column that cannot be reverted exactly, such as one with the
                 function `avg` or `first_value`, whose state is not in the changelog. Nothing was changed.
@@ -277,6 +309,7 @@ class WriteMethods(TableMethods):
             UsageError: `to_offsets` are not log offsets, or have no table incarnation.
             ConnectionFailed: No answer came within the operation timeout.
         """
+        self._handle.shape.require_key("rows are only appended, so nothing can be undone")
         log_offsets = offsets_message(to_offsets, "to_offsets")
         if not log_offsets.table_incarnation and not any_incarnation:
             raise UsageError(

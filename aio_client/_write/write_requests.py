@@ -18,6 +18,7 @@ from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import StartFrom
 from scankv.model.errors import UsageError
 from scankv.model.tables.columns import CHANGE_TYPE
+from scankv.model.tables.log_tables import require_no_key
 from scankv.model.tables.merge_spec import check_retraction
 from scankv.v1 import write_pb2
 
@@ -111,15 +112,22 @@ class WritePieces:
         *,
         retract: bool = False,
         track_changes: bool = True,
+        append: bool = False,
     ) -> WritePieces:
-        """Returns the pieces of an upsert or a retraction.
+        """Returns the pieces of an upsert, of a retraction, or of rows to append.
 
         Raises:
+            NoPrimaryKey: The table has no primary key, and the rows are not appended.
             SchemaMismatch: The table does not have a column, or columns cannot be written alone.
-            InvalidRequest: The table's merge engine does not support the write.
+            InvalidRequest: The table's merge engine does not support the write; or rows are appended to a table with a
+                primary key.
             UsageError: `columns` or `mode` is invalid.
         """
         check_mode(mode)
+        if append:
+            require_no_key(shape.name, shape.key_schema.names)
+        else:
+            shape.require_key("rows are only appended: use append")
         names = () if columns is None else names_of(columns, "columns")
         changes = not retract and rows.has(CHANGE_TYPE)
         rows.check_names(shape.schema.append(_CHANGE) if changes else shape.schema)
@@ -151,6 +159,7 @@ class WritePieces:
     def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:
         """Returns the pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
         check_mode(mode)
+        shape.require_key("rows are not deleted")
         names = () if columns is None else names_of(columns, "columns")
         if columns is not None:
             if not set(names) - set(shape.key_schema.names):

@@ -220,6 +220,22 @@ class Writer:
             )
         )
 
+    async def append(self, data: Data) -> None:
+        """Takes rows to append to a table without a primary key; see `Table.append`. Otherwise like `upsert`.
+
+        Rows with one value of the table's bucket key are appended in the order of the calls. Without a bucket key, the
+        rows of one call stay in their order within a bucket, and those of different calls may change places.
+
+        Args:
+            data: As for `Table.append`.
+
+        Raises:
+            ScanKvError: As for `upsert`.
+        """
+        await self._raise_failure()
+        rows = await asyncio.to_thread(rows_of, data)
+        await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, append=True)))
+
     async def retract(self, data: Data, columns: Names | None = None) -> None:
         """Takes rows to retract; see `Table.retract`. Otherwise like `upsert`.
 

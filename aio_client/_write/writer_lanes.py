@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class LaneChooser:
-    """Chooses the lane of each key. Lanes share no bucket unless there are more lanes than buckets. Immutable.
+    """Chooses the lane of each key. Lanes share no bucket unless there are more lanes than buckets.
+
+    In a table whose buckets take turns, so do the lanes.
 
     Args:
         shape: The table.
@@ -32,9 +34,15 @@ class LaneChooser:
 
     def __init__(self, shape: TableShape, lanes: int) -> None:
         self._names = list(shape.description.bucket_key)
-        self._codec = KeyCodec([shape.key_schema.field(name).type for name in self._names], self._names)
-        buckets = shape.description.buckets
-        self._per_bucket = max(1, lanes // buckets)
+        fields = [shape.schema.field(name) for name in self._names]
+        buckets, has_key = shape.description.buckets, len(shape.key_schema) > 0
+        self._codec: KeyCodec | None = None
+        if self._names:
+            types, nullable = [field.type for field in fields], [field.nullable for field in fields]
+            self._codec = KeyCodec(types, self._names, nullable)
+        self._turn = 0
+        # Rows without a key have an order in their bucket, which several lanes would not keep.
+        self._per_bucket = max(1, lanes // buckets) if has_key else 1
         self._buckets = buckets
         self.lanes = min(lanes, buckets) if self._per_bucket == 1 else buckets * self._per_bucket
 
@@ -42,6 +50,10 @@ class LaneChooser:
         """Yields the rows of each lane, in their order, with the lane's number."""
         if self.lanes == 1:
             yield 0, batch
+            return
+        if self._codec is None:
+            self._turn = (self._turn + 1) % self.lanes
+            yield self._turn, batch
             return
         keys = self._codec.encode([self._codec.canonical(batch.column(name)) for name in self._names])
         # The hash modulo the number of buckets is the bucket. Its other bits spread a bucket's keys over lanes.

@@ -63,7 +63,7 @@ def tables(json: Json = False, url: Url = None) -> None:
         show_json(sorted(listed, key=lambda table: str(table["name"])))
     elif found or gone:
         rows: list[list[object]] = [
-            [table.name, ", ".join(table.primary_key), len(table.schema), table.buckets]
+            [table.name, ", ".join(table.primary_key) or "none", len(table.schema), table.buckets]
             + ["partly damaged" if table.name in damaged else ""] * bool(damaged)
             for table in found
         ]
@@ -106,8 +106,8 @@ def describe(
     show_pairs(
         {
             "table": found.name,
-            "key": ", ".join(found.primary_key),
-            "bucket key": ", ".join(found.bucket_key),
+            "key": ", ".join(found.primary_key) or "none: rows are only appended",
+            "bucket key": ", ".join(found.bucket_key) or "none: the buckets take turns",
             **({"partitioned by": ", ".join(found.partition_by)} if found.partition_by else {}),
             "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all default",
             "rows": _rows(buckets),

@@ -13,7 +13,7 @@ from aio_client import sync
 from scankv.cli.connecting import open_client
 from scankv.cli.loading import Loading
 from scankv.cli.new_table import NEEDS_KEY, NewTable, plan_new_table
-from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
+from scankv.cli.options import Buckets, KeyColumns, NoKey, Settings, TableName, Url, split_names, table_settings_of
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_file_columns
@@ -23,6 +23,7 @@ from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
 from scankv.model.errors import ScanKvError, TableExists, TableNotFound, UsageError
+from scankv.model.tables.log_tables import require_key
 from scankv.model.types.types import format_schema
 
 _MOST_SHOWN: Final = 20
@@ -62,6 +63,7 @@ def load(
         ),
     ] = False,
     key: KeyColumns = None,
+    no_key: NoKey = False,
     buckets: Buckets = None,
     set_: Settings = None,
     ignore_definition: Annotated[
@@ -114,10 +116,12 @@ def load(
 ) -> None:
     """Write the rows of a file to a table. They are merged with existing rows as the table's merge engine defines.
 
+    Rows are appended to a table without a primary key.
+
     With --create, options that you give override the definition in an exported file, and every difference is reported.
     """
-    if not create and (key or buckets or set_ or ignore_definition):
-        raise UsageError("--key, --buckets, --set and --ignore-definition are for a new table: add --create")
+    if not create and (key or no_key or buckets or set_ or ignore_definition):
+        raise UsageError("--key, --no-key, --buckets, --set and --ignore-definition are for a new table: add --create")
     settings = table_settings_of(set_)
     skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, open_client(url) as client:
@@ -125,12 +129,13 @@ def load(
             raise UsageError(f"--delimiter is for csv, and {sources[0].name} is {sources[0].format}: leave it out")
         if create:
             keys = split_names(key)
-            _require_key(sources[0], keys)
+            if not no_key:
+                _require_key(sources[0], keys)
             _refuse_existing(client, table)
             schema, origin = _read_definition(sources, keys, csv, skip=skip, ignore_definition=ignore_definition)
-            new = plan_new_table(table, schema, origin, key=keys, buckets=buckets, settings=settings)
+            new = plan_new_table(table, schema, origin, key=keys, buckets=buckets, settings=settings, no_key=no_key)
             _create_table(client, table, new)
-            if new.restored:
+            if new.restored and new.definition.arguments["primary_key"]:
                 mode = mode or Mode.OVERWRITE
         _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip, track_changes=track_changes)
 
@@ -205,6 +210,8 @@ def _load(
     track_changes: bool,
 ) -> None:
     table = client.table(name)
+    if mode is Mode.OVERWRITE or not track_changes:
+        require_key(name, table.primary_key, "rows are appended: leave out --mode overwrite and --no-track-changes")
     if len(sources) > 1:
         # Checked before the first write, so that nothing is written if a later file has other columns.
         for source in sources:

@@ -31,6 +31,8 @@ _SETTLE_SECONDS: Final = 5.0
 class Loading:
     """Writes blocks of rows to a table in order, so that the last of several rows with the same key wins.
 
+    Appends them to a table without a primary key.
+
     Attributes:
         rows: How many rows were acknowledged.
         unsure: How many further rows were sent but not answered, so that they may or may not be written.
@@ -75,7 +77,10 @@ class Loading:
     def _write(self, rows: pa.RecordBatch) -> None:
         self.unsure = rows.num_rows
         try:
-            written = self._table.upsert(rows, mode=self._mode, track_changes=self._track_changes).rows
+            if self._table.primary_key:
+                written = self._table.upsert(rows, mode=self._mode, track_changes=self._track_changes).rows
+            else:
+                written = self._table.append(rows).rows
         except (InvalidRequest, RequestTooLarge):
             self.unsure = 0
             raise

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from scankv.formats.origin import Origin
 
-NEEDS_KEY: Final = "--create needs the columns of the primary key: --key a,b"
+NEEDS_KEY: Final = (
+    "--create needs the columns of the primary key: --key a,b; or --no-key, for a table to which rows are only appended"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def plan_new_table(
     key: Sequence[str],
     buckets: int | None,
     settings: Mapping[str, Any],
+    no_key: bool = False,
 ) -> NewTable:
     """Decides which table to create. Options override the definition in the file, and each difference gets a note.
 
@@ -51,12 +54,18 @@ def plan_new_table(
         key: The key columns from the command line; empty if none were given.
         buckets: The number of buckets from the command line, or None.
         settings: The table options from the command line, as text.
+        no_key: Whether the table is to have no primary key.
 
     Raises:
         UsageError: No key was given for a new table, or the file lacks a column that its definition needs.
     """
+    if no_key and (key or origin is not None):
+        raise UsageError(
+            "--no-key excludes --key, and the definition in an exported file: leave out one of them, or give "
+            "--ignore-definition"
+        )
     if origin is None:
-        if not key:
+        if not key and not no_key:
             raise UsageError(NEEDS_KEY)
         arguments = {"primary_key": list(key)} | ({} if buckets is None else {"buckets": buckets})
         return NewTable(TableFile(name, schema, arguments, dict(settings)))

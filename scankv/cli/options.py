@@ -25,6 +25,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
 ]
+NoKey = Annotated[
+    bool, typer.Option("--no-key", help="The table has no primary key: rows are only appended.", show_default=False)
+]
 Buckets = Annotated[int | None, typer.Option(min=1, help="The number of buckets of the table. Default: 4.")]
 Indexes = Annotated[
     list[str] | None,

@@ -13,6 +13,7 @@ from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.text import to_text
 from scankv.model.errors import UsageError
+from scankv.model.tables.log_tables import require_key
 
 Keys = Annotated[
     list[str],
@@ -41,7 +42,7 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
     """
     with open_client(url) as client:
         found = client.table(table)
-        wanted = parse_keys(keys, _key_schema(found))
+        wanted = parse_keys(keys, _key_schema(found, "rows are not found by a key: use scan --where"))
         rows = found.lookup(wanted)
     if json:
         for batch in rows.to_batches():
@@ -69,12 +70,15 @@ def put(
     """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
 
     In a new row they are null. Give all columns if the other columns must not be null or the table's merge engine
-    needs them.
+    needs them. In a table without a primary key, each row is a new one.
     """
     with open_client(url) as client:
         found = client.table(table)
         rows = parse_rows(values, found.schema)
-        written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
+        if found.primary_key:
+            written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
+        else:
+            written = found.append(rows.to_pylist())
     typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
 
 
@@ -107,7 +111,7 @@ def delete(
             written = found.delete(where=where, track_changes=track_changes)
             typer.echo(_deleted(written.rows))
             return
-        written = found.delete(parse_keys(keys or [], _key_schema(found)))
+        written = found.delete(parse_keys(keys or [], _key_schema(found, "rows are not deleted")))
     typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
 
 
@@ -131,7 +135,9 @@ def _deleted(rows: int) -> str:
     return f"deleted {rows:,} {'row' if rows == 1 else 'rows'}"
 
 
-def _key_schema(table: sync.Table) -> pa.Schema:
+def _key_schema(table: sync.Table, consequence: str) -> pa.Schema:
+    """Returns the key columns. Raises NoPrimaryKey, which states the consequence, if the table has none."""
+    require_key(table.name, table.primary_key, consequence)
     return pa.schema([table.schema.field(name) for name in table.primary_key])
 
 

@@ -10,7 +10,17 @@ import typer
 from aio_client import sync
 from scankv.cli.column_changes import column_changes
 from scankv.cli.connecting import open_client
-from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, split_names, table_settings_of
+from scankv.cli.options import (
+    Buckets,
+    Indexes,
+    KeyColumns,
+    NoKey,
+    Settings,
+    TableName,
+    Url,
+    split_names,
+    table_settings_of,
+)
 from scankv.formats.table_files import TableFile, read_table_file, table_file_values
 from scankv.model.errors import DataLoss, UsageError
 from scankv.model.types.types import parse_schema
@@ -25,9 +35,14 @@ def create(
         ),
     ] = None,
     key: KeyColumns = None,
+    no_key: NoKey = False,
     bucket_key: Annotated[
         str | None,
-        typer.Option(metavar="A", help="The key columns that choose the bucket. Default: the whole key."),
+        typer.Option(
+            metavar="A",
+            help="The key columns that choose the bucket. Default: the whole key. With --no-key, any columns; by "
+            "default, the buckets take turns.",
+        ),
     ] = None,
     buckets: Buckets = None,
     index: Indexes = None,
@@ -56,9 +71,8 @@ def create(
 ) -> None:
     """Create a table, from options, from a file, or like another table."""
     if file is not None:
-        if any(
-            given is not None for given in (table, schema, key, bucket_key, buckets, index, partition_by, set_, like)
-        ):
+        given = table, schema, key, bucket_key, buckets, index, partition_by, set_, like
+        if no_key or any(each is not None for each in given):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
         with open_client(url) as client:
@@ -66,14 +80,20 @@ def create(
         typer.echo(f"created {table_file.table}")
         return
     if like is not None:
-        if table is None or any(given is not None for given in (schema, key, bucket_key, index, partition_by)):
+        given = schema, key, bucket_key, index, partition_by
+        if table is None or no_key or any(each is not None for each in given):
             raise UsageError("--like takes the name of the new table, --buckets and --set, and no other option")
         with open_client(url) as client:
             _definition_like(client.table(like), table, buckets, set_).create(client)
         typer.echo(f"created {table}")
         return
-    if table is None or schema is None or key is None:
-        raise UsageError("a new table needs a name, --schema and --key: give all three, or --file, or --like")
+    if table is None or schema is None or (key is None and not no_key):
+        raise UsageError(
+            "a new table needs a name, --schema and --key: give all three, or --no-key for a table to which rows are "
+            "only appended, or --file, or --like"
+        )
+    if key is not None and no_key:
+        raise UsageError("--key and --no-key exclude each other: give one of them")
     with open_client(url) as client:
         client.create_table(
             table,

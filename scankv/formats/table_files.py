@@ -152,7 +152,8 @@ def table_file_values(table: sync.Table, columns: pa.Schema | None = None) -> di
             for sequence, grouped in table.sequence_groups.items()
         ],
     }
-    return {name: value for name, value in values.items() if value}
+    # An empty key is that of a table without one.
+    return {name: value for name, value in values.items() if value or name == "key"}
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@
     │   │   ├── SchemaMismatch
     │   │   ├── InvalidOption
     │   │   ├── InvalidKey
+    │   │   ├── NoPrimaryKey
     │   │   └── InvalidResumeToken
     │   ├── UnknownField
     │   ├── UpgradeNotConfirmed
@@ -221,6 +222,16 @@ class InvalidKey(InvalidRequest):
     """
 
     reason = "INVALID_KEY"
+
+
+class NoPrimaryKey(InvalidRequest):
+    """The table has no primary key, and what was asked for needs one. Nothing was changed.
+
+    What to do:
+        Append rows to the table, and read them with scans or as changes; or create a table with a primary key.
+    """
+
+    reason = "NO_PRIMARY_KEY"
 
 
 class InvalidResumeToken(InvalidRequest):

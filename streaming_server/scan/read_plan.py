@@ -97,7 +97,14 @@ class ReadPlan:
         return definition.reused_names((*(self.columns or schema.names), *named))
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
-        """Returns the reader of the plan's rows, for a table with these codecs. Raises SchemaMismatch."""
+        """Returns the reader of the plan's rows, for a table with these codecs.
+
+        Raises:
+            SchemaMismatch: A column does not exist.
+            NoPrimaryKey: The rows are to be in one order, and the table has no primary key.
+        """
+        if self.ordered:
+            codec.definition.require_key("it has no order over all buckets: leave `ordered` out, or sort the rows")
         where = self.bound_to(codec.schema)
         return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
 

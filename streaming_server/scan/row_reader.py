@@ -13,6 +13,7 @@ from scankv.model.keys.key_parts import keys_within
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
+from streaming_server.scan.log_cursor import LogCursor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_ranges import KeyRanges
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import Cursor
+    from streaming_server.storage.changelog.record_reader import RecordReader
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
@@ -48,6 +51,9 @@ class ReadableBucket(Protocol):
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Creates a cursor over the index entries in some ranges."""
+
+    def record_reader(self, keys: KeyRange, definition: TableDefinition, *, reverse: bool = False) -> RecordReader:
+        """Creates a reader of the changelog."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some keys, None where no row exists."""
@@ -111,6 +117,12 @@ class RowReader:
 
     def cursor(self, bucket: ReadableBucket, ranges: KeyRanges, *, reverse: bool) -> Cursor:
         """Creates a cursor over some keys of a bucket, as of now. Raises DataLoss."""
+        definition = self.codec.definition
+        if not definition.has_key:
+            records = bucket.record_reader(ranges.span, definition, reverse=reverse)
+            return LogCursor(
+                records, self.codec, self.columns, self.residual, reverse=reverse, location=bucket.location
+            )
         if self.indexed is None and ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
         if self.indexed is None and len(ranges) <= _FEW_RANGES and not ranges.are_keys:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FORMAT: Final = b"scankv version 1"
 
 
-def version_of(definition: TableDefinition, log_offsets: Mapping[int, int]) -> bytes:
+def version_of(definition: TableDefinition, log_offsets: Mapping[int, int], rows: int | None = None) -> bytes:
     """Returns the version of some buckets of a table: 16 bytes that stay equal while neither rows nor columns change.
 
     The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
@@ -28,7 +28,11 @@ def version_of(definition: TableDefinition, log_offsets: Mapping[int, int]) -> b
     Args:
         definition: The table as of the view.
         log_offsets: For each bucket of the view, the offset of the first change that is not in it.
+        rows: The number of rows of the view. Where the changelog is the storage of the rows, trimming removes rows
+            without a change; but then their number says how many.
     """
     parts = [part for bucket in sorted(log_offsets) for part in (bucket, count_of(log_offsets[bucket]))]
+    if not definition.has_key:
+        parts.append(rows or 0)
     schema = f" {definition.incarnation} {definition.schema.id} ".encode()
     return xxh3_128_digest(_FORMAT + schema + struct.pack(f"<{len(parts)}Q", *parts))

@@ -81,7 +81,8 @@ async def indexed_top_n(
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan, latest=query.plan.latest) as locked:
-            version = b"" if query.plan.latest else version_of(locked.codec.definition, locked.view.log_offsets)
+            log_offsets, rows = locked.view.log_offsets, locked.view.rows
+            version = b"" if query.plan.latest else version_of(locked.codec.definition, log_offsets, rows)
             computation.set_view_version(version)
             found = await _find_top(spec, query.plan, locked)
         if found is None:

@@ -233,7 +233,7 @@ class LookupService:
         if rows is None:
             return None
         self._results.computed += 1
-        version = b"" if latest else version_of(definition, offsets)
+        version = b"" if latest else version_of(definition, offsets, rows)
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
     async def _count(

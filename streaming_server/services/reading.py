@@ -110,7 +110,7 @@ async def current_version_of(tables: Tables, request: Request, buckets: Sequence
     """
     if request.HasField("snapshot"):
         definition, view = await current_view_of(tables, request, buckets)
-        pinned = version_of(definition, view.log_offsets)
+        pinned = version_of(definition, view.log_offsets, view.rows)
         lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         return CurrentVersion(pinned, lambda: None if lease.ended else pinned, lease)
     table = tables.table(request.table)
@@ -118,7 +118,7 @@ async def current_version_of(tables: Tables, request: Request, buckets: Sequence
     version = again()
     if version is None:
         view = await table.reads.view_now(buckets)
-        version = version_of(table.definition, view.log_offsets)
+        version = version_of(table.definition, view.log_offsets, view.rows)
     return CurrentVersion(version, again, table.state)
 
 
@@ -151,7 +151,8 @@ class WholeView:
         self._turns = turns
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
-        self.version = version_of(self.definition, self.log_offsets) if opened.has_version else b""
+        rows = opened.source.view.rows
+        self.version = version_of(self.definition, self.log_offsets, rows) if opened.has_version else b""
         self._source = opened.source
         self._scan = scan
         large = opened.large_chunks

@@ -21,7 +21,7 @@ _VALUES: Final[dict[str, tuple[str, ...]]] = {
 
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
-    "log_retention_seconds": (1, 10 * 365 * 86_400),
+    "log_retention_seconds": (0, 10 * 365 * 86_400),
     "log_retention_bytes": (0, 2**60),
 }
 _NAMES: Final = (*_VALUES, *_RANGES)
@@ -65,7 +65,8 @@ class TableOptions:
             if writes read the rows that they replace; see `changelog`.
         compression: How rows are compressed on disk: `none`, `lz4` or `zstd`. The changelog is compressed only with
             `zstd`, because LZ4 hardly shrinks it.
-        log_retention_seconds: The maximum age of the changes in the changelog, in seconds, up to 10 years.
+        log_retention_seconds: The maximum age of the changes in the changelog, in seconds, up to 10 years. 0: no limit,
+            which is the default of tables without a primary key.
         log_retention_bytes: The maximum size of the changelog of each bucket, in bytes as written. 0: no limit.
         columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
             memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.

@@ -17,6 +17,7 @@ from scankv.model.limits import (
     MAX_INDEXES,
 )
 from scankv.model.names import TableName
+from scankv.model.tables import log_tables
 from scankv.model.tables.columns import (
     ColumnDefinition,
     Schema,
@@ -63,8 +64,9 @@ class TableDefinition:
         name: The table, as `database.table`.
         incarnation: The table incarnation: a unique id of this creation of the table.
         schemas: All versions of the schema by ascending id; the last is the current one.
-        primary_key: The key columns in key order.
-        bucket_key: The key columns whose values choose the bucket, in key order.
+        primary_key: The key columns in key order. Empty: the table has no key, and its changelog is its storage.
+        bucket_key: The key columns whose values choose the bucket, in key order. In a table without a key, any columns;
+            empty if the buckets take turns.
         buckets: The number of buckets.
         options: The table options.
         created_millis: When the table was created, in milliseconds since 1970 UTC.
@@ -121,8 +123,9 @@ class TableDefinition:
             name: The table, as `database.table`.
             arrow_schema: The columns. Their types are converted to the normal form, their metadata is dropped, and key
                 columns become NOT NULL.
-            primary_key: The key columns in key order, at least one, each once.
-            bucket_key: Columns of the primary key, in any order. Empty: all columns of the primary key.
+            primary_key: The key columns in key order, each once. Empty: a table without a key.
+            bucket_key: Columns of the primary key, in any order. Empty: all columns of the primary key. In a table
+                without a key, any columns that could be in a key; empty: the buckets take turns.
             buckets: The number of buckets, 1 to 1024.
             options: Table options by name. Missing options have their defaults.
             indexes: The columns of each index.
@@ -148,20 +151,32 @@ class TableDefinition:
             raise InvalidRequest(
                 f"a table must have between 1 and {MAX_BUCKETS:,} buckets, not {buckets:,}", table=table
             )
+        given = dict(options or {}) if key else log_tables.with_defaults(options or {})
         definition = cls(
             name=table,
             incarnation=incarnation,
             schemas=(schema,),
             primary_key=key,
-            bucket_key=_check_bucket_key(key, bucket_key),
+            bucket_key=(_check_bucket_key(key, bucket_key) if key else log_tables.check_bucket_key(schema, bucket_key)),
             buckets=buckets,
-            options=TableOptions.from_strings(options or {}),
+            options=TableOptions.from_strings(given),
             created_millis=created_millis,
             merging=merging or NO_MERGING,
             partition_by=check_partition_by(schema, key, partition_by),
         )
+        if not key:
+            log_tables.check_options(definition.options)
         check_merging(definition.merging, definition.options, schema, key)
         return definition.add_indexes(indexes)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the table has a primary key. If not, its changelog is its storage."""
+        return bool(self.primary_key)
+
+    def require_key(self, consequence: str) -> None:
+        """Raises NoPrimaryKey, which states the consequence, if the table has no primary key."""
+        log_tables.require_key(self.name, self.primary_key, consequence)
 
     @property
     def schema(self) -> Schema:
@@ -210,6 +225,11 @@ class TableDefinition:
     def key_schema(self) -> pa.Schema:
         """The key columns as an Arrow schema, in key order."""
         return self.schema.select(self.primary_key)
+
+    @property
+    def scan_key_schema(self) -> pa.Schema:
+        """The key by which scans find their place: `key_schema`, or in a table without a key the log offset."""
+        return self.key_schema if self.primary_key else log_tables.OFFSET_KEY
 
     @cached_property
     def partitioning(self) -> Partitioning | None:
@@ -289,6 +309,7 @@ class TableDefinition:
         altered = replace(
             self,
             schemas=(*self.schemas, evolve(self.schema, changes, self._column_uses, self.last_column_id)),
+            bucket_key=tuple(names.get(name, name) for name in self.bucket_key),
             indexes=tuple(
                 Index(index.id, tuple(names.get(name, name) for name in index.columns)) for index in self.indexes
             ),
@@ -314,6 +335,9 @@ class TableDefinition:
             (*self.merging.order_columns, *grouped), "it decides which rows are newer, or is in a sequence group"
         )
         key = dict.fromkeys(self.primary_key, "it is in the primary key")
+        if not self.primary_key:
+            # A column that it gets later by the same name would distribute rows differently, and so would a wider type.
+            indexed |= dict.fromkeys(self.bucket_key, "it is in the bucket key, which distributes the rows")
         return ColumnUses(
             key=self.primary_key,
             fixed_type={**indexed, **aggregated, **key},
@@ -338,6 +362,8 @@ class TableDefinition:
                 has too many columns, or a column is named twice.
             SchemaMismatch: A column does not exist or has no order.
         """
+        if added:
+            self.require_key("it cannot have an index")
         indexes, last_id = list(self.indexes), self.last_index_id
         for columns in added:
             chosen = _check_index(self.schema, columns)
@@ -371,9 +397,15 @@ class TableDefinition:
         """Returns the table with other options.
 
         Raises:
-            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often.
+            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often, or the table has no key and
+                does not allow the value.
         """
+        if not self.primary_key and "log_retention_seconds" in {*reset} - {*changed}:
+            changed = log_tables.with_defaults(changed)
+            reset = [name for name in reset if name != "log_retention_seconds"]
         options = self.options.alter(changed, reset)
+        if not self.primary_key:
+            log_tables.check_options(options)
         if options.changelog == self.options.changelog:
             return replace(self, options=options)
         if len(self.earlier_changelogs) == MAX_CHANGELOG_CHANGES:
@@ -444,8 +476,6 @@ def shown_name(hidden: str) -> str:
 
 
 def _check_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
-    if not primary_key:
-        raise InvalidRequest("a table must have a primary key of at least one column")
     check_unique(primary_key, "is in the primary key twice", InvalidRequest)
     for name in primary_key:
         type_ = schema.column(name).type

@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES
+from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,8 @@ class BucketChecker:
         self._problems: list[str] = []
         self._is_complete = True
         self._last_key = b""
-        self._row_cursor = bucket.cursor(codec.rows, codec.rows.decoder(), codec.key_codec)
+        reader = RowReader.of(codec.rows, codec.key_codec, None, None, KeyRange())
+        self._row_cursor = reader.cursor(bucket, ALL_KEY_RANGES, reverse=False)
         try:
             self._entry_cursor = bucket.entry_cursor(ALL_KEY_RANGES)
         except BaseException:
@@ -154,8 +156,12 @@ class BucketChecker:
             if not batch.num_rows:
                 await self._yield_to_others()
                 continue
-            keys = self._encode_and_check_keys(batch)
             self.rows_scanned += batch.num_rows
+            if not self._keys.names:
+                self._check_bucket_keys(batch)
+                await self._yield_to_others()
+                continue
+            keys = self._encode_and_check_keys(batch)
             await self._yield_to_others()
             for index, expected in self._expected.items():
                 try:
@@ -180,6 +186,11 @@ class BucketChecker:
             self._problems.append(f"{self._location} has rows that belong to other buckets")
         self._last_key = plain[-1]
         return keys
+
+    def _check_bucket_keys(self, batch: pa.RecordBatch) -> None:
+        """Records a problem if rows of a table without a primary key are of other buckets."""
+        if self._keys.has_bucket_key and (self._keys.buckets_of_rows(batch) != self._number).any():
+            self._problems.append(f"{self._location} has rows that belong to other buckets")
 
     async def _read_entries(self) -> None:
         while (read := self._entry_cursor.next_entries(_STEP_ROWS)) is not None:

@@ -88,7 +88,9 @@ class LogMaintenance(Background):
             if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
                 bucket = await live.open()
             if bucket is not None:
-                await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
+                now = self._clock.service_micros()
+                if await live.run(_trim, bucket, table.definition, self._max_held_bytes, now):
+                    live.notify()  # The rows may have been those of a table without a primary key.
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
 
@@ -132,20 +134,27 @@ async def _compact(live: LiveBucket) -> None:
 
 def _is_expired(state: BucketState | None, definition: TableDefinition, now: int) -> bool:
     """Returns whether changes exist, and all of them are older than the retention at a service time."""
-    if state is None or state.log_first == state.count:
+    if state is None or state.log_first == state.count or not definition.options.log_retention_seconds:
         return False
     return state.log_micros <= now - definition.options.log_retention_seconds * 1_000_000
 
 
-def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> None:
-    """Trims changes beyond the retention at a service time. Releases holds that retain too much."""
+def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> bool:
+    """Trims changes beyond the retention at a service time. Releases holds that retain too much.
+
+    Returns whether rows were removed, as in a table without a primary key.
+    """
     options, log, state = definition.options, bucket.log, bucket.state
-    oldest = now - options.log_retention_seconds * 1_000_000
-    target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
+    target = 0
+    if options.log_retention_seconds:
+        oldest = now - options.log_retention_seconds * 1_000_000
+        target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
     if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
-        target = max(target, count_of(log.offset_of_bytes(state.log_bytes - options.log_retention_bytes)))
+        # Rows are not removed before they have to be; changes are, by up to a mark.
+        end = log.offset_of_bytes(state.log_bytes - options.log_retention_bytes, round_down=not definition.has_key)
+        target = max(target, count_of(end))
     if target <= state.log_first:
-        return
+        return False
     offset = log.span.offset_of(target)
     total_bytes = log.bytes_before(offset, state.log_bytes)
     while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], total_bytes) > max_held_bytes:
@@ -153,7 +162,7 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
             "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
         )
         log.release(held[0])
-    bucket.trim_log(offset)
+    return bucket.trim_log(offset, are_rows=not definition.has_key) and not definition.has_key
 
 
 def _held_bytes(bucket: Bucket, offset: int, total_bytes: int) -> int:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scankv.model.changes.log_positions import PositionKind
+from scankv.model.changes.log_positions import PositionKind, StartFrom
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CompactedCatchUp
 from streaming_server.engine.changelog.log_opening import LogOpening
@@ -58,6 +58,9 @@ class TableChanges:
         """
         table = self.table
         chosen = table.select_buckets(plan.buckets)
+        if plan.start.kind is PositionKind.FULL and not table.definition.has_key:
+            # The changes are all the rows that there are.
+            plan = replace(plan, start=StartFrom.EARLIEST)
         if plan.start.kind is PositionKind.FULL:
             await adopt_bases(table, chosen)
         async with lock_buckets(chosen, latest=plan.latest) as opened:

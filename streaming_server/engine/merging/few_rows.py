@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from scankv.model.limits import MAX_ROW_BYTES
 from scankv.model.rows.row_values import NotExactError
+from streaming_server.engine.merging.appended_rows import AppendedRows
 from streaming_server.engine.merging.prepared_rows import PreparedRows
 from streaming_server.engine.merging.rows import WrittenRows
 from streaming_server.storage.bucket.bucket_change import BucketChange, EntryChange, FewBytes
@@ -111,7 +112,7 @@ class FewRows:
         return self if codec is self.codec else self.prepare().for_codec(codec)
 
 
-BucketRows: TypeAlias = PreparedRows | FewRows
+BucketRows: TypeAlias = PreparedRows | FewRows | AppendedRows
 """The rows of one bucket to write, in columns or as Python values."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES
 from scankv.model.rows.row_values import NotExactError
+from streaming_server.engine.merging.appended_rows import AppendedRows
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.few_rows import FewRows, merge_few
 from streaming_server.engine.merging.outcome import inputs_of, mark_range, merge_delete, merge_upsert, reads_old_rows
@@ -75,6 +76,8 @@ class Merger:
             InvalidRequest, RequestTooLarge: The rows cannot be merged with the stored ones.
             DataLoss: A stored row is damaged.
         """
+        if isinstance(rows, AppendedRows):
+            return rows.change()
         if not self.tracks_changes:
             assert isinstance(rows, PreparedRows)
             change = mark_range(self._merge_columns(stored, rows))

@@ -75,7 +75,7 @@ class TableReads:
     def __init__(self, table: TableState) -> None:
         self._table = table
         # The version of all buckets that was computed last, and of what.
-        self._version: tuple[TableDefinition, dict[int, int], bytes] | None = None
+        self._version: tuple[TableDefinition, dict[int, int], int | None, bytes] | None = None
         self._visible_rows = VisibleRows()
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
@@ -170,6 +170,7 @@ class TableReads:
             SchemaMismatch, InvalidKey, InvalidRequest, DataLoss: As for an upsert.
         """
         table = self._table
+        table.definition.require_key("its rows are not found by a key: scan it with a filter")
         batch = await table.executor.run(read_request, data, table.definition.key_schema)
         if batch.num_rows > MAX_LOOKUP_KEYS:
             raise RequestTooLarge(
@@ -207,6 +208,7 @@ class TableReads:
                 f"the lookup has {len(keys):,} encoded keys; the limit is {MAX_ENCODED_KEYS:,}: send them as Arrow data"
             )
         table = self._table
+        table.definition.require_key("its rows are not found by a key: scan it with a filter")
         buckets = list(map(table.codec.keys.bucket_of, keys))
         places: dict[int, list[int]] = {}
         for place, number in enumerate(buckets):
@@ -259,17 +261,20 @@ class TableReads:
             InvalidRequest: A bucket does not exist.
         """
         offsets: dict[int, int] = {}
+        counts: list[int | None] = []
         for live in self._table.select_buckets(numbers):
             state = live.state
             if state is None:
                 return None
             offsets[live.number] = state.log_offset
+            counts.append(state.rows)
+        rows = total_rows(counts)
         definition, known = self._table.definition, self._version
-        if known is not None and known[0] is definition and known[1] == offsets:
-            return known[2]
-        version = version_of(definition, offsets)
+        if known is not None and known[0] is definition and known[1] == offsets and known[2] == rows:
+            return known[3]
+        version = version_of(definition, offsets, rows)
         if numbers is None:
-            self._version = definition, offsets, version
+            self._version = definition, offsets, rows, version
         return version
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:

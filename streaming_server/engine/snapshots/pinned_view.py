@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
+    from streaming_server.storage.changelog.log_span import LogSpan
     from streaming_server.storage.cursors.cursor import BucketCursor
     from streaming_server.storage.cursors.key_probe import KeyProbe
     from streaming_server.storage.cursors.ranges_cursor import RangesCursor
@@ -278,6 +279,10 @@ class SnapshotReader:
     def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
         """Returns a cursor over some keys of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
+
+    def log_span(self, bucket: int) -> LogSpan:
+        """Returns which changes the changelog of a bucket has. Raises why the view has ended."""
+        return self._view.checkpoint(bucket).log_span
 
     def probe(self, bucket: int) -> KeyProbe:
         """Returns a probe of the keys of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""

@@ -27,6 +27,7 @@ from scankv.model.keys.key_ranges import ALL_KEY_RANGES
 from streaming_server.engine.snapshots.key_density import estimate_spans
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.row_reader import RowReader
+from streaming_server.storage.changelog.records import record_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,6 +108,10 @@ class KeySample:
         self._rows[bucket] = (ranks[-1] if ranks else 0) if rows is None else rows
         self._keys[bucket] = [span.end[:-1] if span.end.endswith(b"\0") else span.end for span in found]
         self._ranks[bucket] = ranks
+
+    def add_ranks(self, bucket: int, keys: list[bytes], ranks: list[int]) -> None:
+        """Adds a bucket with exact ranks, of which the last one is the number of its rows."""
+        self._rows[bucket], self._keys[bucket], self._ranks[bucket] = (ranks[-1] if ranks else 0), keys, ranks
 
     def rows_in(self, buckets: Sequence[int]) -> int:
         """Returns an estimate of the rows of some buckets."""
@@ -222,6 +227,8 @@ async def _collect(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:
 
     Reads all of these keys where they are few, and probes them where they are many.
     """
+    if not reader.definition.has_key:
+        return _sample_of_offsets(reader)
     known = total_rows(reader.rows.values())
     if ranges != ALL_KEY_RANGES or known is None or known <= MAX_KEYS_READ:
         sample = await _collect_all(reader, ranges)
@@ -254,6 +261,17 @@ async def _collect_all(reader: SnapshotReader, ranges: KeyRanges) -> KeySample |
         finally:
             cursor.close()
     return KeySample(rows, collector.keys, collector.ranks)
+
+
+def _sample_of_offsets(reader: SnapshotReader) -> KeySample:
+    """Samples the log offsets of a table without a key, with exact ranks. Reads no rows."""
+    sample = KeySample({}, {}, {})
+    for bucket in reader.rows:
+        span = reader.log_span(bucket)
+        ranks = np.unique(np.linspace(0, span.end - span.first, _KEYS_A_BUCKET + 1).astype(int))[1:].tolist()
+        keys = [record_key(span.offset_of(span.first + rank - 1)) for rank in ranks]
+        sample.add_ranks(bucket, keys, ranks)
+    return sample
 
 
 async def _estimate(reader: SnapshotReader, ranges: KeyRanges) -> KeySample:

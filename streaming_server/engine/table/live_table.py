@@ -230,4 +230,5 @@ class LiveTable:
 
 def _mark_seconds(definition: TableDefinition) -> float:
     """Returns how precisely the ages of changes must be known, in seconds."""
-    return definition.options.log_retention_seconds / 100
+    # Without a retention, for one that may be set later.
+    return (definition.options.log_retention_seconds or 7 * 86_400) / 100

@@ -53,6 +53,7 @@ from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import (
     EVOLUTION_FORMAT,
+    LOG_TABLES_FORMAT,
     MARKERS_FORMAT,
     PARTITIONS_FORMAT,
     DataDirectory,
@@ -338,9 +339,16 @@ class Tables:
             self.require_format(MARKERS_FORMAT, 'tables with changelog="input"')
         if definition.partition_by:
             self.require_format(PARTITIONS_FORMAT, "partitioned tables")
+        if not definition.has_key:
+            self.require_format(LOG_TABLES_FORMAT, "tables without a primary key")
+        self._check_retention(definition)
         self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition
+
+    def _check_retention(self, definition: TableDefinition) -> None:
+        if not definition.options.log_retention_seconds:
+            self.require_format(LOG_TABLES_FORMAT, "changelogs without a limit of age (log_retention_seconds=0)")
 
     async def _create(self, definition: TableDefinition) -> None:
         async with self._ddl:
@@ -378,6 +386,7 @@ class Tables:
 
         def change(definition: TableDefinition) -> TableDefinition:
             definition = definition.alter_options(set_options, reset_options).drop_indexes(drop_indexes)
+            self._check_retention(definition)
             if columns:
                 if not columns.only_adds:
                     self.require_format(EVOLUTION_FORMAT, "columns that are renamed, dropped or changed in another way")

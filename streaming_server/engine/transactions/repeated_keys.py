@@ -31,6 +31,7 @@ class RepeatedKeys:
 
     def __init__(self) -> None:
         self.keys = 0
+        self._rows = 0
         self._digests: list[Digests] = []
         self._requests: list[int] = []
         self._repeated: Digests = np.zeros((2, 0), np.uint64)
@@ -41,8 +42,15 @@ class RepeatedKeys:
         self._digests.append(_digests(keys))
         self._requests.append(request)
 
+    def add_rows(self, rows: int) -> None:
+        """Adds rows of a table without a primary key, each of which counts as a key that no other request writes."""
+        self._rows += rows
+
     def close(self) -> None:
         """Finds the repeated keys. Call it once all requests are added."""
+        if not self._digests:
+            self.keys = self._rows
+            return
         halves, others = np.concatenate([self._repeated, *self._digests], axis=1)
         requests = np.repeat(np.array(self._requests, np.int64), [each.shape[1] for each in self._digests])
         self._digests, self.keys = [], len(halves)

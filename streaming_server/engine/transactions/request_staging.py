@@ -209,6 +209,7 @@ class RequestStaging:
                 path = transaction.parts[request_id.part].path
                 return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
             _check_records_changes(table)
+            table.definition.require_key("its rows are not deleted")
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admit(kind.columns or None, column_locks):
                 pass
@@ -343,6 +344,8 @@ class RequestStaging:
         A write that selects rows by their values depends on them, whether the transaction finds conflicts or not.
         """
         name = table.definition.name
+        if not table.definition.has_key:
+            return  # Rows are only appended, and no other write can change them.
         if (transaction.options.finds_conflicts or selects_rows) and name not in transaction.since:
             if transaction.options.finds_conflicts:
                 _check_has_changes(table)

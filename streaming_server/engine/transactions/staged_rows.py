@@ -114,6 +114,12 @@ async def find_repeated_keys(
         for number, request, data in _requests(files):
             if request.has_rows and not shared.get(request.table, set()).isdisjoint(request.buckets):
                 table = tables[request.table]
+                if not table.definition.has_key:
+                    kind = WriteKind(columns=request.columns, overwrite=request.overwrite)
+                    for part in request_check(table, request.action, data, request.schema_id, kind)()[1]:
+                        if part.bucket in shared[request.table]:
+                            found[table.buckets[part.bucket]].add_rows(len(part.keys))
+                    continue
                 upsert = request.action == UPSERT
                 for bucket, keys in table.writes.request_keys(data, request.schema_id, upsert=upsert):
                     if bucket in shared[request.table]:

@@ -79,6 +79,7 @@ class UndoOperation:
         All offsets are checked, and all changes that cannot be undone exactly are found, before the first write.
 
         Raises:
+            NoPrimaryKey: The table has no primary key.
             InvalidRequest: The changelog has no before-images, or a bucket does not exist; or the writer has written a
                 column whose function keeps state that the changelog does not have.
             TableRecreated: The offsets are of another table of the same name.
@@ -102,6 +103,7 @@ class UndoOperation:
 
     def _check(self, offsets: LogOffsets) -> None:
         definition = self._table.definition
+        definition.require_key("its rows are only appended, so nothing can be undone")
         check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
         if definition.options.changelog != "full":
             raise InvalidRequest(

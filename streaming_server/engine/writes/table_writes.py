@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
@@ -13,6 +14,7 @@ from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from scankv.model.tables.columns import CHANGE_TYPE
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.merging.appended_rows import prepare_append, turn_of
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
@@ -28,6 +30,7 @@ from streaming_server.engine.merging.preparing import (
 from streaming_server.engine.merging.reading_few import group_few, group_independent, replaces_rows
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
+from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.conversion import converted_names
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableColumnLocks
     from streaming_server.engine.writes.writing import WritePreconditions
+    from streaming_server.storage.bucket.writer_states import WriteIdentity
     from streaming_server.storage.rows.single_rows import Values
     from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -110,7 +114,7 @@ class TableWrites:
             DataLoss: A bucket is damaged.
         """
         self._table.reserve.check(len(data))
-        check = self.check_upsert(data, schema_id, kind)
+        check = self.check_upsert(data, schema_id, kind, preconditions.identity)
         schema_id = schema_id or self._table.definition.schema.id
         return await self._write(*await self._table.executor.run(check), preconditions, kind, schema_id)
 
@@ -187,6 +191,8 @@ class TableWrites:
         With `checks_entries`, rows that replace others must have entries in all indexes.
         """
         single, definition = codec.single, codec.definition
+        if deletes:
+            definition.require_key("its rows are not deleted by a key")
         if single is None:
             raise InvalidRequest(
                 f"rows of table {definition.name} are not written one by one: send Arrow data", option="encoded_rows"
@@ -211,15 +217,21 @@ class TableWrites:
         return rows, errors
 
     def check_upsert(
-        self, data: bytes, schema_id: int, kind: WriteKind
+        self, data: bytes, schema_id: int, kind: WriteKind, identity: WriteIdentity | None = None
     ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
         """Returns a function that checks an upsert in a thread, and returns its number of rows and the rows by bucket.
 
+        To a table without a primary key, the rows are appended. Where it has no bucket key, `identity`, or else the
+        data, decides which bucket gets them.
+
         Raises:
             InvalidRequest: The table has no such schema.
+            NoPrimaryKey: The table has none, and the write needs one.
         """
         merger, definition = self.merger, self._table.definition
         _check_schema_id(definition, schema_id)
+        if not definition.has_key:
+            return partial(_check_append, data, self._table.codec, schema_id, kind, identity)
 
         def check() -> tuple[int, Sequence[BucketRows]]:
             asked = request_schema(definition, schema_id, kind)
@@ -243,6 +255,7 @@ class TableWrites:
     ) -> Callable[[], tuple[int, Sequence[BucketRows]]]:
         """As `check_upsert`, for a delete. `schema_id` is the version of the names of columns. 0: it is not known."""
         codec = self._table.codec
+        codec.definition.require_key("its rows are neither found nor deleted by a key")
         _check_schema_id(codec.definition, schema_id)
         reused = codec.definition.reused_names(kind.columns) if schema_id == 0 else ()
         if reused:
@@ -310,6 +323,7 @@ class TableWrites:
         """Writes checked rows. `schema_id` is the version of the names of columns in `kind`."""
         definition = self._table.definition
         if preconditions.unchanged_since is not None:
+            definition.require_key("a write cannot depend on whether its keys have changed")
             check_incarnation(preconditions.unchanged_since.table_incarnation, definition.name, definition.incarnation)
         scope = WriteScope(
             table=self._table,
@@ -320,6 +334,32 @@ class TableWrites:
             ),
         )
         return rows, await WriteOperation(parts, preconditions, scope).run()
+
+
+def _check_append(
+    data: bytes, codec: TableCodec, schema_id: int, kind: WriteKind, identity: WriteIdentity | None
+) -> tuple[int, Sequence[BucketRows]]:
+    """Checks rows to append, and returns their number, and the rows by bucket. Blocks. See `check_upsert`."""
+    definition = codec.definition
+    for is_asked, consequence in (
+        (bool(kind.columns), "rows are appended with all of their columns: leave `columns` out"),
+        (kind.overwrite, 'rows are appended, and replace no others: leave the mode "overwrite" out'),
+        (not kind.tracks_changes, "its changelog is its storage, so changes are tracked: leave track_changes out"),
+    ):
+        if is_asked:
+            definition.require_key(consequence)
+    asked = request_schema(definition, schema_id, kind)
+    batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+    if batch.num_columns > len(asked):
+        is_other = pc.not_equal(batch.column(len(asked)), RowKind.INSERT.symbol)
+        if pc.any(is_other).as_py():
+            row = pc.index(is_other, True).as_py()
+            definition.require_key(
+                f"row {row} must have +I in {CHANGE_TYPE}, or leave the column out: rows are appended"
+            )
+    rows = current_rows(batch.select(range(len(asked))), definition, schema_id, kind)
+    turn = turn_of(data) if identity is None else turn_of(data, identity.writer, identity.sequence)
+    return batch.num_rows, prepare_append(rows, codec, turn)
 
 
 def _check_schema_id(definition: TableDefinition, schema_id: int) -> None:

@@ -78,7 +78,7 @@ class LogPlan:
         """Checks that the table has a changelog, and that the offsets are its own.
 
         Raises:
-            InvalidRequest: The table has no changelog.
+            InvalidRequest: The table has no changelog; or no primary key, and net changes are requested.
             TableRecreated: The offsets of the start or the stop belong to an earlier table of the same name.
         """
         table = definition.name
@@ -86,6 +86,8 @@ class LogPlan:
             if position is not None:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
         check_has_changes(definition)
+        if self.net_changes:
+            definition.require_key('it has no net changes: read with catch_up="all"')
         if definition.options.changelog == "input":
             self._check_inputs(definition)
 

@@ -182,6 +182,8 @@ async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[]
 
 
 def _obstacle(reader: RowReader) -> str:
+    if not reader.codec.definition.has_key:
+        return "the table has no primary key, and stores its rows as Arrow record batches anyway"
     if reader.ranges.are_keys or reader.indexed is not None:
         return "single keys are looked up"
     if len(reader.ranges) > _FEW_RANGES:

@@ -68,11 +68,15 @@ class TopNSpec:
 
 @dataclass(frozen=True, slots=True)
 class _DeferredRows:
-    """Rows that may be among the best: their values, and how to read the rows if they still qualify later."""
+    """Rows that may be among the best: their values, and how to read the rows if they still qualify later.
+
+    `first` is the number of rows that were added before their batch.
+    """
 
     values: pa.Array
     indices: pa.Array
     stored: StoredRows
+    first: int
 
 
 class TopNCollector:
@@ -103,7 +107,9 @@ class TopNCollector:
         self._n = spec.n
         self._rows = codec.decoder(spec.columns)
         self._row_keys = codec.decoder(definition.primary_key)
-        self._keys = KeyCodec(definition.key_schema.types, definition.primary_key)
+        # Without a key, rows with equal values are in the order in which they were added.
+        self._keys = KeyCodec(definition.key_schema.types, definition.primary_key) if definition.has_key else None
+        self._added = 0
         direction = "ascending" if spec.ascending else "descending"
         self._by_value = [("value", direction)]
         self._by_value_and_key = [("value", direction), ("key", "ascending")]
@@ -143,6 +149,7 @@ class TopNCollector:
     def add(self, chunk: Chunk) -> None:
         """Adds the next rows, in key order: their values in `by`, and the stored rows."""
         column = chunk.batch.column(0)
+        first, self._added = self._added, self._added + len(column)
         near = self._rows_near_bound(column)
         if near is not None:
             if not len(near):
@@ -154,9 +161,9 @@ class TopNCollector:
         if near is not None:
             indices = near.take(indices)
         if chunk.stored is None:
-            self._keep(values, chunk.batch.column(1).take(indices))
+            self._keep(values, chunk.batch.column(1).take(indices), _numbers(first, indices))
         else:
-            self._deferred.append(_DeferredRows(values, indices, chunk.stored))
+            self._deferred.append(_DeferredRows(values, indices, chunk.stored, first))
             self._deferred_rows += len(values)
         if self._n <= _DEFERRED_ROWS:
             # The value of the n-th row bounds later rows before it is known which row that is.
@@ -207,8 +214,8 @@ class TopNCollector:
             bound = self._worst[0]
         return bound if bound is not None and bound.is_valid else None
 
-    def _keep(self, values: pa.Array, stored: pa.Array) -> None:
-        found = self._with_keys(values, stored)
+    def _keep(self, values: pa.Array, stored: pa.Array, numbers: pa.Array) -> None:
+        found = self._with_keys(values, stored, numbers)
         if found.num_rows:
             self._kept.append(found)
             self.kept_rows += found.num_rows
@@ -224,7 +231,7 @@ class TopNCollector:
                 still = pc.indices_nonzero(self._not_worse(values, bound))
                 values, indices = values.take(still), indices.take(still)
             if len(values):
-                self._keep(values, each.stored(indices))
+                self._keep(values, each.stored(indices), _numbers(each.first, indices))
                 if self._has_too_many_bytes:
                     self._drop()
         if self._kept:
@@ -259,10 +266,10 @@ class TopNCollector:
             raise self._dropped_ties[1]
         return self._rows.decode(self._kept[0]["stored"])
 
-    def _with_keys(self, values: pa.Array, stored: pa.Array) -> pa.RecordBatch:
+    def _with_keys(self, values: pa.Array, stored: pa.Array, numbers: pa.Array) -> pa.RecordBatch:
         """Returns the rows with their keys, without those that tie with the worst row and come after it."""
         try:
-            keys = self._keys.encode(self._row_keys.decode(stored).columns)
+            keys = numbers if self._keys is None else self._keys.encode(self._row_keys.decode(stored).columns)
         except InvalidKey as error:
             raise DataLoss("a stored row is damaged: its key is not a valid key") from error
         rows = pa.RecordBatch.from_arrays([values, keys, stored], ["value", "key", "stored"])
@@ -292,6 +299,10 @@ class TopNCollector:
         if not last.is_valid:
             return len(after)
         return int(pc.sum(pc.equal(after, last)).as_py() or 0)
+
+
+def _numbers(first: int, indices: pa.Array) -> pa.Array:
+    return pc.add(indices.cast(pa.int64()), first)
 
 
 def too_large(n: int, max_bytes: int) -> RequestTooLarge:

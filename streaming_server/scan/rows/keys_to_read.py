@@ -45,6 +45,8 @@ def keys_to_read(
         left = {bucket: KeyRanges.of_keys(keys[bucket]) & ranges for bucket in asked if bucket in keys}
     elif reader.by_bucket is not None and ranges is reader.ranges:
         left = {bucket: reader.by_bucket[bucket] for bucket in asked if bucket in reader.by_bucket}
+    elif not definition.has_key:
+        left = dict.fromkeys(asked, ranges)
     else:
         places = KeyPlaces(definition.key_schema, definition.bucket_key, definition.buckets)
         left = places.of_ranges(ranges, asked)

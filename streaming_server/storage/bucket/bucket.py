@@ -20,6 +20,7 @@ from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS,
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, put_mark
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import RangeMarker
+from streaming_server.storage.changelog.record_reader import RecordReader
 from streaming_server.storage.changelog.records import LogRecord, decode_record
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -295,13 +296,21 @@ class Bucket:
         """Sets how precisely the ages of changes are known from now on. Safe in any thread."""
         self._mark_micros = int(seconds * 1_000_000)
 
-    def trim_log(self, offset: int) -> None:
-        """Removes the changes before an offset, except those under a retention hold."""
+    def trim_log(self, offset: int, *, are_rows: bool = False) -> bool:
+        """Removes the changes before an offset, except those under a retention hold. Returns whether it removed any.
+
+        Args:
+            offset: The offset.
+            are_rows: Whether the changelog is the storage of the rows, as in a table without a primary key.
+        """
         batch = self._store.batch()
         first = self.log.trim(batch, offset)
-        if first > self._state.log_first:
-            rewritten = max(self._state.log_rewritten, first)
-            self._write_state(batch, replace(self._state, log_first=first, log_rewritten=rewritten))
+        if first <= self._state.log_first:
+            return False
+        rewritten = max(self._state.log_rewritten, first)
+        state = replace(self._state, log_first=first, log_rewritten=rewritten)
+        self._write_state(batch, replace(state, rows=state.count - first) if are_rows else state)
+        return True
 
     def set_changelog(self, changelogs: Sequence[str], schema_id: int) -> None:
         """Makes the bucket record changes with the current value of the table option `changelog`.
@@ -461,6 +470,10 @@ class Bucket:
         """
         longest = self._state.longest_row
         return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
+
+    def record_reader(self, keys: KeyRange, definition: TableDefinition, *, reverse: bool = False) -> RecordReader:
+        """Returns a reader of the changelog as of this instant: see `RecordReader`."""
+        return RecordReader(self._store, self._state.log_span, keys, definition, reverse=reverse)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""

@@ -48,6 +48,8 @@ _MARK: Final = b"log-mark/"
 _MARKED: Final = struct.Struct(">QQ")
 _LARGE_ENOUGH: Final = 1024
 """A record of this many changes reads fast enough to stay as it is."""
+MAX_RECORD_BYTES: Final = 1 << 20
+"""Records are not joined to a segment of more bytes, which a reader would have to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +226,15 @@ class BucketLog:
         batch.delete_meta_range(_MARK, _mark_key(count))
         return count
 
-    def offset_of_bytes(self, size: int) -> int:
-        """Returns the offset at which the bytes ever written to the log reach a size; rounded up to a mark."""
-        span = self.span
+    def offset_of_bytes(self, size: int, *, round_down: bool = False) -> int:
+        """Returns the offset at which the bytes ever written to the log reach a size; rounded up or down to a mark."""
+        span, count = self.span, self.span.first
         for mark in self._marks():
             if mark.size >= size:
-                count = mark.count
+                count = count if round_down else mark.count
                 return span.offset_of(min(max(count, span.first), span.end))
-        return span.offset_of(span.end)
+            count = mark.count
+        return span.offset_of(min(max(count, span.first), span.end) if round_down else span.end)
 
     def bytes_before(self, offset: int, total: int) -> int:
         """Returns the bytes ever written to the log before an offset; rounded up to the next mark, or to the total.
@@ -302,7 +305,7 @@ class BucketLog:
             DataLoss: A record is damaged.
         """
         run: list[tuple[bytes, bytes]] = []
-        changes = 0
+        changes = size = 0
         first: RecordHeader | None = None
         for key, value in self._records_between(start, end):
             header = decode_header(key, value)
@@ -313,9 +316,12 @@ class BucketLog:
             )
             if run and (not same or header.is_marker or changes + header.count > MAX_CHANGES_PER_RECORD):
                 break
+            if run and size + len(value) > MAX_RECORD_BYTES:
+                break
             first = first or header
             run.append((key, value))
             changes += header.count
+            size += len(value)
             if header.is_marker or header.count >= _LARGE_ENOUGH:
                 break
         else:

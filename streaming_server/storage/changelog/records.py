@@ -92,11 +92,13 @@ class Changes:
         rows: The row of each change: for `-U` and `-D` the row before the change; for a `-D` without before-image only
             the key, with nulls in the other columns.
         origin: The writer of the changes.
+        record_rows: The most changes of a record that they are stored in.
     """
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
     rows: pa.RecordBatch
     origin: ChangeOrigin = NO_ORIGIN
+    record_rows: int = MAX_CHANGES_PER_RECORD
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -183,7 +185,7 @@ def encode_records(
     """
     start = 0
     while start < len(changes):
-        end = min(start + MAX_CHANGES_PER_RECORD, len(changes))
+        end = min(start + changes.record_rows, len(changes))
         if end < len(changes) and changes.kinds[end - 1] == RowKind.UPDATE_BEFORE:
             end -= 1
         rows, kinds = changes.rows.slice(start, end - start), changes.kinds[start:end]

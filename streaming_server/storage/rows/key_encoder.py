@@ -19,17 +19,22 @@ class KeyEncoder:
     """Encodes the primary and bucket keys of a table's batches. Immutable."""
 
     def __init__(self, definition: TableDefinition) -> None:
-        key = definition.key_schema
+        key = definition.scan_key_schema
         self.names = list(definition.primary_key)
-        self.codec = KeyCodec(key.types, self.names)
+        self.codec = KeyCodec(key.types, key.names)
         self._buckets = definition.buckets
         self._places = KeyPlaces(key, definition.bucket_key, definition.buckets)
         self._bucket_names = list(definition.bucket_key)
         self._bucket_codec = (
             self.codec
             if self._bucket_names == self.names
-            else KeyCodec([key.field(name).type for name in self._bucket_names], self._bucket_names)
+            else _bucket_codec(definition.schema.select(self._bucket_names))
         )
+
+    @property
+    def has_bucket_key(self) -> bool:
+        """Whether columns choose the bucket of a row. If not, the buckets take turns."""
+        return bool(self._bucket_names)
 
     def canonicalize(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with its key columns in canonical form, in which equal keys have equal bytes."""
@@ -39,6 +44,11 @@ class KeyEncoder:
             if column is not batch.column(index):
                 batch = batch.set_column(index, batch.schema.field(index), column)
         return batch
+
+    def buckets_of_rows(self, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """Returns the bucket of each row by its bucket key. Nulls count as a value. Raises InvalidKey."""
+        columns = [self._bucket_codec.canonical(batch.column(name)) for name in self._bucket_names]
+        return bucket_of(self._bucket_codec.encode(columns), self._buckets)
 
     def bucket_of(self, key: bytes) -> int:
         """Returns the bucket that an encoded primary key belongs to. Any bucket for bytes that are no key."""
@@ -55,6 +65,11 @@ class KeyEncoder:
             return keys, bucket_of(keys, self._buckets)
         columns = [batch.column(name) for name in self._bucket_names]
         return keys, bucket_of(self._bucket_codec.encode(columns), self._buckets)
+
+
+def _bucket_codec(columns: pa.Schema) -> KeyCodec:
+    """Returns the codec of bucket keys that are not the primary key. A table without a key may have nulls in them."""
+    return KeyCodec(columns.types, columns.names, [column.nullable for column in columns])
 
 
 def rows_by_bucket(

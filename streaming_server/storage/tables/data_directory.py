@@ -39,6 +39,8 @@ MARKERS_FORMAT: Final = 3
 """The changelog has range markers: see `range_markers`."""
 EVOLUTION_FORMAT: Final = 4
 """Columns are renamed, dropped, widened and given defaults: definitions have more than names and types."""
+LOG_TABLES_FORMAT: Final = 5
+"""Tables without a primary key, and changelogs without a limit of age."""
 DELETIONS_FORMAT: Final = 5
 """The changelog has markers of deleted ranges: see `range_markers`."""
 PARTITIONS_FORMAT: Final = 5

@@ -40,6 +40,7 @@ NAMES = [
     "LogOffsets",
     "LostWrites",
     "NewerFormat",
+    "NoPrimaryKey",
     "PermissionDenied",
     "PartitionInfo",
     "PositionExpired",

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch
+from scankv.model.errors import InvalidOption, InvalidRequest, NoPrimaryKey, SchemaMismatch
 from scankv.model.tables.columns import Schema
+from scankv.model.tables.evolution import ColumnChanges
 from scankv.model.tables.options import TableOptions
 from scankv.model.tables.schema import TableDefinition
 from scankv.model.types.types import is_key_type
@@ -73,7 +74,12 @@ def test_bucket_key_is_kept_in_key_order() -> None:
     ("changes", "error", "message"),
     [
         ({"name": "scores"}, InvalidRequest, '"scores" is not a table name'),
-        ({"primary_key": []}, InvalidRequest, "a primary key of at least one column"),
+        ({"primary_key": [], "indexes": [["score"]]}, NoPrimaryKey, "has no primary key: it cannot have an index"),
+        ({"primary_key": [], "bucket_key": ["tags"]}, SchemaMismatch, 'column "tags".*cannot be in the bucket key'),
+        ({"primary_key": [], "options": {"changelog": "none"}}, InvalidOption, '"changelog" must be "full" in a table'),
+        ({"primary_key": [], "options": {"merge_engine": "first_row"}}, InvalidOption, "rows are never merged"),
+        ({"primary_key": [], "options": {"columnar_base": "auto"}}, InvalidOption, "stored as Arrow record batches"),
+        ({"primary_key": [], "options": {"delete_behavior": "allow"}}, InvalidOption, "rows are never deleted"),
         ({"primary_key": ["playr"]}, SchemaMismatch, 'there is no column "playr"; did you mean "player"?'),
         ({"primary_key": ["game", "game"]}, InvalidRequest, 'column "game" is in the primary key twice'),
         ({"primary_key": ["tags"]}, SchemaMismatch, 'key column "tags": list<item: string> cannot be in a key'),
@@ -201,3 +207,21 @@ def test_definition_survives_pickling() -> None:
     copy = pickle.loads(pickle.dumps(table))
     assert copy == table
     assert isinstance(copy.schema, Schema)
+
+
+def test_a_table_without_a_key_keeps_its_changelog_and_distributes_by_any_columns() -> None:
+    table = create(primary_key=[], bucket_key=["score", "player"])
+    assert (table.has_key, table.bucket_key, table.options.log_retention_seconds) == (False, ("score", "player"), 0)
+    assert [column.nullable for column in table.schema.columns] == [True] * 4
+    assert TableDefinition.from_json(table.to_json()) == table
+    shorter = table.alter_options({"log_retention_seconds": "60"})
+    assert shorter.alter_options({}, ["log_retention_seconds"]).options.log_retention_seconds == 0
+    with pytest.raises(InvalidOption, match='"log_retention_seconds" is given twice'):
+        table.alter_options({"log_retention_seconds": "60"}, ["log_retention_seconds"])
+    with pytest.raises(InvalidOption, match='"changelog" must be "full"'):
+        table.alter_options({"changelog": "upsert"})
+    renamed = table.change_columns(ColumnChanges(rename={"score": "points"}))
+    assert renamed.bucket_key == ("points", "player")
+    for changes in (ColumnChanges(drop=("score",)), ColumnChanges(types={"score": pa.float64()})):
+        with pytest.raises(SchemaMismatch, match="it is in the bucket key"):
+            table.change_columns(changes)
