@@ -11,6 +11,7 @@ _CHANGES = {
     2: "concurrent calls with one row share requests, whose refused rows the server remembers",
     3: "writes with track_changes=False, changes of the table option changelog, and its value input",
     4: "columns that are renamed, dropped, widened or reordered, or have defaults or comments",
+    5: "tables whose rows expire",
 }
 """What each format adds."""
 

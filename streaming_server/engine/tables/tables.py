@@ -51,7 +51,12 @@ from streaming_server.storage.files.file_limit import files_per_store, max_open_
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
-from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT, MARKERS_FORMAT, DataDirectory
+from streaming_server.storage.tables.data_directory import (
+    EVOLUTION_FORMAT,
+    EXPIRY_FORMAT,
+    MARKERS_FORMAT,
+    DataDirectory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -323,6 +328,8 @@ class Tables:
         Engines(definition, self._installed)
         if definition.options.changelog == "input":
             self.require_format(MARKERS_FORMAT, 'tables with changelog="input"')
+        if definition.expiry is not None:
+            self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
         self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition
@@ -362,7 +369,11 @@ class Tables:
             )
 
         def change(definition: TableDefinition) -> TableDefinition:
-            definition = definition.alter_options(set_options, reset_options).drop_indexes(drop_indexes)
+            now_micros = self.clock.commit_micros()
+            definition = definition.alter_options(set_options, reset_options, now_micros=now_micros)
+            if definition.expiry is not None:
+                self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
+            definition = definition.drop_indexes(drop_indexes)
             if columns:
                 if not columns.only_adds:
                     self.require_format(EVOLUTION_FORMAT, "columns that are renamed, dropped or changed in another way")

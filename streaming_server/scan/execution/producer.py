@@ -210,7 +210,7 @@ def _header_of(
         row_estimate=view.rows,
         view_micros=view.micros,
         limit_left=limit,
-        version=version_of(definition, view.log_offsets),
+        version=version_of(definition, view.log_offsets, view.micros),
     )
 
 

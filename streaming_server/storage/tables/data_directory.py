@@ -39,7 +39,9 @@ MARKERS_FORMAT: Final = 3
 """The changelog has range markers: see `range_markers`."""
 EVOLUTION_FORMAT: Final = 4
 """Columns are renamed, dropped, widened and given defaults: definitions have more than names and types."""
-NEWEST_FORMAT: Final = 4
+EXPIRY_FORMAT: Final = 5
+"""Rows expire: earlier servers would show expired rows, and not know the time of the last write in rows."""
+NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"

@@ -1,0 +1,190 @@
+"""Expired rows are invisible to every read at once, with a clock that only the test advances."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from scankv import StartFrom, StopAt, col
+from tests.support.clocks import START, FakeClocks, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import Client, Table
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+NOW = dt.datetime.fromtimestamp(START / 1e9, dt.UTC)
+
+
+def row(number: int, age: float | None, value: int = 0) -> dict[str, Any]:
+    """Returns a row whose time was `age` seconds ago when the test began."""
+    return {"id": number, "at": None if age is None else NOW - dt.timedelta(seconds=age), "value": value}
+
+
+async def by_event_time(client: Client, **options: Any) -> Table:
+    """Creates a table whose rows expire a minute after their time."""
+    given = {"ttl_seconds": 60, "ttl_column": "at", **options}
+    return await client.create_table("t.events", SCHEMA, primary_key=["id"], **given)
+
+
+async def by_write_time(client: Client, **options: Any) -> Table:
+    """Creates a table whose rows expire a minute after their last write."""
+    return await client.create_table("t.events", SCHEMA, primary_key=["id"], **{"ttl_seconds": 60, **options})
+
+
+async def ids(table: Table) -> list[int]:
+    """Returns the ids that a scan sees, ascending."""
+    return sorted((await table.scan(columns=["id"]).to_arrow())["id"].to_pylist())
+
+
+async def test_a_row_disappears_from_every_read_once_its_time_has_passed(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client, indexes=[["value"]])
+        await table.upsert([row(1, 0, 10), row(2, 30, 20), row(3, None, 30), row(4, 61, 40)])
+
+        async def check(alive: list[int]) -> None:
+            values = [number * 10 for number in alive]
+            assert await ids(table) == alive
+            assert sorted((await table.scan(columns=["value"]).to_arrow())["value"].to_pylist()) == values
+            assert await table.count() == len(alive)
+            assert await table.count(where=col("value") >= 20) == sum(value >= 20 for value in values)
+            assert [await table.get(number) is not None for number in range(1, 5)] == [n in alive for n in range(1, 5)]
+            assert sorted((await table.lookup([1, 2, 3, 4]))["id"].to_pylist()) == alive
+            assert (await table.top_n(10, by="value"))["id"].to_pylist() == alive[::-1]
+            assert (await table.aggregate({"value": ["sum"]})).to_pylist()[0]["value_sum"] == sum(values)
+            for value in (10, 20, 30, 40):
+                found = await table.scan(where=col("value") == value).to_arrow()
+                assert found["id"].to_pylist() == [number for number in alive if number * 10 == value]
+
+        await check([1, 2, 3])
+        clocks.pass_time(29)
+        await check([1, 2, 3])
+        clocks.pass_time(1)
+        await check([1, 3])
+        clocks.pass_time(1000)
+        await check([3])
+
+
+@pytest.mark.parametrize("changelog", ["full", "upsert", "none"])
+@pytest.mark.parametrize("few", [True, False])
+async def test_a_write_to_an_expired_row_replaces_it_as_if_it_were_absent(
+    tmp_path: Path, changelog: str, few: bool
+) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client, merge_engine="partial_update", changelog=changelog, indexes=[["value"]])
+        rows = [row(number, 0, number) for number in range(300)]
+        await table.upsert(rows)
+        clocks.pass_time(60)
+        assert await ids(table) == []
+        chosen = rows[:2] if few else rows
+        await table.upsert([{**each, "at": None, "value": None} for each in chosen])
+        # Nothing of the expired row is merged into the new one.
+        found = (await table.scan().to_arrow()).sort_by("id").to_pylist()
+        assert found == [{"id": each["id"], "at": None, "value": None} for each in chosen]
+        assert sum(each.rows or 0 for each in await table.statistics()) == 300
+        if changelog == "full":
+            first = [("+I", each["id"], each["value"]) for each in rows]
+            deleted = [("-D", each["id"], each["value"]) for each in chosen]
+            written = [("+I", each["id"], None) for each in chosen]
+            assert Counter(await changes_of(table)) == Counter([*first, *deleted, *written])
+        assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
+
+
+async def changes_of(table: Table) -> list[tuple[str, int, int | None]]:
+    """Returns the row kind, id and value of each change so far, in order."""
+    changes = await table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).to_arrow()
+    return [(each["_change_type"], each["id"], each["value"]) for each in changes.to_pylist()]
+
+
+async def test_a_row_lives_a_minute_from_its_last_write_even_if_that_write_changes_nothing(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_write_time(client, indexes=[["value"]])
+        few, many = [row(1, None, 1), row(2, None, 2)], [row(number, None, number) for number in range(10, 500)]
+        await table.upsert(few)
+        await table.upsert(many)
+        clocks.pass_time(40)
+        version = (await table.top_n_if_changed(None, 1, by="value")).version
+        offsets = (await table.upsert(few[:1])).log_offsets
+        await table.upsert(many[:200])
+        assert (await table.upsert(few[:1])).log_offsets == offsets
+        assert (await table.top_n_if_changed(version, 1, by="value")) is None
+        async with client.transaction() as transaction:
+            await transaction.upsert(table, [row(3, None, 3)])
+        assert await ids(table) == [1, 2, 3, *range(10, 500)]
+        clocks.pass_time(20)
+        assert await ids(table) == [1, 3, *range(10, 210)]
+        assert await table.get(1) == row(1, None, 1)
+        assert await table.get(2) is None
+        assert await table.lookup([1, 2, 3, 10, 499]) == pa.Table.from_pylist(
+            [row(1, None, 1), row(3, None, 3), row(10, None, 10)], (await table.scan().to_arrow()).schema
+        )
+        clocks.pass_time(40)
+        assert await ids(table) == []
+        assert (await table.count()) == 0
+
+
+async def test_a_scan_that_resumes_goes_on_as_of_the_time_of_its_first_view(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(number, number % 60) for number in range(600)])
+        scan = table.scan(columns=["id"]).with_chunk(rows=100)
+        found: list[int] = []
+        token: bytes | None = None
+        for number in range(8):
+            resumed = scan.resume_from(token) if token else scan
+            async with resumed.stream() as stream:
+                async for rows in stream:
+                    found += rows["id"].to_pylist()
+                    token = stream.resume_token
+                    break
+            clocks.pass_time(10 if number else 0.4)
+        async for rows in scan.resume_from(token).stream():
+            found += rows["id"].to_pylist()
+        assert sorted(found) == list(range(600))
+        assert await ids(table) == []
+
+
+async def test_a_pinned_snapshot_keeps_the_rows_of_its_own_time(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client, indexes=[["value"]])
+        await table.upsert([row(1, 0, 1), row(2, 30, 2), row(3, 90, 3)])
+        async with table.snapshot(ttl=3600) as snapshot:
+            for _ in range(3):
+                assert sorted((await table.scan().at(snapshot).to_arrow())["id"].to_pylist()) == [1, 2]
+                assert await table.count(at=snapshot) == 2
+                assert (await table.top_n(5, by="value", at=snapshot))["id"].to_pylist() == [2, 1]
+                clocks.pass_time(100)
+        assert await ids(table) == []
+
+
+@pytest.mark.parametrize("type_", [pa.date32(), *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns"))])
+async def test_times_of_every_type_expire_and_the_most_distant_ones_do_not_overflow(
+    tmp_path: Path, type_: pa.DataType
+) -> None:
+    clocks = FakeClocks()
+    schema = pa.schema([("id", pa.int64()), ("at", type_)])
+    storage = pa.int32() if type_ == pa.date32() else pa.int64()
+    day = 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}.get(getattr(type_, "unit", ""), 1)
+    today = START // 86_400_000_000_000 * (1 if type_ == pa.date32() else day)
+    most = 2 ** (storage.bit_width - 1)
+    one = 1 if type_ == pa.date32() else day
+    times = pa.array([-most, today - 2 * one, today - one, today, most - 1, None], storage).cast(type_)
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await client.create_table("t.days", schema, primary_key=["id"], ttl_seconds=86_400, ttl_column="at")
+        await table.upsert(pa.table([pa.array(range(6), pa.int64()), times], schema=schema))
+        assert await ids(table) == [3, 4, 5]
+        assert sorted((await table.lookup(list(range(6))))["id"].to_pylist()) == [3, 4, 5]
+        clocks.pass_time(86_400)
+        assert await ids(table) == [4, 5]
