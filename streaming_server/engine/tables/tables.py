@@ -45,6 +45,7 @@ from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
+from streaming_server.engine.writes.expiry_sweep import ExpirySweep
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
@@ -174,6 +175,13 @@ class Tables:
             seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
+        self._sweep = ExpirySweep(
+            self._expiring, seconds=config.sweep_seconds, cpu_share=config.sweep_cpu_share, clock=self.clock
+        )
+
+    def _expiring(self) -> Iterable[TableState]:
+        """Returns the states of the tables whose rows expire. Opens them."""
+        return [self.table(each.name).state for each in self.definitions() if each.expiry is not None]
 
     def _load(self, definition: TableDefinition) -> None:
         """Loads a table's snapshots, consumers and locks. After an unexpected error, only this table is unusable."""
@@ -205,6 +213,7 @@ class Tables:
         self._log_maintenance.start()
         self._bases.start()
         self._idle.start()
+        self._sweep.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -460,6 +469,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
+        await self._sweep.close()
         await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()

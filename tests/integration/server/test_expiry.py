@@ -113,11 +113,12 @@ async def test_a_row_lives_a_minute_from_its_last_write_even_if_that_write_chang
         await table.upsert(few)
         await table.upsert(many)
         clocks.pass_time(40)
-        version = (await table.top_n_if_changed(None, 1, by="value")).version
+        first = await table.top_n_if_changed(None, 1, by="value")
+        assert first is not None
         offsets = (await table.upsert(few[:1])).log_offsets
         await table.upsert(many[:200])
         assert (await table.upsert(few[:1])).log_offsets == offsets
-        assert (await table.top_n_if_changed(version, 1, by="value")) is None
+        assert (await table.top_n_if_changed(first.version, 1, by="value")) is None
         async with client.transaction() as transaction:
             await transaction.upsert(table, [row(3, None, 3)])
         assert await ids(table) == [1, 2, 3, *range(10, 500)]
@@ -149,6 +150,7 @@ async def test_a_scan_that_resumes_goes_on_as_of_the_time_of_its_first_view(tmp_
                     token = stream.resume_token
                     break
             clocks.pass_time(10 if number else 0.4)
+        assert token is not None
         async for rows in scan.resume_from(token).stream():
             found += rows["id"].to_pylist()
         assert sorted(found) == list(range(600))
@@ -188,3 +190,43 @@ async def test_times_of_every_type_expire_and_the_most_distant_ones_do_not_overf
         assert sorted((await table.lookup(list(range(6))))["id"].to_pylist()) == [3, 4, 5]
         clocks.pass_time(86_400)
         assert await ids(table) == [4, 5]
+
+
+@pytest.mark.parametrize("changes", ["delete", "none"])
+@pytest.mark.parametrize("kind", [by_event_time, by_write_time])
+async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_base(
+    tmp_path: Path, kind: Any, changes: str
+) -> None:
+    clocks = FakeClocks()
+    base = "eager" if kind is by_event_time else "off"
+    async with serving(tmp_path, clocks, base_maintenance_seconds=0.02) as (server, client):
+        table = await kind(client, ttl_changes=changes, indexes=[["value"]], columnar_base=base)
+        await table.upsert([row(number, number % 2 * 30, number) for number in range(1000)])
+        if kind is by_write_time:
+            clocks.pass_time(30)
+            await table.upsert([row(number, 0, number) for number in range(0, 1000, 2)])
+        await until_based(table, base)
+        clocks.pass_time(30)
+        state = server._tables.table("t.events").state
+        await server._tables._sweep.sweep_table(state)
+        assert sum(each.rows or 0 for each in await table.statistics()) == 500
+        assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
+        assert await ids(table) == list(range(0, 1000, 2))
+        assert state.sweep.removed == 500
+        kinds = Counter(kind for kind, *_ in await changes_of(table))
+        assert kinds == Counter({"+I": 1000, **({"-D": 500} if changes == "delete" else {})})
+    async with serving(tmp_path, clocks) as (server, client):
+        table = await client.table("t.events")
+        assert await ids(table) == list(range(0, 1000, 2))
+        # A longer TTL makes rows visible again only if they are stored.
+        table = await client.alter_table("t.events", ttl_seconds=10_000)
+        assert await ids(table) == list(range(0, 1000, 2))
+        assert await table.count() == 500
+
+
+async def until_based(table: Table, base: str) -> None:
+    """Waits until scans read columnar bases, if the table has the option."""
+    while base != "off" and not all(
+        each.base is not None and not each.base.unused_reason for each in await table.statistics()
+    ):
+        await table.scan(columns=["id"]).to_arrow()
