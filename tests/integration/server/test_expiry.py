@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from scankv import StartFrom, StopAt, col
+from scankv import InvalidOption, SchemaMismatch, StartFrom, StopAt, col
+from scankv.mirror import mirror
 from tests.support.clocks import START, FakeClocks, serving
 
 if TYPE_CHECKING:
@@ -230,3 +232,95 @@ async def until_based(table: Table, base: str) -> None:
         each.base is not None and not each.base.unused_reason for each in await table.statistics()
     ):
         await table.scan(columns=["id"]).to_arrow()
+
+
+async def test_a_mirror_leaves_out_expired_rows_before_the_sweep_has_removed_them(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 0), row(2, 30), row(3, None), row(4, 100)])
+        local = mirror(table)
+        local._clock = lambda: clocks.wall_micros / 1e6
+        async with local:
+            assert sorted(local.to_arrow()["id"].to_pylist()) == [1, 2, 3]
+            assert (len(local), 2 in local, 4 in local, local.get(4)) == (3, True, False, None)
+            await client.alter_table("t.events", rename_columns={"at": "zeit"})
+            await local.wait_for((await (await client.table("t.events")).delete([1])).log_offsets)
+            clocks.pass_time(30)
+            assert sorted(local.to_arrow()["id"].to_pylist()) == [3]
+            assert (len(local), 2 in local, local.get(2)) == (1, False, None)
+
+
+async def test_a_watch_emits_when_rows_expire_although_nothing_is_written(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 0, 10), row(2, 30, 20)])
+        async with table.watch_top_n(5, by="value", every=0.1) as watch:
+            assert (await anext(watch)).rows["id"].to_pylist() == [2, 1]
+            waiting = asyncio.create_task(anext(watch))
+            clocks.pass_time(30)
+            top = await waiting
+            assert top.rows["id"].to_pylist() == [1]
+            assert top.left["id"].to_pylist() == [2]
+
+
+async def test_a_poll_is_computed_again_at_most_once_a_second(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 0, 10)])
+        first = await table.aggregate_if_changed(None, {"value": ["sum"]})
+        assert first is not None
+        clocks.pass_time(0.9)
+        assert await table.aggregate_if_changed(first.version, {"value": ["sum"]}) is None
+        again = await table.aggregate_if_changed(None, {"value": ["sum"]})
+        assert again is not None
+        assert again.version == first.version
+        clocks.pass_time(0.1)
+        second = await table.aggregate_if_changed(first.version, {"value": ["sum"]})
+        assert second is not None
+        assert second.version != first.version
+
+
+async def test_bad_options_are_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeClocks()) as (_, client):
+        for options, message in (
+            ({"ttl_seconds": 60, "ttl_column": "value"}, "must name a date or timestamp column.*the table has at"),
+            ({"ttl_seconds": 60, "ttl_column": "att"}, 'does not exist, "att".*"at"'),
+            ({"ttl_seconds": -1}, "between 0 and 3,153,600,000"),
+            ({"ttl_column": "at"}, "set both or neither"),
+            ({"ttl_seconds": 60, "ttl_changes": "some"}, '"delete" or "none"'),
+            ({"ttl_seconds": 60, "columnar_base": "auto"}, "name a column with ttl_column"),
+        ):
+            with pytest.raises(InvalidOption, match=message):
+                await client.create_table("t.bad", SCHEMA, primary_key=["id"], **options)
+        table = await by_event_time(client)
+        with pytest.raises(SchemaMismatch, match="rows expire by it"):
+            await client.alter_table("t.events", drop_columns=["at"])
+        with pytest.raises(InvalidOption, match="set both or neither"):
+            await client.alter_table("t.events", ttl_seconds=None)
+        await table.upsert([row(1, 61)])
+        assert await table.count() == 0
+        await client.alter_table("t.events", ttl_seconds=None, ttl_column=None, drop_columns=["at"])
+        assert await table.count() == 1
+
+
+async def test_rows_that_exist_live_from_the_moment_when_write_times_begin_to_count(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await client.create_table("t.events", SCHEMA, primary_key=["id"])
+        await table.upsert([row(number, None) for number in range(200)])
+        clocks.pass_time(1000)
+        table = await client.alter_table("t.events", ttl_seconds=60)
+        clocks.pass_time(30)
+        await table.upsert([row(1, None)])
+        assert await table.count() == 200
+        clocks.pass_time(30)
+        assert await ids(table) == [1]
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await client.table("t.events")
+        assert await ids(table) == [1]
+        assert await table.lookup([1, 2]) == pa.Table.from_pylist([row(1, None)], table.schema)
+        clocks.pass_time(30)
+        assert await ids(table) == []
