@@ -14,6 +14,7 @@ from scankv.model.expressions.nodes import Unexpired
 from scankv.model.keys.key_parts import keys_within
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
+from streaming_server.storage.rows.row_codec import RowDecoder
 from streaming_server.storage.rows.row_expiry import ExpirySlot
 
 if TYPE_CHECKING:
@@ -219,6 +220,8 @@ class _UnexpiredDecoder:
         self._bound = unexpired.bound
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
+        if isinstance(self._decoder, RowDecoder):
+            return self._decoder.decode_unexpired(values, self._slots, self._bound)
         alive = self._slots.unexpired(values, self._bound)
         return self._decoder.decode(values if alive is None else values.filter(pa.array(alive)))
 

@@ -214,6 +214,20 @@ class RowDecoder:
                 return self._decode(layout, values, fixed, lengths)
         return self._decode_mixed(values, lengths)
 
+    def decode_unexpired(self, values: pa.Array, slot: ExpirySlot, bound: int) -> pa.RecordBatch:
+        """Decodes the rows that have not expired: see `ExpirySlot.unexpired`. Raises DataLoss."""
+        lengths, layout = np.diff(var_offsets(values)), self._current
+        if len(lengths) and lengths.min() >= layout.fixed_bytes:
+            fixed = _fixed_part(values, layout.fixed_bytes)
+            if _all_have(fixed, layout.header):
+                # Most often, no row of a chunk has expired, and the check costs next to nothing.
+                alive = slot.unexpired_of_current(fixed, bound)
+                if alive is None:
+                    return self._decode(layout, values, fixed, lengths)
+                return self.decode(values.filter(pa.array(alive)))
+        alive = slot.unexpired(values, bound)
+        return self.decode(values if alive is None else values.filter(pa.array(alive)))
+
     def _layout_of_first(self, values: pa.Array) -> RowLayout:
         """Returns the layout of the first row, which most often is that of all. If it is damaged: the current one."""
         if len(values):

@@ -15,7 +15,7 @@ from streaming_server.arrays.arrow_buffers import var_offsets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streaming_server.arrays.arrow_buffers import Mask
+    from streaming_server.arrays.arrow_buffers import Bytes, Mask
     from streaming_server.storage.rows.row_codec import RowCodec
 
 _FEW: Final = 64
@@ -61,6 +61,16 @@ class ExpirySlot:
             column = self._codec.decoder((self._column,)).decode(values).column(0)
             stored = column.view(pa.int32() if self._width == 4 else pa.int64())
             alive = pc.fill_null(pc.greater(stored, bound), True).to_numpy(zero_copy_only=False)
+        return None if alive.all() else alive
+
+    def unexpired_of_current(self, fixed: Bytes, bound: int) -> Mask | None:
+        """As `unexpired`, given the part of rows of the current schema that has a fixed length, as a matrix."""
+        count, stride = fixed.shape
+        times = np.ndarray((count,), f"<i{self._width}", fixed, offset=self._slot.start, strides=(stride,))
+        alive: Mask = times > bound
+        if alive.all():
+            return None
+        alive |= (fixed[:, self._valid_at] & self._valid_bit) == 0
         return None if alive.all() else alive
 
     def _of_current_schema(self, values: pa.Array, bound: int) -> Mask | None:
