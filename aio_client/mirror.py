@@ -12,6 +12,7 @@ with the `state()` of an earlier one continues from there, without reading the r
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_right
 from collections import deque
 from copy import copy
@@ -28,13 +29,15 @@ from scankv.model import lazy_compute as pc
 from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
 from scankv.model.changes.log_positions import ScanSource, StartFrom
 from scankv.model.errors import InvalidKey, UnknownField, UsageError
+from scankv.model.expressions import BoundPredicate, evaluate
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
-from scankv.model.tables.columns import CHANGE_COLUMNS
+from scankv.model.tables.columns import CHANGE_COLUMNS, ColumnDefinition
+from scankv.model.tables.expiry import Expiry
 from scankv.model.tables.log_tables import require_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from aio_client._client.table import Table
@@ -91,7 +94,8 @@ def mirror(
     scan = scan.with_unmatched("delete").with_untracked("rescan")
     if state is not None:
         scan = scan.resume_from(state.token)
-    return Mirror(scan, table.primary_key, state)
+    seconds, column = int(table.options.get("ttl_seconds", 0)), table.options.get("ttl_column", "")
+    return Mirror(scan, table.primary_key, state, (column, seconds) if seconds and column else None)
 
 
 class Mirror:
@@ -103,11 +107,24 @@ class Mirror:
     If the connection breaks or the server restarts, the mirror reconnects, and keeps its rows in the meantime. After an
     error that ends the stream for good, every later read raises the error.
 
+    If the rows of the table expire by a column that the copy has, reads leave out expired rows, by the clock of this
+    machine and the TTL that the table had when the mirror was made. `wait_for_change` does not wait for rows to expire.
+
     Memory: the Arrow data of the rows, up to twice that between two compactions, and about 150 bytes per row.
     """
 
-    def __init__(self, scan: Scan, primary_key: Sequence[str], state: MirrorState | None) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        primary_key: Sequence[str],
+        state: MirrorState | None,
+        expires_by: tuple[str, int] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Called by `mirror`."""
+        self._expires_by = expires_by
+        self._expiry_id: int | str | None = None
+        self._clock = clock
         assert scan.key_schema is not None
         self._key_schema = scan.key_schema
         self._codec = KeyCodec(self._key_schema.types, self._key_schema.names)
@@ -178,11 +195,11 @@ class Mirror:
 
     def __len__(self) -> int:
         self._raise_failure()
-        return len(self._positions)
+        return len(self._positions) if self._expires_by is None else self.to_arrow().num_rows
 
     def __contains__(self, key: object) -> bool:
         self._raise_failure()
-        return self._encode(key) in self._positions
+        return self._find(key) is not None
 
     def get(self, key: object) -> dict[str, Any] | None:
         """Returns the row with this key as a dictionary, or None if the copy has no such row.
@@ -194,20 +211,42 @@ class Mirror:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
         """
         self._raise_failure()
+        row = self._find(key)
+        if row is None:
+            return None
+        values: dict[str, Any] = to_pylist(pa.Table.from_batches([row]))[0]
+        return values
+
+    def _find(self, key: object) -> pa.RecordBatch | None:
+        """Returns the row with a key as a batch, unless it has expired."""
         place = self._positions.get(self._encode(key))
         if place is None:
             return None
         self._current_columns()
         batch = bisect_right(self._starts, place) - 1
-        row = self._batches[batch].slice(place - self._starts[batch], 1)
-        values: dict[str, Any] = to_pylist(pa.Table.from_batches([row]))[0]
-        return values
+        row = self._unexpired(self._batches[batch].slice(place - self._starts[batch], 1))
+        return row if row.num_rows else None
 
     def to_arrow(self) -> pa.Table:
         """Returns all rows as one table, in no particular order."""
         self._raise_failure()
+        return pa.Table.from_batches(map(self._unexpired, self._rows().to_batches()), self._current_columns().schema)
+
+    def _rows(self) -> pa.Table:
+        """Returns all rows, expired or not."""
         self._compact()
         return pa.Table.from_batches(self._batches, self._current_columns().schema)
+
+    def _unexpired(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the rows that have not expired."""
+        columns = self._columns
+        if self._expires_by is None or columns is None or self._expiry_id not in columns.ids:
+            return rows
+        field = columns.schema.field(columns.ids.index(self._expiry_id))
+        column = ColumnDefinition(0, field.name, field.type, nullable=True)
+        expiry = Expiry(column, self._expires_by[1], is_silent=False, by_write=False)
+        unexpired = BoundPredicate(expiry.unexpired(int(self._clock() * 1e6)), (field.name,))
+        return rows.filter(evaluate(unexpired, rows))
 
     @property
     def log_offsets(self) -> LogOffsets:
@@ -223,7 +262,7 @@ class Mirror:
         token = self._require_stream("state").resume_token
         if token is None:
             raise UsageError("the mirror has read nothing yet: enter it first")
-        return MirrorState(self._current_columns().mark(self.to_arrow()), token)
+        return MirrorState(self._current_columns().mark(self._rows()), token)
 
     async def wait_for_change(self) -> None:
         """Waits until the copy has changed since the last call. Returns at once if it has changed already."""
@@ -307,6 +346,8 @@ class Mirror:
         stream = self._require_stream("the copy")
         known = self._columns
         columns = _ColumnsById.of_stream(stream)
+        if known is None and self._expires_by is not None and self._expires_by[0] in columns.schema.names:
+            self._expiry_id = columns.ids[columns.schema.names.index(self._expires_by[0])]
         if known is not None and known != columns:
             defaults = stream.initial_defaults
             self._batches = [columns.convert(batch, known, defaults) for batch in self._batches]

@@ -75,6 +75,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "base_delta_bytes": (1024, 2**31 - 1),
     "base_total_delta_bytes": (1024, 2**50),
     "base_cpu_share": (0.01, 1),
+    "sweep_seconds": (0.01, 3600),
+    "sweep_cpu_share": (0.001, 1),
     "log_maintenance_seconds": (0.01, 3600),
     "max_retention_hold_bytes": (0, 2**60),
     "catch_up_changes": (1, 2**48),
@@ -220,6 +222,8 @@ class ServerConfig:
         base_total_delta_bytes: The memory for the deltas of all buckets, including older states that scans still read.
             When the deltas exceed it, the buckets with the largest deltas lose their columnar bases.
         base_cpu_share: The most CPU time for building the columnar bases of all tables, as a share of one core.
+        sweep_seconds: How often the server checks in which tables expired rows are due to be removed.
+        sweep_cpu_share: The most CPU time for removing the expired rows of all tables, as a share of one core.
         log_maintenance_seconds: How often the server rewrites small records of changelogs and removes old ones.
         max_retention_hold_bytes: The most bytes of one bucket's changelog that retention holds keep beyond the
             retention. A reader that needs more gets `PositionExpired`.
@@ -313,6 +317,8 @@ class ServerConfig:
     base_delta_bytes: int = 128 * _MEBIBYTE
     base_total_delta_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
+    sweep_seconds: float = 1.0
+    sweep_cpu_share: float = 0.05
     max_waiting_calls: int = 10_000
     max_request_bytes_in_flight: int = 128 * _MEBIBYTE
     max_unread_answer_bytes: int = 512 * _MEBIBYTE

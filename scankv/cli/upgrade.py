@@ -11,8 +11,10 @@ _CHANGES = {
     2: "concurrent calls with one row share requests, whose refused rows the server remembers",
     3: "writes with track_changes=False, changes of the table option changelog, and its value input",
     4: "columns that are renamed, dropped, widened or reordered, or have defaults or comments",
-    5: "deletes of key ranges with track_changes=False; partitioned tables; tables without a primary key, and changelogs "
-    "that are kept for ever",
+    5: (
+        "deletes of key ranges with track_changes=False; partitioned tables; tables whose rows expire; tables without a "
+        "primary key, and changelogs that are kept for ever"
+    ),
 }
 """What each format adds."""
 

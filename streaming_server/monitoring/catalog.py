@@ -146,6 +146,21 @@ TABLE_METRICS: Final = (
     Metric("scankv_base_builds_total", "counter", "The builds of columnar bases.", _TABLE),
     Metric("scankv_base_build_cpu_seconds_total", "counter", "The CPU time of these builds.", _TABLE),
     Metric("scankv_base_written_bytes_total", "counter", "The bytes that these builds have written.", _TABLE),
+    Metric("scankv_expired_rows_removed_total", "counter", "The expired rows that the sweep has removed.", _TABLE),
+    Metric(
+        "scankv_expired_rows_share",
+        "gauge",
+        "The estimated share of the rows that have expired and are not removed yet. Should be at most 0.1.",
+        _TABLE,
+        "max",
+    ),
+    Metric(
+        "scankv_expiry_pass_age_seconds",
+        "gauge",
+        "The time since the sweep has last passed through all rows of a table whose rows expire.",
+        _TABLE,
+        "max",
+    ),
 )
 """The metrics of each table that was used since the start of the server."""
 

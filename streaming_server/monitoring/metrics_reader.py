@@ -208,6 +208,10 @@ class MetricsReader:
         found["scankv_base_builds_total"] = sum(base.record.builds for base in bases)
         found["scankv_base_build_cpu_seconds_total"] = sum(base.record.cpu_seconds for base in bases)
         found["scankv_base_written_bytes_total"] = sum(base.record.written_bytes for base in bases)
+        sweep, now = table.state.sweep, table.state.clock.monotonic()
+        found["scankv_expired_rows_removed_total"] = sweep.removed
+        found["scankv_expired_rows_share"] = sweep.share(now) if table.definition.expiry is not None else 0.0
+        found["scankv_expiry_pass_age_seconds"] = 0.0 if sweep.pass_ended is None else now - sweep.pass_ended
         return found
 
 

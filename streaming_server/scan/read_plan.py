@@ -6,14 +6,15 @@ import enum
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.expressions import bind
+from scankv.model.expressions import BoundPredicate, all_of, bind
 from scankv.model.expressions.binding import columns_of
+from scankv.model.tables.expiry import tick_of
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.expressions import Predicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.tables.columns import Schema
@@ -63,6 +64,9 @@ class ReadPlan:
         read_path: Where to read the rows from.
         latest: Whether to read what is applied, durable or not, and maybe a part of a transaction.
         binding: The predicate, bound by `bind`. None: not bound yet.
+        now_micros: The time as of which rows have expired, in microseconds since 1970 UTC. It is a tick, and belongs
+            to the view. None: not known yet, so rows of a table whose rows expire cannot be read.
+        keeps_expired: Whether to read expired rows, too.
     """
 
     buckets: tuple[int, ...] | None
@@ -78,6 +82,8 @@ class ReadPlan:
     read_path: ReadPath = ReadPath.AUTO
     latest: bool = False
     binding: SchemaBinding | None = None
+    now_micros: int | None = None
+    keeps_expired: bool = False
 
     def bind(self, schema: Schema) -> ReadPlan:
         """Checks columns and predicate against a schema, and returns the plan with the bound predicate.
@@ -89,6 +95,10 @@ class ReadPlan:
         if self.where is None:
             return self
         return replace(self, binding=SchemaBinding(schema.arrow, bind(self.where, schema.arrow)))
+
+    def as_of(self, micros: int) -> ReadPlan:
+        """Returns the plan for a view of a time: without the rows that had expired at its tick."""
+        return replace(self, now_micros=tick_of(micros))
 
     def reused_names(self, definition: TableDefinition) -> tuple[tuple[str, int], ...]:
         """Returns the columns of the plan whose names meant other columns before: see `TableDefinition`."""
@@ -105,11 +115,26 @@ class ReadPlan:
         """
         if self.ordered:
             codec.definition.require_key("it has no order over all buckets: leave `ordered` out, or sort the rows")
-        where = self.bound_to(codec.schema)
+        where = self.bound_to(codec)
         return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
 
-    def bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
-        """Returns the predicate, bound to a schema of the table. None: all rows. Raises SchemaMismatch."""
+    def bound_to(self, codec: RowCodec) -> BoundPredicate | None:
+        """Returns the predicate, bound to a version of the table, for the rows that have not expired.
+
+        None: all rows. Raises SchemaMismatch.
+        """
+        where, expiry = self._bound_to(codec.schema), codec.definition.expiry
+        if expiry is None or self.keeps_expired:
+            return where
+        assert self.now_micros is not None
+        unexpired = expiry.unexpired(self.now_micros)
+        if where is None:
+            return BoundPredicate(unexpired, (expiry.column.name,))
+        names = {*where.columns, expiry.column.name}
+        ordered = tuple(name for name in (*codec.schema.names, expiry.column.name) if name in names)
+        return BoundPredicate(all_of([where.predicate, unexpired]), tuple(dict.fromkeys(ordered)))
+
+    def _bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
         if self.where is None:
             return None
         # The table may have been altered since `bind`.

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
-from scankv.model.expressions import evaluate, plan_keys
+from scankv.model.expressions import conjuncts, evaluate, plan_keys
+from scankv.model.expressions.key_planning import residual_of
+from scankv.model.expressions.nodes import Unexpired
 from scankv.model.keys.key_parts import keys_within
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.log_cursor import LogCursor
+from streaming_server.storage.rows.row_codec import RowDecoder
+from streaming_server.storage.rows.row_expiry import ExpirySlot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -198,7 +202,17 @@ def _decoder(
     decoder: Decoder = codec.decoder(columns)
     if stored_rows:
         decoder = _StoredRowsDecoder(decoder)
-    return decoder if residual is None else _FilteringDecoder(codec, decoder, residual)
+    if residual is None:
+        return decoder
+    parts = conjuncts(residual.predicate)
+    others = [part for part in parts if not isinstance(part, Unexpired)]
+    asked = residual if len(others) == len(parts) else residual_of(others, residual.columns)
+    if asked is not None:
+        decoder = _FilteringDecoder(codec, decoder, asked)
+    for part in parts:
+        if isinstance(part, Unexpired):
+            decoder = _UnexpiredDecoder(codec, decoder, part)
+    return decoder
 
 
 class _StoredRowsDecoder:
@@ -210,6 +224,22 @@ class _StoredRowsDecoder:
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*self._decoder.decode(values).columns, values], schema=self.schema)
+
+
+class _UnexpiredDecoder:
+    """Decodes the rows that have not expired, which their bytes tell before anything is decoded."""
+
+    def __init__(self, codec: RowCodec, decoder: Decoder, unexpired: Unexpired) -> None:
+        self.schema = decoder.schema
+        self._decoder = decoder
+        self._slots = ExpirySlot(codec, unexpired.column_id, unexpired.parts[0].paths[0].names[0])
+        self._bound = unexpired.bound
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        if isinstance(self._decoder, RowDecoder):
+            return self._decoder.decode_unexpired(values, self._slots, self._bound)
+        alive = self._slots.unexpired(values, self._bound)
+        return self._decoder.decode(values if alive is None else values.filter(pa.array(alive)))
 
 
 class _FilteringDecoder:

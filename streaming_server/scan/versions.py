@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128_digest
 
+from scankv.model.tables.expiry import tick_of
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 _FORMAT: Final = b"scankv version 1"
 
 
-def version_of(definition: TableDefinition, log_offsets: Mapping[int, int], rows: int | None = None) -> bytes:
+def version_of(
+    definition: TableDefinition, log_offsets: Mapping[int, int], micros: int, rows: int | None = None
+) -> bytes:
     """Returns the version of some buckets of a table: 16 bytes that stay equal while neither rows nor columns change.
+
+    In a table whose rows expire, the version has the tick and the TTL too, because rows may have expired.
 
     The version is a digest of the table's incarnation, its schema, and the number of changes in each bucket. It
     excludes the epochs: the count of a durable change is never reused, so a restart changes nothing, even after a
@@ -28,6 +33,7 @@ def version_of(definition: TableDefinition, log_offsets: Mapping[int, int], rows
     Args:
         definition: The table as of the view.
         log_offsets: For each bucket of the view, the offset of the first change that is not in it.
+        micros: When the view was taken, in microseconds since 1970 UTC.
         rows: The number of rows of the view. Where the changelog is the storage of the rows, trimming removes rows
             without a change; but then their number says how many.
     """
@@ -35,4 +41,6 @@ def version_of(definition: TableDefinition, log_offsets: Mapping[int, int], rows
     if not definition.has_key:
         parts.append(rows or 0)
     schema = f" {definition.incarnation} {definition.schema.id} ".encode()
+    if (expiry := definition.expiry) is not None:
+        schema += f"{expiry.column.id} {expiry.seconds} {tick_of(micros)} ".encode()
     return xxh3_128_digest(_FORMAT + schema + struct.pack(f"<{len(parts)}Q", *parts))

@@ -76,15 +76,15 @@ async def indexed_top_n(
         peer=peer,
     )
     async with AsyncExitStack() as stack:
-        if query.plan.where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
+        if query.plan.where is not None or definition.expiry is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan, latest=query.plan.latest) as locked:
-            log_offsets, rows = locked.view.log_offsets, locked.view.rows
-            version = b"" if query.plan.latest else version_of(locked.codec.definition, log_offsets, rows)
+            definition, view = locked.codec.definition, locked.view
+            version = b"" if query.plan.latest else version_of(definition, view.log_offsets, view.micros, view.rows)
             computation.set_view_version(version)
-            found = await _find_top(spec, query.plan, locked)
+            found = await _find_top(spec, query.plan.as_of(view.micros), locked)
         if found is None:
             return None
         if scan.admitted_at is None:
@@ -95,7 +95,7 @@ async def indexed_top_n(
 
 
 async def _find_top(spec: TopNSpec, plan: ReadPlan, locked: LockedView) -> FoundRows | None:
-    asked = spec, plan.bound_to(locked.codec.schema), locked.keys, locked.indexes
+    asked = spec, plan.bound_to(locked.codec), locked.keys, locked.indexes
     if is_cheap_to_plan(plan.where):
         choice = choose_order(*asked)
     else:

@@ -216,6 +216,8 @@ class LookupService:
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """Answers a count of all rows without reading them. Returns None if the number is unknown."""
         buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
+        if definition_of(self._tables, request).expiry is not None:
+            return None
         latest = reads_latest(request)
         if request.HasField("if_changed_since"):
             current = await current_version_of(self._tables, request, buckets)
@@ -230,10 +232,10 @@ class LookupService:
         else:
             rows, offsets = await table.reads.count(buckets, latest=latest)
             definition = table.definition
-        if rows is None:
+        if rows is None or definition.expiry is not None:
             return None
         self._results.computed += 1
-        version = b"" if latest else version_of(definition, offsets, rows)
+        version = b"" if latest else version_of(definition, offsets, 0, rows)  # No row expires.
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
     async def _count(

@@ -93,11 +93,13 @@ class CurrentVersion:
         version: The version.
         again: Returns the version at the time of the call, from memory. None: unknown.
         source: Notifies of changes of the version.
+        ticks: Whether the version may change without a notification, because rows expire.
     """
 
     version: bytes
     again: Callable[[], bytes | None]
     source: VersionSource
+    ticks: bool = False
 
 
 async def current_version_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> CurrentVersion:
@@ -110,7 +112,7 @@ async def current_version_of(tables: Tables, request: Request, buckets: Sequence
     """
     if request.HasField("snapshot"):
         definition, view = await current_view_of(tables, request, buckets)
-        pinned = version_of(definition, view.log_offsets, view.rows)
+        pinned = version_of(definition, view.log_offsets, view.micros, view.rows)
         lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         return CurrentVersion(pinned, lambda: None if lease.ended else pinned, lease)
     table = tables.table(request.table)
@@ -118,8 +120,8 @@ async def current_version_of(tables: Tables, request: Request, buckets: Sequence
     version = again()
     if version is None:
         view = await table.reads.view_now(buckets)
-        version = version_of(table.definition, view.log_offsets, view.rows)
-    return CurrentVersion(version, again, table.state)
+        version = version_of(table.definition, view.log_offsets, view.micros, view.rows)
+    return CurrentVersion(version, again, table.state, ticks=table.definition.expiry is not None)
 
 
 async def current_view_of(
@@ -151,8 +153,10 @@ class WholeView:
         self._turns = turns
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
-        rows = opened.source.view.rows
-        self.version = version_of(self.definition, self.log_offsets, rows) if opened.has_version else b""
+        view = opened.source.view
+        self.version = b""
+        if opened.has_version:
+            self.version = version_of(self.definition, self.log_offsets, view.micros, view.rows)
         self._source = opened.source
         self._scan = scan
         large = opened.large_chunks

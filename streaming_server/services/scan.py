@@ -146,7 +146,7 @@ class ScanService:
     ) -> Iterator[bytes] | None:
         """Returns the messages of an unchanged result; None if something has changed. Reads nothing."""
         definition, view = await current_view_of(self._tables, request, plan.buckets)
-        if request.if_changed_since != version_of(definition, view.log_offsets, view.rows):
+        if request.if_changed_since != version_of(definition, view.log_offsets, view.micros, view.rows):
             return None
         self._results.unchanged += 1
         columns = definition.schema.select(plan.columns)

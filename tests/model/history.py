@@ -59,9 +59,14 @@ class History:
         columnar_base: str = "off",
         *,
         evolved: bool = False,
+        expiring: bool = False,
     ) -> History:
-        """Creates a random table without rows, which has had other columns before if `evolved` is set."""
+        """Creates a random table without rows, which has had other columns before if `evolved` is set.
+
+        With `expiring`, its rows expire decades after their last write.
+        """
         layout = Layout.random(random)
+        expiry: dict[str, Any] = {"ttl_seconds": 2_000_000_000} if expiring else {}
         create = partial(create_evolved_table, client) if evolved else client.create_table
         table = await create(
             "test.history",
@@ -73,6 +78,7 @@ class History:
             changelog=changelog,
             columnar_base=columnar_base,
             **layout.options,
+            **expiry,
         )
         return cls(server, client, table, random)
 

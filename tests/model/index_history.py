@@ -49,8 +49,10 @@ class IndexHistory(History):
         columnar_base: str = "off",
         *,
         evolved: bool = False,
+        expiring: bool = False,
     ) -> IndexHistory:
         """Creates a random table without rows, with or without indexes."""
+        assert not expiring, "no test asks for it"
         assert not evolved, "the indexes are of columns that the table has had from the beginning"
         layout = Layout.random(random)
         indexes: list[tuple[str, ...]] = []

@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "changelog", "operations", "evolved"),
+    ("seed", "changelog", "operations", "evolved", "expiring"),
     [
-        (1, "full", 200, False),
-        (2, "full", 60, True),
-        (3, "upsert", 80, False),
-        (4, "none", 40, False),
-        (6, "upsert", 40, True),
+        (1, "full", 200, False, False),
+        (2, "full", 60, True, False),
+        (3, "upsert", 80, False, False),
+        (4, "none", 40, False, False),
+        (6, "upsert", 40, True, False),
+        (7, "full", 60, True, True),
+        (8, "upsert", 40, False, True),
     ],
 )
 async def test_a_table_equals_a_dictionary_with_the_same_history(
-    server: ServerProcess, seed: int, changelog: str, operations: int, evolved: bool
+    server: ServerProcess, seed: int, changelog: str, operations: int, evolved: bool, expiring: bool
 ) -> None:
-    await check_history(server, seed, operations, changelog, evolved=evolved)
+    await check_history(server, seed, operations, changelog, evolved=evolved, expiring=expiring)
 
 
 @pytest.mark.asyncio
@@ -58,7 +60,9 @@ async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_th
 @pytest.mark.parametrize("seed", range(1000, 1020))
 async def test_a_table_equals_a_dictionary_with_the_same_long_history(server: ServerProcess, seed: int) -> None:
     changelog = ("full", "upsert", "full", "none")[seed % 4]
-    await check_history(server, seed, operations=1500, changelog=changelog, evolved=seed % 3 == 0)
+    await check_history(
+        server, seed, operations=1500, changelog=changelog, evolved=seed % 3 == 0, expiring=seed % 2 == 0
+    )
 
 
 async def check_history(
@@ -69,11 +73,14 @@ async def check_history(
     columnar_base: str = "off",
     *,
     evolved: bool = False,
+    expiring: bool = False,
 ) -> None:
     """Runs the history of a seed, then checks the files on disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            history = await History.begin(server, client, Random(seed), changelog, columnar_base, evolved=evolved)
+            history = await History.begin(
+                server, client, Random(seed), changelog, columnar_base, evolved=evolved, expiring=expiring
+            )
             await history.run(operations)
             await history.check()
             if columnar_base != "off":

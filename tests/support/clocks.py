@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0
 HOUR = 3600.0
-SETTINGS: dict[str, Any] = {"log_maintenance_seconds": 3600, "writer_ttl_seconds": 7200}
+SETTINGS: dict[str, Any] = {"log_maintenance_seconds": 3600, "sweep_seconds": 3600, "writer_ttl_seconds": 7200}
 START = 1_700_000_000 * 1_000_000_000
 
 

@@ -36,6 +36,8 @@ MAX_DEPTH: Final = 90
 MAX_SEARCHED_BYTES: Final = 64 * 1024
 """The most bytes of all texts that one expression searches for. Each text is prepared again for every chunk of rows."""
 
+_SPARE_NODES: Final = 5
+
 NO_TRUTH: Final = (
     "a predicate has no truth value in Python: combine predicates with & and | and ~ (not with and, or, not), put each "
     "comparison in parentheses, and write between(a, b) instead of a <= x <= b"
@@ -120,6 +122,8 @@ class Predicate:
 
     def __post_init__(self) -> None:
         """Raises UsageError if the predicate exceeds a limit, so that no larger tree can exist."""
+        # What the server adds to a predicate does not count against the limits of its caller.
+        spare = _SPARE_NODES if any(isinstance(operand, Unexpired) for operand in self.operands) else 0
         nodes = 1 + sum(operand.nodes for operand in self.operands)
         depth = 1 + max((operand.depth for operand in self.operands), default=0)
         list_values = self._own_values() + sum(operand.list_values for operand in self.operands)
@@ -130,7 +134,7 @@ class Predicate:
             ("values in its lists", list_values, MAX_LIST_VALUES),
             ("bytes of searched text", searched_bytes, MAX_SEARCHED_BYTES),
         ):
-            if found > limit:
+            if found > limit + spare:
                 hint = "; is_in takes many values as one node" if what == "nodes" else ""
                 raise UsageError(f"the predicate has more than {limit:,} {what}{hint}")
         object.__setattr__(self, "nodes", nodes)
@@ -287,6 +291,21 @@ class Or(_Connective):
 
     def __repr__(self) -> str:
         return " | ".join(map(_in_parentheses, self.parts))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Unexpired(Or):
+    """True for the rows that have not expired: their time is null or greater than a bound. See `Expiry`.
+
+    The server adds it to predicates, so it is never sent.
+
+    Attributes:
+        column_id: The id of the column with the time.
+        bound: The greatest value that has expired, as it is stored.
+    """
+
+    column_id: int = field(kw_only=True)
+    bound: int = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

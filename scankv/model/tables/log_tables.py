@@ -23,11 +23,12 @@ No column can have this name."""
 UNLIMITED: Final = "0"
 """The default of `log_retention_seconds` here: a retention would delete rows, not only changes."""
 
-_ALLOWED: Final = {
+_ALLOWED: Final[dict[str, tuple[str | int, str]]] = {
     "merge_engine": ("last_row", "rows are never merged"),
     "delete_behavior": ("default", "rows are never deleted"),
     "changelog": ("full", "the changelog is where the rows are"),
     "columnar_base": ("off", "the rows are stored as Arrow record batches anyway"),
+    "ttl_seconds": (0, "rows expire by log_retention_seconds"),
 }
 """For each option that has one value only, this value, and why."""
 

@@ -17,14 +17,17 @@ _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "row_deduplicate": ("true", "false"),
     "compression": ("none", "lz4", "zstd"),
     "columnar_base": ("off", "auto", "eager"),
+    "ttl_changes": ("delete", "none"),
 }
 
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
     "log_retention_seconds": (0, 10 * 365 * 86_400),
     "log_retention_bytes": (0, 2**60),
+    "ttl_seconds": (0, 100 * 365 * 86_400),
 }
-_NAMES: Final = (*_VALUES, *_RANGES)
+_TEXTS: Final = ("ttl_column",)
+_NAMES: Final = (*_VALUES, *_RANGES, *_TEXTS)
 _FIXED: Final = {
     "merge_engine": "the rows of the table were merged by it",
     "delete_behavior": "transactions that are open were checked by it",
@@ -71,6 +74,12 @@ class TableOptions:
         columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
             memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.
             `eager`: for all buckets with rows. `off`: for no bucket.
+        ttl_seconds: How long rows live, in seconds, up to 100 years: expired rows are invisible at once, and removed in
+            the background. 0: rows do not expire.
+        ttl_column: The date or timestamp column from which `ttl_seconds` counts; a row with a null there never
+            expires. Empty: it counts from the last write of the row.
+        ttl_changes: What the changelog contains when expired rows are removed. `delete`: their deletion. `none`:
+            nothing, so readers of the changelog have to expire the rows themselves.
     """
 
     merge_engine: str = "last_row"
@@ -81,6 +90,9 @@ class TableOptions:
     log_retention_seconds: int = 7 * 86_400
     log_retention_bytes: int = 0
     columnar_base: str = "off"
+    ttl_seconds: int = 0
+    ttl_column: str = ""
+    ttl_changes: str = "delete"
 
     def __post_init__(self) -> None:
         """Raises InvalidOption if a value is not allowed."""
@@ -102,6 +114,12 @@ class TableOptions:
             raise InvalidOption(
                 f'changelog must be "full" or "input" with merge_engine "aggregate", not "{self.changelog}"',
                 option="changelog",
+            )
+        if self.ttl_column and not self.ttl_seconds:
+            raise InvalidOption(
+                f'table option "ttl_column" is set to "{self.ttl_column}", but "ttl_seconds" is 0, so no row expires: '
+                "set both or neither",
+                option="ttl_column",
             )
 
     @property
@@ -129,7 +147,8 @@ class TableOptions:
     def alter(self, changed: Mapping[str, str], reset: Iterable[str] = ()) -> TableOptions:
         """Returns the options with other values, as far as an existing table can change them.
 
-        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes` and `columnar_base` can change.
+        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, `ttl_seconds`,
+        `ttl_column` and `ttl_changes` can change.
         Any option may be given its current value.
 
         Args:
@@ -194,6 +213,6 @@ def _check(name: str, text: str) -> None:
             raise InvalidOption(
                 f'table option "{name}" must be a whole number between {low:,} and {high:,}, not "{text}"', option=name
             )
-    elif text not in _VALUES[name]:
+    elif name in _VALUES and text not in _VALUES[name]:
         allowed = " or ".join(f'"{value}"' for value in _VALUES[name])
         raise InvalidOption(f'table option "{name}" must be {allowed}, not "{text}"', option=name)

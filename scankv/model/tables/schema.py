@@ -27,6 +27,7 @@ from scankv.model.tables.columns import (
     schema_to_json,
 )
 from scankv.model.tables.evolution import ColumnChanges, ColumnUses, evolve
+from scankv.model.tables.expiry import WRITE_TIME, Expiry, check_expiry, expiry_of
 from scankv.model.tables.merge_functions import hidden_fields
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, check_merging
 from scankv.model.tables.options import TableOptions
@@ -78,6 +79,9 @@ class TableDefinition:
             offset on each of them applied.
         partition_by: The columns that the table is partitioned by, which are the first columns of the key.
         last_drop: The latest drop of partitions. None: no partition was dropped.
+        write_times_from: The first schema version whose rows have the time of their last write. 0: no rows have it.
+        expiry_since_micros: When the row TTL was set or changed in this table, in microseconds since 1970 UTC. Rows
+            without the time of their last write count as written then. 0: never since the table was created.
     """
 
     name: str
@@ -95,6 +99,8 @@ class TableDefinition:
     last_column_id: int = 0
     partition_by: tuple[str, ...] = ()
     last_drop: PartitionDrop | None = None
+    write_times_from: int = 0
+    expiry_since_micros: int = 0
 
     def __post_init__(self) -> None:
         greatest = max(column.id for schema in self.schemas for column in schema.columns)
@@ -167,6 +173,9 @@ class TableDefinition:
         if not key:
             log_tables.check_options(definition.options)
         check_merging(definition.merging, definition.options, schema, key)
+        check_expiry(definition.options, schema)
+        if definition.options.ttl_seconds and not definition.options.ttl_column:
+            definition = replace(definition, write_times_from=schema.id)
         return definition.add_indexes(indexes)
 
     @property
@@ -263,6 +272,22 @@ class TableDefinition:
             for number, (part, type_) in enumerate(hidden_fields(self._aggregates_by_id[column.id], column.type), 1)
         )
 
+    def write_time(self, schema: Schema) -> ColumnDefinition | None:
+        """Returns the hidden column with the time of the last write of rows of a schema version. None: it has none.
+
+        It is the last column of stored rows, and merges do not see it: it is set when rows are written to a bucket.
+        """
+        if not 0 < self.write_times_from <= schema.id:
+            return None
+        initial = pa.scalar(self.expiry_since_micros, WRITE_TIME)
+        name = hidden_name("", "written")
+        return ColumnDefinition(_HIDDEN_IDS, name, WRITE_TIME, nullable=True, initial_default=initial)
+
+    @cached_property
+    def expiry(self) -> Expiry | None:
+        """The row TTL. None: rows do not expire."""
+        return expiry_of(self.options, self.schema, self.write_time(self.schema))
+
     @cached_property
     def _aggregates_by_id(self) -> dict[int, ColumnAggregate]:
         """The aggregates by the ids of their columns, whose names may differ in older schema versions."""
@@ -314,8 +339,10 @@ class TableDefinition:
                 Index(index.id, tuple(names.get(name, name) for name in index.columns)) for index in self.indexes
             ),
             merging=self.merging.renamed(names).with_aggregates(aggregates),
+            options=replace(self.options, ttl_column=names.get(self.options.ttl_column, self.options.ttl_column)),
         )
         check_merging(altered.merging, altered.options, altered.schema, altered.primary_key)
+        check_expiry(altered.options, altered.schema)
         return altered
 
     def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
@@ -338,10 +365,11 @@ class TableDefinition:
         if not self.primary_key:
             # A column that it gets later by the same name would distribute rows differently, and so would a wider type.
             indexed |= dict.fromkeys(self.bucket_key, "it is in the bucket key, which distributes the rows")
+        expiring = {self.options.ttl_column: "rows expire by it; change the table option ttl_column first"}
         return ColumnUses(
             key=self.primary_key,
             fixed_type={**indexed, **aggregated, **key},
-            needed={**ordering, **indexed, **aggregated, **key},
+            needed={**expiring, **ordering, **indexed, **aggregated, **key},
             without_default={**aggregated, **key},
             nested={
                 column.name: tuple(schema.by_id[column.id].type for schema in self.schemas if column.id in schema.by_id)
@@ -393,12 +421,19 @@ class TableDefinition:
             indexes.remove(found[0])
         return replace(self, indexes=tuple(indexes))
 
-    def alter_options(self, changed: Mapping[str, str], reset: Sequence[str] = ()) -> TableDefinition:
+    def alter_options(
+        self, changed: Mapping[str, str], reset: Sequence[str] = (), *, now_micros: int = 0
+    ) -> TableDefinition:
         """Returns the table with other options.
 
+        Args:
+            changed: As for `TableOptions.alter`.
+            reset: As for `TableOptions.alter`.
+            now_micros: The time of the change, in microseconds since 1970 UTC.
+
         Raises:
-            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often, or the table has no key and
-                does not allow the value.
+            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often, the row TTL does not fit the
+                columns, or the table has no key and does not allow the value.
         """
         if not self.primary_key and "log_retention_seconds" in {*reset} - {*changed}:
             changed = log_tables.with_defaults(changed)
@@ -406,15 +441,31 @@ class TableDefinition:
         options = self.options.alter(changed, reset)
         if not self.primary_key:
             log_tables.check_options(options)
+        check_expiry(options, self.schema)
+        expiring = replace(self, options=options)._with_expiry_of(self.options, now_micros)
         if options.changelog == self.options.changelog:
-            return replace(self, options=options)
+            return expiring
         if len(self.earlier_changelogs) == MAX_CHANGELOG_CHANGES:
             raise InvalidOption(
                 f'table option "changelog" has changed {MAX_CHANGELOG_CHANGES} times, which is the limit of a table: '
                 "create another table with this option, such as with `scankv create --like`, and copy the rows",
                 option="changelog",
             )
-        return replace(self, options=options, earlier_changelogs=self.changelogs)
+        return replace(expiring, earlier_changelogs=self.changelogs)
+
+    def _with_expiry_of(self, before: TableOptions, now_micros: int) -> TableDefinition:
+        """Returns the table with what a change of the row TTL adds to it, given its options before."""
+        options = self.options
+        if (options.ttl_seconds, options.ttl_column) == (before.ttl_seconds, before.ttl_column):
+            return self
+        if self.write_times_from:
+            # Rows keep the time of their last write, whether it counts or not.
+            return replace(self, expiry_since_micros=max(now_micros, self.expiry_since_micros))
+        changed = replace(self, expiry_since_micros=now_micros)
+        if not options.ttl_seconds or options.ttl_column:
+            return changed
+        following = replace(self.schema, id=self.schema.id + 1)
+        return replace(changed, schemas=(*self.schemas, following), write_times_from=following.id)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the definition as JSON values for the catalog. Types are both readable text and in Arrow's format."""
@@ -434,6 +485,8 @@ class TableDefinition:
             **({"earlier_changelogs": list(self.earlier_changelogs)} if self.earlier_changelogs else {}),
             **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
             **({"last_drop": self.last_drop.to_json()} if self.last_drop else {}),
+            **({"write_times_from": self.write_times_from} if self.write_times_from else {}),
+            **({"expiry_since_micros": self.expiry_since_micros} if self.expiry_since_micros else {}),
         }
 
     @classmethod
@@ -462,6 +515,8 @@ class TableDefinition:
             earlier_changelogs=tuple(values.get("earlier_changelogs", ())),
             partition_by=tuple(values.get("partition_by", ())),
             last_drop=PartitionDrop.from_json(values["last_drop"]) if "last_drop" in values else None,
+            write_times_from=values.get("write_times_from", 0),
+            expiry_since_micros=values.get("expiry_since_micros", 0),
         )
 
 

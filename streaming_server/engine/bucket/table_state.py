@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from scankv.model.errors import InvalidRequest
+from streaming_server.engine.bucket.sweep_record import SweepRecord
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.rows.table_codec import TableCodec
 
@@ -33,6 +34,7 @@ class TableState:
         clock: The server's clock.
         reserve: The disk space that writes leave free.
         base_delta_bytes: The memory for the delta of the columnar base of one bucket.
+        sweep: What the sweep of expired rows has done.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TableState:
         self.clock = clock
         self.reserve = reserve
         self.base_delta_bytes = base_delta_bytes
+        self.sweep = SweepRecord()
         self.buckets = [make_bucket(number, self) for number in range(definition.buckets)]
         self._sources: WeakSet[Abortable] = WeakSet()
         self._listeners: set[Callable[[], None]] = set()

@@ -189,7 +189,12 @@ class LogOpening:
         return FullSource(table, rows, log, position.views, position.scanned)
 
     def _rows_of_table(self, scanned: ScanPosition | None, ends: Mapping[int, int]) -> KvSource:
-        plan = self._plan.of_rows()
+        now_micros = self._clock.commit_micros()
+        expiry = self._definition.expiry
+        # Rule: whoever adds up the changes never gets a deletion of a row that it did not get. So the stream has the
+        # expired rows whose deletion is still to come.
+        keeps_expired = expiry is not None and not expiry.is_silent
+        plan = replace(self._plan.of_rows().as_of(now_micros), keeps_expired=keeps_expired)
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = choose_bases(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
@@ -202,7 +207,7 @@ class LogOpening:
                 cursor.close()
             raise
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
-        view = View(dict(ends), self._clock.commit_micros(), rows)
+        view = View(dict(ends), now_micros, rows)
         on_error = record_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
         return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
 

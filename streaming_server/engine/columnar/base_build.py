@@ -178,9 +178,8 @@ class BaseBuild:
         self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], delta: Delta
     ) -> ColumnarBase:
         share, live = self._share, self._live
-        now_micros = self._table.clock.commit_micros()
         writer = await share.run(
-            partial(BaseWriter, self._directory, codec.definition, live.number, now_micros=now_micros)
+            partial(BaseWriter, self._directory, codec.definition, live.number, now_micros=source.view.micros)
         )
         try:
             while (chunk := share.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:

@@ -219,7 +219,7 @@ class FewChanges:
         if before is not None:
             if options.row_deduplicate and self._single.is_same(before, stored, after, value):
                 # What only a merge engine sees has changed.
-                if self._single.hidden and stored != value:
+                if self._single.stores_hidden and stored != value:
                     self._unlogged.append((key, value))
                 return
             if options.before_images:

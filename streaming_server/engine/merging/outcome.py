@@ -68,13 +68,13 @@ def merge_upsert(
     unlogged_keys = unlogged_values = _NOTHING
     if row_deduplicate and exists.any():
         same = exists.copy()
-        new_values = values if not codec.hidden else codec.encode(batch)
+        new_values = values if not codec.stores_hidden else codec.encode(batch)
         # Encoded again, because rows of an older schema have other bytes for the same values.
         old_values = codec.encode(old_rows)
         same[exists] = pc.equal(old_values, new_values.filter(pa.array(exists))).to_numpy(zero_copy_only=False)
         if same.any():
             changed = pa.array(~same)
-            if codec.hidden:
+            if codec.stores_hidden:
                 unlogged = pc.and_(pa.array(same), pc.not_equal(stored, values).fill_null(False))
                 unlogged_keys, unlogged_values = keys.filter(unlogged), values.filter(unlogged)
             old_rows = old_rows.filter(pa.array(~same[exists]))

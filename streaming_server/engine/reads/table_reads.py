@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ENCODED_KEYS, MAX_LOOKUP_KEYS
+from scankv.model.tables.expiry import tick_of
 from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_adoption import adopt_bases
@@ -23,6 +24,7 @@ from streaming_server.scan.columnar.base_view import consider_bases, merge_delta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.read_plan import ReadPath
+from streaming_server.scan.resume_token import time_of_token
 from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.scan.versions import version_of
@@ -75,7 +77,7 @@ class TableReads:
     def __init__(self, table: TableState) -> None:
         self._table = table
         # The version of all buckets that was computed last, and of what.
-        self._version: tuple[TableDefinition, dict[int, int], int | None, bytes] | None = None
+        self._version: tuple[TableDefinition, dict[int, int], int, int | None, bytes] | None = None
         self._visible_rows = VisibleRows()
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
@@ -89,17 +91,21 @@ class TableReads:
         """
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
+        # A scan that resumes goes on without the rows that had expired for the first part of it.
+        resumed = time_of_token(plan.resume_token) if plan.resume_token else None
+        plan = plan.as_of(table.clock.commit_micros() if resumed is None else resumed)
         reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
         async with lock_buckets(chosen, latest=plan.latest) as opened:
-            if codec is not table.codec:
-                codec = table.codec
-                reader, choices = plan_reads(plan, codec)
             # All mutexes are held until the end of the block, so nothing is written: this is the instant of the view.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = table.view_of(states)
+            timed = plan if resumed is not None else plan.as_of(view.micros)
+            if codec is not table.codec or (codec.definition.expiry is not None and timed != plan):
+                codec, plan = table.codec, timed
+                reader, choices = plan_reads(plan, codec)
             if plan.limit != 0:
                 reader = await read_through_index(reader, choices, self._lock_view(opened))
             bases = choose_bases(plan, reader, opened)
@@ -133,6 +139,7 @@ class TableReads:
         table = self._table
         chosen = table.select_buckets(plan.buckets)
         definition, choice, partitions = table.definition, None, set[bytes]()
+        plan = plan.as_of(table.clock.commit_micros())
         reader, choices = plan_reads(plan, table.codec)
         if consider_bases(plan, reader).base:
             await self._adopt_bases(plan, chosen)
@@ -184,8 +191,9 @@ class TableReads:
         await _yield_after(batch.num_rows)
         found, offsets = await lookup_rows(table.buckets, keys, latest=latest)
         await _yield_after(batch.num_rows)
+        found = self._without_expired(found)
         if then is not None:
-            found = await then([key for number, _ in places for key in keys[number]], found)
+            found = self._without_expired(await then([key for number, _ in places for key in keys[number]], found))
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
@@ -215,6 +223,7 @@ class TableReads:
             places.setdefault(number, []).append(place)
         wanted = {number: [keys[place] for place in places[number]] for number in sorted(places)}
         found, offsets = await lookup_rows(table.buckets, wanted, latest=latest)
+        found = self._without_expired(found)
         rows: list[bytes | None] = [None] * len(keys)
         for place, row in zip(chain.from_iterable(places[number] for number in wanted), found, strict=True):
             rows[place] = row
@@ -222,6 +231,13 @@ class TableReads:
         codec = table.codec
         visible = self._visible_rows.encode(codec, [row for row in rows if row is not None])
         return EncodedLookup(visible, is_there, offsets, buckets, codec.definition.schema.id)
+
+    def _without_expired(self, rows: list[bytes | None]) -> list[bytes | None]:
+        """Returns stored rows with None in place of those that have expired by now. Raises DataLoss."""
+        table = self._table
+        if table.definition.expiry is None:
+            return rows
+        return table.codec.rows.without_expired(rows, table.clock.commit_micros())
 
     async def count(self, numbers: Sequence[int] | None, *, latest: bool = False) -> tuple[int | None, dict[int, int]]:
         """Counts the rows of some buckets (None: all) in a view of one instant, which is durable unless `latest`.
@@ -270,11 +286,13 @@ class TableReads:
             counts.append(state.rows)
         rows = total_rows(counts)
         definition, known = self._table.definition, self._version
-        if known is not None and known[0] is definition and known[1] == offsets and known[2] == rows:
-            return known[3]
-        version = version_of(definition, offsets, rows)
+        micros = self._table.clock.commit_micros()
+        tick = 0 if definition.expiry is None else tick_of(micros)
+        if known is not None and known[0] is definition and known[1:4] == (offsets, tick, rows):
+            return known[4]
+        version = version_of(definition, offsets, micros, rows)
         if numbers is None:
-            self._version = definition, offsets, rows, version
+            self._version = definition, offsets, tick, rows, version
         return version
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:

@@ -31,7 +31,7 @@ class VisibleRows:
         if self._known is None or self._known[0] is not codec:
             self._known = codec, RowValues(codec.definition.schema.id, codec.schema.types)
         values, width = self._known[1], len(codec.schema)
-        if not single.hidden and all(row.startswith(values.header) for row in rows):
+        if not single.stores_hidden and all(row.startswith(values.header) for row in rows):
             return rows
         try:
             return [values.encode(single.decode(row)[:width]) for row in rows]

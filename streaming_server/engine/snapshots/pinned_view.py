@@ -296,6 +296,7 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
+        plan = plan.as_of(self.view_micros)
         reader, choices = await plan_reads_off_loop(self._view.executor.run, plan, self._view.codec)
         if plan.limit != 0:
             reader = await read_through_index(reader, choices, self.locked_view())
@@ -315,6 +316,7 @@ class SnapshotReader:
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """Returns what `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
+        plan = plan.as_of(self.view_micros)
         reader, choices = plan_reads(plan, self._view.codec)
         choice = choose_index(choices, self.locked_view().indexes)
         filled = self._nonempty_buckets()

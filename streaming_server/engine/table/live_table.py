@@ -147,6 +147,9 @@ class LiveTable:
                 live.open_bucket.mark_every(_mark_seconds(definition))
             if definition.options.columnar_base == "off":
                 live.columnar.drop_unwanted()
+            elif definition.expiry_since_micros != old.expiry_since_micros and live.columnar.delta is not None:
+                # It may have rows that were removed silently because they had expired by the earlier TTL.
+                live.columnar.drop("the TTL of the table was changed")
         if definition.indexes != old.indexes:
             for live in self.buckets:
                 self._index_builds.wake(live)

@@ -45,6 +45,7 @@ from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
+from streaming_server.engine.writes.expiry_sweep import ExpirySweep
 from streaming_server.storage.files.disk_reserve import DiskReserve
 from streaming_server.storage.files.disk_use import DiskBytes, directory_bytes, measure_table
 from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
@@ -53,6 +54,8 @@ from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import (
     EVOLUTION_FORMAT,
+    EVOLUTION_FORMAT,
+    EXPIRY_FORMAT,
     LOG_TABLES_FORMAT,
     MARKERS_FORMAT,
     PARTITIONS_FORMAT,
@@ -176,6 +179,13 @@ class Tables:
             seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
+        self._sweep = ExpirySweep(
+            self._expiring, seconds=config.sweep_seconds, cpu_share=config.sweep_cpu_share, clock=self.clock
+        )
+
+    def _expiring(self) -> Iterable[TableState]:
+        """Returns the states of the tables whose rows expire. Opens them."""
+        return [self.table(each.name).state for each in self.definitions() if each.expiry is not None]
 
     def _load(self, definition: TableDefinition) -> None:
         """Loads a table's snapshots, consumers and locks. After an unexpected error, only this table is unusable."""
@@ -207,6 +217,7 @@ class Tables:
         self._log_maintenance.start()
         self._bases.start()
         self._idle.start()
+        self._sweep.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -342,6 +353,8 @@ class Tables:
         if not definition.has_key:
             self.require_format(LOG_TABLES_FORMAT, "tables without a primary key")
         self._check_retention(definition)
+        if definition.expiry is not None:
+            self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
         self._reserve.check()
         await self._to_its_end(self._create(definition))
         return definition
@@ -385,8 +398,12 @@ class Tables:
             )
 
         def change(definition: TableDefinition) -> TableDefinition:
-            definition = definition.alter_options(set_options, reset_options).drop_indexes(drop_indexes)
+            now_micros = self.clock.commit_micros()
+            definition = definition.alter_options(set_options, reset_options, now_micros=now_micros)
             self._check_retention(definition)
+            if definition.expiry is not None:
+                self.require_format(EXPIRY_FORMAT, "tables whose rows expire")
+            definition = definition.drop_indexes(drop_indexes)
             if columns:
                 if not columns.only_adds:
                     self.require_format(EVOLUTION_FORMAT, "columns that are renamed, dropped or changed in another way")
@@ -482,6 +499,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
+        await self._sweep.close()
         await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()

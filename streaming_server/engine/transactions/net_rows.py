@@ -10,12 +10,14 @@ This module serves tables whose rows are merged. Where the last row of a key rep
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from scankv.model.rows.row_values import NotExactError
+from streaming_server.engine.merging.expired_rows import UnexpiredRows
 from streaming_server.engine.merging.few_rows import change_few
 from streaming_server.engine.merging.outcome import combine_changes, merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import PreparedRows
@@ -45,10 +47,13 @@ class MergedTransactionRows:
 
     Args:
         bucket: The bucket that the rows are for. It does not have these rows yet.
+        codec: The table.
+        now_micros: The time as of which rows have expired, in microseconds since 1970 UTC.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, codec: TableCodec, now_micros: int) -> None:
         self._bucket = bucket
+        self._without_expired = partial(codec.rows.without_expired, now_micros=now_micros)
         self._rows: dict[bytes, bytes | None] = {}
         self._columns: dict[bytes, Columns] = {}
         self._applied: frozenset[bytes] = frozenset()
@@ -62,7 +67,7 @@ class MergedTransactionRows:
         """Returns the rows of some encoded keys as the transaction leaves them, None where no row is left."""
         missing = [key for key in keys if key not in self._rows]
         stored = dict(zip(missing, self._bucket.get(missing), strict=True)) if missing else {}
-        return [stored[key] if key in stored else self._rows[key] for key in keys]
+        return self._without_expired([stored[key] if key in stored else self._rows[key] for key in keys])
 
     def has_rows_among(self, keys: list[bytes]) -> bool:
         """See `StoredRows`."""
@@ -82,6 +87,10 @@ class MergedTransactionRows:
         """
         keys = [key for _, group in self._groups() for key in group]
         self._applied = frozenset(keys[:applied])
+
+    def stored(self, codec: TableCodec, micros: int) -> UnexpiredRows:
+        """Returns the rows of the bucket, without these rows, that have not expired at a time."""
+        return UnexpiredRows(self._bucket, codec, self._bucket.commit_time(micros))
 
     def merge(self, rows: BucketRows, merger: Merger) -> None:
         """Merges the rows of the next request. Blocks; hold the bucket's mutex.
@@ -122,9 +131,12 @@ class MergedTransactionRows:
                 yield columns, left[:step]
                 left = left[step:]
 
-    def change(self, keys: list[bytes], number: int, codec: TableCodec) -> BucketChange:
-        """Returns the change of some keys of bucket `number`. Blocks; hold the bucket's mutex. Raises DataLoss."""
-        rows, old = self._rows, dict(zip(keys, self._bucket.get(keys), strict=True))
+    def change(self, keys: list[bytes], number: int, stored: UnexpiredRows) -> BucketChange:
+        """Returns the change of some keys of bucket `number`, given the rows of the bucket.
+
+        Blocks; hold the bucket's mutex. Raises DataLoss.
+        """
+        rows, old, codec = self._rows, dict(zip(keys, stored.get(keys), strict=True)), stored.codec
         # A key that is not in `rows` has no effective write.
         put = [key for key in keys if rows.get(key) is not None]
         gone = [key for key in keys if key in rows and rows[key] is None and old[key] is not None]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from scankv.model.keys.key_range import KeyRange
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.merging.expired_rows import UnexpiredRows
     from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
@@ -45,7 +46,7 @@ _log: Final = logging.getLogger(__name__)
 class _NetStep(NamedTuple):
     """The arguments of `apply_change` after the bucket, and the number of keys that are applied after it."""
 
-    change: tuple[Callable[[], BucketChange], RowCodec, WriteStep, ChangeOrigin, int]
+    change: tuple[Callable[[], BucketChange], RowCodec, WriteStep, ChangeOrigin, int, UnexpiredRows]
     end_row: int
 
 
@@ -204,7 +205,8 @@ class RollForward:
     ) -> None:
         try:
             async with live.mutex.bypass_barrier():
-                merged = net.setdefault(live, MergedTransactionRows(await live.open()))
+                rows = MergedTransactionRows(await live.open(), table.state.codec, self._decision.micros)
+                merged = net.setdefault(live, rows)
                 if is_first:
                     merged.add_keys(part)
                 else:
@@ -299,12 +301,14 @@ class RollForward:
         end_row = self._applied[live]
         for columns, keys in net.steps(end_row, len(codec.indexes)):
             end_row += len(keys)
+            stored = net.stored(codec, self._decision.micros)
             change = (
-                partial(net.change, keys, live.number, codec),
+                partial(net.change, keys, live.number, stored),
                 codec.rows,
                 WriteStep(identity=self._identity, rows=end_row, complete=end_row == len(net)),
                 origin_of(self._decision.writer or None, columns, codec.rows),
                 self._decision.micros,
+                stored,
             )
             yield _NetStep(change, end_row)
 

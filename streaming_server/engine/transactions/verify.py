@@ -116,7 +116,10 @@ async def _merge_parts(
         for part in parts:
             live = table.buckets[part.bucket]
             await mutexes.enter_async_context(live.mutex.bypass_barrier())
-            net.setdefault(live, MergedTransactionRows(await live.open())).add_keys(part)
+            if live not in net:
+                now_micros = table.state.clock.commit_micros()
+                net[live] = MergedTransactionRows(await live.open(), table.state.codec, now_micros)
+            net[live].add_keys(part)
             steps.append((live, part))
         merger = table.writes.merger
 

@@ -10,22 +10,25 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.engine.merging.expired_rows import UnexpiredRows, removal_of
 from streaming_server.engine.writes.partition_counts import count_by_partition
 from streaming_server.storage.bucket.bucket_change import as_array
+from streaming_server.storage.bucket.write_times import set_write_times
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, ChangeOrigin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.few_rows import BucketRows
-    from streaming_server.engine.merging.merger import Merger
+    from streaming_server.engine.merging.merger import Merger, StoredRows
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.bucket_change import BucketChange
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriteStep
     from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 # A step fills changelog records, so that readers get full chunks.
 _MAX_BATCH_ROWS = 2 * MAX_CHANGES_PER_RECORD
@@ -52,14 +55,19 @@ def apply_rows(
     """
     codec = merger.codec.rows
     rows = rows.for_codec(codec)
+    stored: StoredRows = bucket
+    if codec.definition.expiry is not None:
+        commit_micros = bucket.commit_time(commit_micros)
+        stored = UnexpiredRows(bucket, merger.codec, commit_micros)
     apply_change(
         live,
         bucket,
-        lambda: merger.merge(bucket, rows),
+        lambda: merger.merge(stored, rows),
         codec,
         step,
         origin_of(writer, rows.columns, codec),
         commit_micros,
+        stored if isinstance(stored, UnexpiredRows) else None,
     )
 
 
@@ -71,8 +79,14 @@ def apply_change(
     step: WriteStep | None,
     origin: ChangeOrigin,
     commit_micros: int | None,
+    stored: UnexpiredRows | None = None,
 ) -> None:
-    """Applies the change that `make` returns; otherwise as `apply_rows`."""
+    """Applies the change that `make` returns; otherwise as `apply_rows`.
+
+    The expired rows that `stored` has met are removed first, in a WriteBatch of their own: a crash after it changes no
+    view.
+    """
+    micros = commit_micros
     try:
         change = make()
         if origin is not NO_ORIGIN:
@@ -80,9 +94,12 @@ def apply_change(
                 change = replace(change, changes=replace(change.changes, origin=origin))
             elif change.marker is not None:
                 change = replace(change, marker=replace(change.marker, origin=origin))
-        if codec.definition.partitioning is not None:
-            change = replace(change, partitions=count_by_partition(change, codec.definition.partitioning))
-        bucket.apply(change, step, commit_micros)
+        if codec.write_time is not None:
+            micros = bucket.commit_time(commit_micros)
+            change = set_write_times(change, codec, micros)
+        if stored is not None and stored.expired:
+            remove_expired(live, bucket, stored.expired, stored.codec, micros)
+        bucket.apply(_with_counts(change, codec.definition), step, micros)
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
@@ -92,6 +109,34 @@ def apply_change(
         # The delta has single keys only.
         live.columnar.drop("the rows of a key range were deleted")
         return
+    _add_to_base(live, bucket, change)
+
+
+def remove_expired(
+    live: LiveBucket, bucket: Bucket, rows: Mapping[bytes, bytes], codec: TableCodec, commit_micros: int | None = None
+) -> None:
+    """Removes expired rows, given as they are stored by key, from a bucket and from its columnar base. Blocks.
+
+    Hold the bucket's mutex.
+    """
+    change = removal_of(rows, codec, live.number)
+    try:
+        bucket.apply(_with_counts(change, codec.definition), None, commit_micros)
+    except BaseException:
+        live.columnar.drop("it may lack a failed write")
+        raise
+    _add_to_base(live, bucket, change)
+
+
+def _with_counts(change: BucketChange, definition: TableDefinition) -> BucketChange:
+    """Returns a change with the rows that each partition gains and loses, if the table is partitioned."""
+    if definition.partitioning is None:
+        return change
+    return replace(change, partitions=count_by_partition(change, definition.partitioning))
+
+
+def _add_to_base(live: LiveBucket, bucket: Bucket, change: BucketChange) -> None:
+    """Adds an applied change to the delta of the columnar base."""
     live.columnar.record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read the delta once: a damaged base may be dropped at any time.
     delta = live.columnar.delta

@@ -245,7 +245,7 @@ class WriteOperation:
             while not complete and self._done.get(part.bucket) != len(part.keys):
                 async with live.mutex:
                     complete = await self._step(live, await live.open(), part)
-        if self._scope.table.codec.rows.hidden:
+        if self._scope.table.codec.rows.stores_hidden:
             # Hidden state of a row may have changed without a new offset.
             await live.wait_written()
         await live.wait_durable(self._offsets[part.bucket])

@@ -6,9 +6,10 @@ import asyncio
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from scankv.model.errors import ServerDraining
+from scankv.model.tables.expiry import TICK_MICROS
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scankv.model.errors import ScanKvError
+
+
+_TICK_SECONDS: Final = TICK_MICROS / 1e6
 
 
 class VersionSource(Protocol):
@@ -40,20 +44,26 @@ class VersionQuery(Protocol):
     def again(self) -> Callable[[], bytes | None]:
         """Returns the current version; None if it is unknown."""
 
+    @property
+    def ticks(self) -> bool:
+        """Whether the version may change without a notification of its source, at most once a second."""
+
 
 @dataclass(slots=True)
 class _Group:
     """Calls that wait for the same change."""
 
     stop: Callable[[], None]
+    timer: asyncio.TimerHandle | None = None
     calls: WakeupThrottle = field(default_factory=WakeupThrottle)
 
 
 class WaitingCalls:
     """The waiting calls of a server. Bound to its event loop.
 
-    All calls that wait for the same change share one listener, which checks the version once per commit. Each call has
-    a timer for its timeout. A waiting call takes nothing else: no thread, no mutex, no iterator.
+    All calls that wait for the same change share one listener, which checks the version once per commit, and where rows
+    expire, one timer, which checks it once a second. Each call has a timer for its timeout. A waiting call takes
+    nothing else: no thread, no mutex, no iterator.
 
     Args:
         max_calls: The most calls that may wait.
@@ -117,10 +127,19 @@ class WaitingCalls:
                 self._end(key, group)
                 group.calls.wake()
 
+        def tick() -> None:
+            look()
+            if self._groups.get(key) is group:
+                group.timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, tick)
+
         group = self._groups[key] = _Group(asked.source.on_change(look))
+        if asked.ticks:
+            group.timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, tick)
         return group
 
     def _end(self, key: tuple[VersionSource, bytes], group: _Group) -> None:
         if self._groups.get(key) is group:
             del self._groups[key]
             group.stop()
+            if group.timer is not None:
+                group.timer.cancel()

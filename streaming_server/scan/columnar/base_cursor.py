@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import evaluate
+from scankv.model.expressions.nodes import Unexpired
 from streaming_server.arrays.arrow_buffers import columnless_batch
 from streaming_server.arrays.sorted_merge import Merge
 from streaming_server.scan.chunk_source import BatchMessage
@@ -168,12 +169,11 @@ class BaseCursor:
 
     def _batch_of(self, row_range: RowRange) -> pa.RecordBatch:
         """Returns the requested columns of the matching rows of a range, and remembers which rows these are."""
-        if self._residual is None:
-            self._current = _KeptRows(row_range, None)
-            if row_range.whole_batch is not None and self._output.are_all_of_base:
-                self._whole_batch = row_range.whole_batch
-            return self._output.of(row_range)
+        if self._residual is None or self._none_has_expired(row_range.whole_batch):
+            return self._all_of(row_range)
         kept = evaluate(self._residual, self._filter_input.of(row_range))
+        if kept.true_count == len(row_range):
+            return self._all_of(row_range)
         self._current = current = _KeptRows(row_range, kept)
         if self._output.are_none:
             # A count needs no columns, and filtering a batch without columns would take longer than the predicate.
@@ -181,6 +181,20 @@ class BaseCursor:
         if row_range.indices is None:
             return self._output.of(row_range).filter(kept)
         return self._output.of(current.as_range())
+
+    def _all_of(self, row_range: RowRange) -> pa.RecordBatch:
+        self._current = _KeptRows(row_range, None)
+        if row_range.whole_batch is not None and self._output.are_all_of_base:
+            self._whole_batch = row_range.whole_batch
+        return self._output.of(row_range)
+
+    def _none_has_expired(self, number: int | None) -> bool:
+        """Whether a batch of the base proves that the residual predicate, which asks for nothing else, is true."""
+        if number is None or self._residual is None or not isinstance(self._residual.predicate, Unexpired):
+            return False
+        assert self._base is not None
+        zone = _zone_of(self._base, self._old, self._codec.definition.schema, number, self._residual.columns[0])
+        return zone is not None and (zone.least is None or bool(zone.least.value > self._residual.predicate.bound))
 
     def _next_range(self, max_rows: int, max_bytes: int) -> RowRange | None:
         """Returns the next row range, None at the end. Advances `last_key` and `rows_scanned`."""
@@ -232,18 +246,19 @@ def _may_match_batch(
     base: ColumnarBase, old: Schema, new: Schema, residual: BoundPredicate | None, number: int
 ) -> bool:
     """Whether a batch of the base, whose rows have the schema `old`, may contain matching rows."""
+    return residual is None or may_match(residual.predicate, partial(_zone_of, base, old, new, number))
 
-    def zone_of(name: str) -> Zone | None:
-        column = new.column(name)
-        stored = old.by_id.get(column.id)
-        zone = None if stored is None else base.zone(number, stored.name)
-        if zone is None or stored is None or stored.type == column.type:
-            return zone
-        if zone.least is None or zone.greatest is None:
-            return zone
-        return replace(zone, least=zone.least.cast(column.type), greatest=zone.greatest.cast(column.type))
 
-    return residual is None or may_match(residual.predicate, zone_of)
+def _zone_of(base: ColumnarBase, old: Schema, new: Schema, number: int, name: str) -> Zone | None:
+    """Returns the zone of a column in a batch of the base, in the column's current type. None: unknown."""
+    column = new.column(name)
+    stored = old.by_id.get(column.id)
+    zone = None if stored is None else base.zone(number, stored.name)
+    if zone is None or stored is None or stored.type == column.type:
+        return zone
+    if zone.least is None or zone.greatest is None:
+        return zone
+    return replace(zone, least=zone.least.cast(column.type), greatest=zone.greatest.cast(column.type))
 
 
 class _Columns:

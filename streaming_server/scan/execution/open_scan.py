@@ -109,7 +109,7 @@ def open_scan(
     )
     return OpenedScan(
         source=source,
-        tokens=TokenWriter(fingerprint, view),
+        tokens=TokenWriter(fingerprint, view, None if definition.expiry is None else plan.now_micros),
         definition=definition,
         resumed_from=point,
         limit=limit,

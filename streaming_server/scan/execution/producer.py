@@ -212,7 +212,7 @@ def _header_of(
         row_estimate=view.rows,
         view_micros=view.micros,
         limit_left=limit,
-        version=version_of(definition, view.log_offsets, view.rows),
+        version=version_of(definition, view.log_offsets, view.micros, view.rows),
     )
 
 

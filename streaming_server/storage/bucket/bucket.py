@@ -201,16 +201,19 @@ class Bucket:
         """As `get`, without reading from disk. Returns None if a row is not in memory."""
         return self._store.find_cached_rows(keys)
 
-    def commit_time(self) -> int:
-        """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases."""
-        return max(self._state.commit_micros, self._clock.commit_micros())
+    def commit_time(self, micros: int | None = None) -> int:
+        """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases.
+
+        With `micros`, which a transaction has chosen, that time if it is possible.
+        """
+        return max(self._state.commit_micros, self._clock.commit_micros() if micros is None else micros)
 
     def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, index entries and state.
 
         The change is visible to reads at once and durable after the next `sync`. If no visible column differs, the
         changelog gets no changes and no offset is used, but the rows with their new hidden columns become durable in
-        the same way.
+        the same way. So does the silent removal of expired rows.
 
         Args:
             change: The change.
@@ -218,12 +221,12 @@ class Bucket:
                 change is empty.
             commit_micros: The commit time that the transaction has chosen. None: now.
         """
-        if change.count == 0 and not len(change.put_keys):
+        if change.count == 0 and not len(change.put_keys) and not len(change.delete_keys):
             if step is not None:
                 self.record(step)
             return
         rows, added = (0, len(change.put_keys)) if change.clears_bucket else (self._state.rows, change.rows_added)
-        micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
+        micros = self.commit_time(commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,

@@ -55,7 +55,15 @@ class IndexCodec:
         self.covered = tuple(column.name for column in (*columns, *others))
         self.prefix = index.id.to_bytes(4, "big")
         self.all_entries = KeyRange.under(self.prefix)
-        entry = replace(definition, schemas=(Schema(1, (*columns, *others)),), indexes=(), merging=NO_MERGING)
+        entry = replace(
+            definition,
+            schemas=(Schema(1, (*columns, *others)),),
+            indexes=(),
+            merging=NO_MERGING,
+            # The row has the time from which it lives.
+            options=replace(definition.options, ttl_seconds=0, ttl_column=""),
+            write_times_from=0,
+        )
         self.rows = RowCodec(entry)
         self._primary_key = definition.primary_key
         self._keys = KeyCodec(definition.key_schema.types, definition.primary_key)

@@ -6,6 +6,7 @@ of all rows are one matrix of bytes, and each segment of all rows is one `take` 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from streaming_server.arrays.arrow_buffers import (
 )
 from streaming_server.storage.files.formats import newer_format
 from streaming_server.storage.rows.conversion import initial_values, widened
+from streaming_server.storage.rows.row_expiry import ExpirySlot
 from streaming_server.storage.rows.row_keys import RowKeys
 from streaming_server.storage.rows.shredding import assemble, shred
 
@@ -53,12 +55,15 @@ class RowCodec:
         definition: The definition of the table.
         schema: The columns of the table.
         hidden: The hidden columns of the table's merge engine.
+        write_time: The hidden column with the time of the last write. It is null in rows that are encoded here:
+            `write_times.set_write_times` sets it. None: rows do not have it.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition
         self.schema = definition.schema.arrow
         self.hidden = definition.hidden_columns(definition.schema)
+        self.write_time = definition.write_time(definition.schema)
         self._layouts = {schema.id: layout_of(schema, definition) for schema in definition.schemas}
         self._layout = self._layouts[definition.schema.id]
         self._visible_layout = RowLayout(definition.schema.id, self.schema.types)
@@ -81,7 +86,7 @@ class RowCodec:
             DataLoss: A row is damaged.
         """
         header = self._layout.header
-        if not self.hidden and all(row.startswith(header) for row in rows):
+        if not self.stores_hidden and all(row.startswith(header) for row in rows):
             return rows
         batch = self.decoder().decode(pa.array(rows, pa.binary()))
         encoded: list[bytes] = self._encode(self._visible_layout, batch, ()).to_pylist()
@@ -110,14 +115,42 @@ class RowCodec:
         head = binary_from_matrix(fixed)
         return pc.binary_join_element_wise(head, *segments, pa.scalar(b"", pa.binary())) if segments else head
 
+    @property
+    def stores_hidden(self) -> bool:
+        """Whether rows have hidden columns."""
+        return bool(self.hidden) or self.write_time is not None
+
+    @cached_property
+    def expiry_slot(self) -> ExpirySlot | None:
+        """Finds expired rows. None: rows do not expire."""
+        expiry = self.definition.expiry
+        return None if expiry is None else ExpirySlot(self, expiry.column.id, expiry.column.name)
+
+    def without_expired(self, rows: list[bytes | None], now_micros: int) -> list[bytes | None]:
+        """Returns stored rows with None in place of those that have expired at a time. Raises DataLoss."""
+        expiry, slot = self.definition.expiry, self.expiry_slot
+        return rows if expiry is None or slot is None else slot.without_expired(rows, expiry.bound_at(now_micros))
+
+    @property
+    def layout(self) -> RowLayout:
+        """The layout of rows of the current schema."""
+        return self._layout
+
     def decoder(self, columns: Sequence[str] | None = None) -> RowDecoder:
         """Creates a decoder for the named columns, in that order. None: all columns in table order.
+
+        A predicate may name the hidden column with the time of the last write.
 
         Raises:
             SchemaMismatch: A column does not exist.
         """
         schema = self.definition.schema
         names = schema.names if columns is None else columns
+        hidden = self.write_time
+        if hidden is not None and hidden.name in names:
+            chosen = [hidden if name == hidden.name else schema.column(name) for name in names]
+            fields = [pa.field(column.name, column.type, column.nullable) for column in chosen]
+            return RowDecoder(self._layouts, self._layout, chosen, pa.schema(fields))
         return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
 
     def merge_decoder(self) -> RowDecoder:
@@ -135,7 +168,9 @@ class RowCodec:
 
 def layout_of(schema: Schema, definition: TableDefinition) -> RowLayout:
     """Returns the layout of the rows that a table stores under one of its schemas, with the hidden columns."""
-    columns = (*schema.columns, *definition.hidden_columns(schema))
+    columns = [*schema.columns, *definition.hidden_columns(schema)]
+    if (write_time := definition.write_time(schema)) is not None:
+        columns.append(write_time)
     return RowLayout(schema.id, [column.type for column in columns], [column.id for column in columns])
 
 
@@ -178,6 +213,20 @@ class RowDecoder:
             if _all_have(fixed, layout.header):
                 return self._decode(layout, values, fixed, lengths)
         return self._decode_mixed(values, lengths)
+
+    def decode_unexpired(self, values: pa.Array, slot: ExpirySlot, bound: int) -> pa.RecordBatch:
+        """Decodes the rows that have not expired: see `ExpirySlot.unexpired`. Raises DataLoss."""
+        lengths, layout = np.diff(var_offsets(values)), self._current
+        if len(lengths) and lengths.min() >= layout.fixed_bytes:
+            fixed = _fixed_part(values, layout.fixed_bytes)
+            if _all_have(fixed, layout.header):
+                # Most often, no row of a chunk has expired, and the check costs next to nothing.
+                alive = slot.unexpired_of_current(fixed, bound)
+                if alive is None:
+                    return self._decode(layout, values, fixed, lengths)
+                return self.decode(values.filter(pa.array(alive)))
+        alive = slot.unexpired(values, bound)
+        return self.decode(values if alive is None else values.filter(pa.array(alive)))
 
     def _layout_of_first(self, values: pa.Array) -> RowLayout:
         """Returns the layout of the first row, which most often is that of all. If it is damaged: the current one."""

@@ -45,6 +45,9 @@ class SingleRowCodec:
         self._row_type = pa.struct(list(schema))
         self._change_type = pa.struct(list(definition.change_schema_at(definition.schema.id)))
         self.hidden: Final = len(definition.hidden_columns(definition.schema))
+        # The last value of stored rows is then the time of the last write, which `Values` do not have.
+        self.has_write_time: Final = definition.write_time(definition.schema) is not None
+        self.stores_hidden: Final = self.hidden > 0 or self.has_write_time
         # Generated on first use, because most tables have one schema in use, and generating takes a millisecond.
         self._by_schema: dict[tuple[int, bool], RowValues] = {}
         self._sources: dict[tuple[int, bool], list[_Source]] = {}
@@ -55,7 +58,8 @@ class SingleRowCodec:
         Raises:
             NotExactError: A value does not fit its column.
         """
-        return self._values_of(self._definition.schema, hidden=True).encode(values)
+        stored = (*values, None) if self.has_write_time else values
+        return self._values_of(self._definition.schema, hidden=True).encode(stored)
 
     def decode(self, row: bytes) -> Values:
         """Decodes a stored row of any schema of the table, with hidden columns.
@@ -65,7 +69,8 @@ class SingleRowCodec:
                 The codec for columns tells which.
         """
         try:
-            return self._decode(row, stored=True)
+            values = self._decode(row, stored=True)
+            return values[:-1] if self.has_write_time else values
         except (DamagedRowError, ValueError, OverflowError) as error:
             raise NotExactError from error
 
@@ -102,7 +107,8 @@ class SingleRowCodec:
         if stored == value:
             return True
         current = self._definition.schema
-        if not self.hidden and stored is not None and stored.startswith(self._values_of(current, hidden=False).header):
+        header = self._values_of(current, hidden=False).header
+        if not self.stores_hidden and stored is not None and stored.startswith(header):
             return False
         # Encoded again, because rows of an older schema have other bytes for the same values.
         encode, width = self._values_of(current, hidden=False).encode, len(self.schema)
@@ -187,10 +193,14 @@ class SingleRowCodec:
         return sources
 
     def _columns(self, schema: Schema, *, hidden: bool) -> Sequence[ColumnDefinition]:
-        return (*schema.columns, *self._definition.hidden_columns(schema)) if hidden else schema.columns
+        if not hidden:
+            return schema.columns
+        write_time = self._definition.write_time(schema)
+        merged = (*schema.columns, *self._definition.hidden_columns(schema))
+        return merged if write_time is None else (*merged, write_time)
 
     def _values_of(self, schema: Schema, *, hidden: bool) -> RowValues:
-        key = (schema.id, hidden and bool(self.hidden))
+        key = (schema.id, hidden and self.stores_hidden)
         known = self._by_schema.get(key)
         if known is None:
             types = [column.type for column in self._columns(schema, hidden=hidden)]

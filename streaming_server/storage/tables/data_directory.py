@@ -45,6 +45,8 @@ DELETIONS_FORMAT: Final = 5
 """The changelog has markers of deleted ranges: see `range_markers`."""
 PARTITIONS_FORMAT: Final = 5
 """Tables are partitioned: see `storage/bucket/partitions.py`."""
+EXPIRY_FORMAT: Final = 5
+"""Rows expire: earlier servers would show expired rows, and not know the time of the last write in rows."""
 NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""

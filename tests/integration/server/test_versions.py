@@ -65,7 +65,7 @@ async def test_the_version_from_memory_is_the_one_of_the_view(tmp_path: Path) ->
                 view = live.reads.view_in_memory(buckets)
                 assert view is not None
                 version = live.reads.version_in_memory(buckets)
-                assert version == view_version(live.definition, view.log_offsets)
+                assert version == view_version(live.definition, view.log_offsets, view.micros)
                 if buckets is None:
                     assert version == await version_of(table)
                     seen.add(version)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scankv.model.errors import InvalidResumeToken
 from scankv.model.limits import MAX_BUCKETS, MAX_KEY_BYTES, MAX_RESUME_TOKEN_BYTES
 from streaming_server.scan.chunk_source import ScanPosition, View
-from streaming_server.scan.resume_token import Fingerprint, ResumePoint, TokenWriter, read_token
+from streaming_server.scan.resume_token import Fingerprint, ResumePoint, TokenWriter, read_token, time_of_token
 
 HERE = Fingerprint.of(table=["game.scores", "7"], schema=b"columns", query=[None, 5])
 
@@ -29,7 +29,17 @@ def test_what_was_put_in_comes_out(
     position: ScanPosition, remaining: int | None, log_offsets: dict[int, int], micros: int
 ) -> None:
     token = TokenWriter(HERE, View(log_offsets, micros, 5)).token(position, remaining)
-    assert read_token(token, HERE) == ResumePoint(position, remaining, View(log_offsets, micros, 0))
+    assert read_token(token, HERE) == ResumePoint(position, remaining, View(log_offsets, micros, 0), micros)
+    assert time_of_token(token) == micros
+
+
+@given(positions, limits, offsets, st.integers(0, 2**60))
+def test_a_token_of_rows_that_expire_has_the_time_of_the_first_view(
+    position: ScanPosition, remaining: int | None, log_offsets: dict[int, int], micros: int
+) -> None:
+    token = TokenWriter(HERE, View(log_offsets, micros, 5), micros // 2).token(position, remaining)
+    assert read_token(token, HERE) == ResumePoint(position, remaining, View(log_offsets, micros, 0), micros // 2)
+    assert time_of_token(token) == micros // 2
 
 
 @given(positions, st.data())

@@ -46,6 +46,7 @@ class Thing:
 class Question:
     source: Thing
     version: bytes = b"v1"
+    ticks: bool = False
 
     @property
     def again(self) -> Callable[[], bytes | None]:

@@ -1,0 +1,151 @@
+"""Removes expired rows in the background. No view has them, so nothing but disk space depends on when that happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from scankv.model.errors import ScanKvError
+from scankv.model.expressions import BoundPredicate
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.engine.writes.bucket_steps import remove_expired
+from streaming_server.scan.row_reader import RowReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.rows.table_codec import TableCodec
+
+_SLICE_ROWS: Final = 2048
+"""The most rows that writers of a bucket wait for: reading them takes about a millisecond."""
+_SLICE_BYTES: Final = 1 << 20
+_SLICE_STEPS: Final = 4
+"""The most steps of a slice, where many deleted rows lie between the others."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class _Slice(NamedTuple):
+    """The next rows of a bucket.
+
+    Attributes:
+        expired: The expired rows, as they are stored, by key.
+        scanned: The number of rows read.
+        last_key: The key up to which the bucket was read. None: to its end.
+        seconds: The processor time.
+    """
+
+    expired: dict[bytes, bytes]
+    scanned: int
+    last_key: bytes | None
+    seconds: float
+
+
+class ExpirySweep(Background):
+    """Walks through the buckets of all tables whose rows expire, and removes the expired ones. Bound to the event loop.
+
+    A pass reads a bucket in slices, and removes the expired rows of a slice with one WriteBatch under the same hold of
+    the bucket's mutex. Nothing is remembered on disk: after a restart, the next pass begins again.
+
+    Args:
+        tables: Returns the tables.
+        seconds: The pause between two checks of what is due.
+        cpu_share: The most processor time, as a share of one core.
+        clock: The server's clock.
+    """
+
+    def __init__(
+        self, tables: Callable[[], Iterable[TableState]], *, seconds: float, cpu_share: float, clock: ServerClock
+    ) -> None:
+        self._tables = tables
+        self._cpu_share = cpu_share
+        self._clock = clock
+        super().__init__(partial(repeat, seconds, self._look))
+
+    async def _look(self) -> None:
+        for table in list(self._tables()):
+            expiry = table.definition.expiry
+            if expiry is not None and table.sweep.is_due(self._clock.monotonic(), expiry.seconds):
+                await self.sweep_table(table)
+
+    async def sweep_table(self, table: TableState) -> None:
+        """Makes one pass over a table."""
+        began, rows, removed = self._clock.monotonic(), 0, 0
+        for live in table.buckets:
+            try:
+                found = await self._sweep_bucket(table, live)
+            except ScanKvError as error:
+                # The disk is full, or the bucket is damaged, and its readers get an error.
+                _log.warning("expired rows of bucket %s of %s: %s", live.number, live.table, error.message)
+                continue
+            rows, removed = rows + found[0], removed + found[1]
+        if (expiry := table.definition.expiry) is not None:
+            table.sweep.end_pass(began, self._clock.monotonic(), rows, removed, expiry.seconds)
+
+    async def _sweep_bucket(self, table: TableState, live: LiveBucket) -> tuple[int, int]:
+        """Returns how many rows were read, and how many of them removed."""
+        rows = removed = 0
+        start: bytes | None = None
+        while table.definition.expiry is not None:
+            async with live.mutex:
+                bucket = await live.open()
+                codec = table.codec
+                if bucket.state.rows == 0:
+                    break
+                found: _Slice = await live.run(_read_slice, bucket, codec, bucket.commit_time(), start)
+                spent = [found.seconds]
+                if found.expired:
+                    await live.write(_remove, live, bucket, found.expired, codec, spent)
+            rows, removed = rows + found.scanned, removed + len(found.expired)
+            table.sweep.removed += len(found.expired)
+            if found.last_key is None:
+                break
+            start = found.last_key + b"\0"
+            await asyncio.sleep(sum(spent) * (1 / self._cpu_share - 1))
+        return rows, removed
+
+
+def _remove(
+    live: LiveBucket, bucket: Bucket, rows: Mapping[bytes, bytes], codec: TableCodec, spent: list[float]
+) -> None:
+    began = time.thread_time()
+    remove_expired(live, bucket, rows, codec)
+    spent.append(time.thread_time() - began)
+
+
+def _read_slice(bucket: Bucket, codec: TableCodec, now_micros: int, start: bytes | None) -> _Slice:
+    """Reads the next rows of a bucket from a key on. Raises DataLoss."""
+    began = time.thread_time()
+    definition, expiry = codec.definition, codec.definition.expiry
+    if expiry is None:
+        return _Slice({}, 0, None, 0.0)
+    where = BoundPredicate(expiry.expired(now_micros), (expiry.column.name,))
+    key = definition.primary_key
+    reader = RowReader.of(codec.rows, codec.key_codec, key, where, KeyRange(start, None), stored_rows=True)
+    if not reader.ranges:
+        return _Slice({}, 0, None, 0.0)
+    expired: dict[bytes, bytes] = {}
+    last_key: bytes | None = None
+    cursor = reader.cursor(bucket, reader.ranges, reverse=False)
+    try:
+        for _ in range(_SLICE_STEPS):
+            batch = cursor.next_batch(_SLICE_ROWS, _SLICE_BYTES)
+            if batch is None:
+                last_key = None
+                break
+            last_key = cursor.last_key
+            keys = codec.keys.encode_stored(batch.select(list(key))).to_pylist()
+            expired.update(zip(keys, batch.column("stored").to_pylist(), strict=True))
+            if cursor.rows_scanned >= _SLICE_ROWS:
+                break
+        return _Slice(expired, cursor.rows_scanned, last_key, time.thread_time() - began)
+    finally:
+        cursor.close()

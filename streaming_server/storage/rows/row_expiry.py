@@ -1,0 +1,110 @@
+"""Which stored rows have expired, from the bytes of the slot that has their time."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.rows.row_layout import HEADER
+from streaming_server.arrays.arrow_buffers import var_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.arrays.arrow_buffers import Bytes, Mask
+    from streaming_server.storage.rows.row_codec import RowCodec
+
+_FEW: Final = 64
+"""The most rows that are looked at one by one."""
+
+
+class ExpirySlot:
+    """Finds expired rows by the column that has their times. Immutable.
+
+    Args:
+        codec: The codec of the rows, which also decodes rows of older schemas.
+        column_id: The id of the column: see `Expiry`.
+        name: Its name.
+    """
+
+    def __init__(self, codec: RowCodec, column_id: int, name: str) -> None:
+        self._codec = codec
+        self._column = name
+        layout = codec.layout
+        self._slot = layout.by_id[column_id]
+        self._header = layout.header
+        self._header_number = int.from_bytes(layout.header, "little")
+        self._least_bytes = layout.fixed_bytes
+        self._valid_at, self._valid_bit = layout.bitmap_start + self._slot.index // 8, 1 << self._slot.index % 8
+        self._width = self._slot.width or 0
+        self._unpack = struct.Struct("<i" if self._width == 4 else "<q").unpack_from
+
+    def unexpired(self, values: pa.Array, bound: int) -> Mask | None:
+        """Returns which rows have not expired; None if none has.
+
+        Args:
+            values: Stored rows of any schema of the table.
+            bound: The greatest time that has expired: see `Expiry.bound_at`.
+
+        Raises:
+            DataLoss: A row is damaged.
+        """
+        count = len(values)
+        if not count:
+            return None
+        alive = self._of_current_schema(values, bound)
+        if alive is None:
+            column = self._codec.decoder((self._column,)).decode(values).column(0)
+            stored = column.view(pa.int32() if self._width == 4 else pa.int64())
+            alive = pc.fill_null(pc.greater(stored, bound), True).to_numpy(zero_copy_only=False)
+        return None if alive.all() else alive
+
+    def unexpired_of_current(self, fixed: Bytes, bound: int) -> Mask | None:
+        """As `unexpired`, given the part of rows of the current schema that has a fixed length, as a matrix."""
+        count, stride = fixed.shape
+        times = np.ndarray((count,), f"<i{self._width}", fixed, offset=self._slot.start, strides=(stride,))
+        alive: Mask = times > bound
+        if alive.all():
+            return None
+        alive |= (fixed[:, self._valid_at] & self._valid_bit) == 0
+        return None if alive.all() else alive
+
+    def _of_current_schema(self, values: pa.Array, bound: int) -> Mask | None:
+        """Returns which rows have not expired; None unless all rows have the current schema."""
+        offsets = var_offsets(values)
+        if np.diff(offsets).min() < self._least_bytes:
+            return None
+        data = np.frombuffer(values.buffers()[2], np.uint8)
+        starts = offsets[:-1]
+        headers = _numbers(data, starts, 0, 8) & ((1 << 8 * HEADER.size) - 1)
+        if not (headers == self._header_number).all():
+            return None
+        alive: Mask = _numbers(data, starts, self._slot.start, self._width) > bound
+        valid = data[starts + self._valid_at] & self._valid_bit
+        return alive if valid.all() else np.logical_or(alive, valid == 0)
+
+    def without_expired(self, rows: Sequence[bytes | None], bound: int) -> list[bytes | None]:
+        """Returns stored rows with None in place of those that have expired. Raises DataLoss."""
+        if len(rows) <= _FEW:
+            return [None if row is not None and self._has_expired(row, bound) else row for row in rows]
+        values = pa.array(rows, pa.binary())
+        alive = self.unexpired(values.drop_null(), bound)
+        if alive is None:
+            return list(rows)
+        kept = iter(alive.tolist())
+        return [row if row is not None and next(kept) else None for row in rows]
+
+    def _has_expired(self, row: bytes, bound: int) -> bool:
+        if row.startswith(self._header) and len(row) >= self._least_bytes:
+            return bool(row[self._valid_at] & self._valid_bit) and self._unpack(row, self._slot.start)[0] <= bound
+        return self.unexpired(pa.array([row], pa.binary()), bound) is not None
+
+
+def _numbers(data: Any, starts: Any, at: int, width: int) -> Any:  # noqa: ANN401  # NumPy arrays of several types
+    """Returns the integers of `width` bytes that rows have at a place, given where the rows start."""
+    at_all = np.ndarray((len(data) - width + 1,), f"<i{width}", data, strides=(1,))
+    return at_all[starts + at]
