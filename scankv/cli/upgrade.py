@@ -12,8 +12,8 @@ _CHANGES = {
     3: "writes with track_changes=False, changes of the table option changelog, and its value input",
     4: "columns that are renamed, dropped, widened or reordered, or have defaults or comments",
     5: (
-        "deletes of key ranges with track_changes=False; partitioned tables; tables whose rows expire; tables without a "
-        "primary key, and changelogs that are kept for ever"
+        "deletes of key ranges with track_changes=False; partitioned tables; tables whose rows expire; tables without "
+        "a primary key, and changelogs that are kept for ever"
     ),
 }
 """What each format adds."""

@@ -54,7 +54,6 @@ from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import (
     EVOLUTION_FORMAT,
-    EVOLUTION_FORMAT,
     EXPIRY_FORMAT,
     LOG_TABLES_FORMAT,
     MARKERS_FORMAT,

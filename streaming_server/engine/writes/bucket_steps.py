@@ -19,6 +19,7 @@ from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, N
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.merging.merger import Merger, StoredRows
