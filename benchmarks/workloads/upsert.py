@@ -29,6 +29,7 @@ _MOST_ROWS: Final = 500_000
 _CALL_ROWS: Final = 100_000
 _BATCH_ROWS: Final = 10_000
 _FULL, _UPSERT = "ScanKV upsert, full changelog", "ScanKV upsert, upsert changelog"
+_APPEND = "ScanKV append, table without a key"
 _WRITE_BATCH = "WriteBatch in-process"
 
 
@@ -46,6 +47,7 @@ def run(bench: Bench) -> Result:
                 _WRITE_BATCH: lambda: write_batch.call(WriteBatchWriter.write).check_rows(rows),
                 _FULL: lambda: upsert.call(UpsertWriter.write, "full").check_rows(rows),
                 _UPSERT: lambda: upsert.call(UpsertWriter.write, "upsert").check_rows(rows),
+                _APPEND: lambda: upsert.call(UpsertWriter.append).check_rows(rows),
             },
         )
     return Result(
@@ -65,6 +67,14 @@ def run(bench: Bench) -> Result:
                 unit="ratio",
                 spread=paired_ratios(rates[_UPSERT], rates[_WRITE_BATCH]),
                 at_least=0.45,
+            ),
+            Figure(
+                name="append_vs_upsert",
+                work="append of the same rows to a table without a key",
+                against="their upsert, full changelog",
+                unit="ratio",
+                spread=paired_ratios(rates[_APPEND], rates[_FULL]),
+                at_least=2.0,
             ),
             Figure(
                 name="upsert",
@@ -101,14 +111,19 @@ class UpsertWriter:
         """Writes all rows into a new table with the given changelog mode, and drops the table."""
         return self._runner.run(self._write(changelog))
 
-    async def _write(self, changelog: str) -> Timing:
+    def append(self) -> Timing:
+        """Appends all rows to a new table without a key, and drops the table."""
+        return self._runner.run(self._write(None))
+
+    async def _write(self, changelog: str | None) -> Timing:
+        key = [] if changelog is None else t4.PRIMARY_KEY
         async with connect(self._url) as client:
             table = await client.create_table(
-                t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS, changelog=changelog
+                t4.TABLE, t4.SCHEMA, primary_key=key, buckets=t4.BUCKETS, changelog=changelog or "full"
             )
             started = time.perf_counter()
             for batch in self._batches:
-                await table.upsert(batch)
+                await (table.upsert(batch) if key else table.append(batch))
             seconds = time.perf_counter() - started
             timing = Timing(await table.count(), seconds)
             await client.drop_table(t4.TABLE)
