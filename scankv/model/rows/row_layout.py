@@ -8,7 +8,8 @@ has one or more segments (a nested one as `streaming_server.storage.rows.shreddi
 segment, counted from the start of the row. The part before the segments has the same length in all rows of one schema,
 so that a chunk can be decoded by column.
 
-Hidden columns of fixed width follow the columns of the table. They hold the state of the merge engine.
+Hidden columns of fixed width follow the columns of the table. They hold the state of the merge engine, and the last one
+the time of the last write, if rows expire by it.
 """
 
 from __future__ import annotations

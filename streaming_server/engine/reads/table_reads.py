@@ -103,7 +103,9 @@ class TableReads:
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = table.view_of(states)
             timed = plan if resumed is not None else plan.as_of(view.micros)
-            if codec is not table.codec or (codec.definition.expiry is not None and timed != plan):
+            if codec is not table.codec or (
+                codec.definition.expiry is not None and timed.now_micros != plan.now_micros
+            ):
                 codec, plan = table.codec, timed
                 reader, choices = plan_reads(plan, codec)
             if plan.limit != 0:

@@ -13,8 +13,6 @@ from scankv.model.rows.row_layout import HEADER
 from streaming_server.arrays.arrow_buffers import var_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from streaming_server.arrays.arrow_buffers import Bytes, Mask
     from streaming_server.storage.rows.row_codec import RowCodec
 
@@ -87,14 +85,17 @@ class ExpirySlot:
         valid = data[starts + self._valid_at] & self._valid_bit
         return alive if valid.all() else np.logical_or(alive, valid == 0)
 
-    def without_expired(self, rows: Sequence[bytes | None], bound: int) -> list[bytes | None]:
-        """Returns stored rows with None in place of those that have expired. Raises DataLoss."""
+    def without_expired(self, rows: list[bytes | None], bound: int) -> list[bytes | None]:
+        """Returns stored rows with None in place of those that have expired; the same list if none has.
+
+        Raises:
+            DataLoss: A row is damaged.
+        """
         if len(rows) <= _FEW:
             return [None if row is not None and self._has_expired(row, bound) else row for row in rows]
-        values = pa.array(rows, pa.binary())
-        alive = self.unexpired(values.drop_null(), bound)
+        alive = self.unexpired(pa.array(rows, pa.binary()).drop_null(), bound)
         if alive is None:
-            return list(rows)
+            return rows
         kept = iter(alive.tolist())
         return [row if row is not None and next(kept) else None for row in rows]
 

@@ -12,6 +12,7 @@ import pytest
 
 from scankv import InvalidOption, SchemaMismatch, StartFrom, StopAt, col
 from scankv.mirror import mirror
+from scankv.model.expressions import any_of
 from tests.support.clocks import START, FakeClocks, serving
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("val
 NOW = dt.datetime.fromtimestamp(START / 1e9, dt.UTC)
 
 
-def row(number: int, age: float | None, value: int = 0) -> dict[str, Any]:
+def row(number: int, age: float | None, value: int | None = 0) -> dict[str, Any]:
     """Returns a row whose time was `age` seconds ago when the test began."""
     return {"id": number, "at": None if age is None else NOW - dt.timedelta(seconds=age), "value": value}
 
@@ -324,3 +325,82 @@ async def test_rows_that_exist_live_from_the_moment_when_write_times_begin_to_co
         assert await table.lookup([1, 2]) == pa.Table.from_pylist([row(1, None)], table.schema)
         clocks.pass_time(30)
         assert await ids(table) == []
+
+
+async def test_a_time_in_the_key_bounds_what_scans_and_the_sweep_read(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (server, client):
+        schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
+        table = await client.create_table(
+            "t.events", schema, primary_key=["at", "id"], buckets=1, ttl_seconds=60, ttl_column="at"
+        )
+        rows = [{"at": NOW - dt.timedelta(seconds=number), "id": number} for number in range(1000)]
+        await table.upsert(rows)
+        async with table.scan().stream() as stream:
+            found = [each for batch in [batch async for batch in stream] for each in batch["id"].to_pylist()]
+            assert stream.statistics().rows_scanned == 60
+        assert sorted(found) == list(range(60))
+        explanation = await table.scan().explain()
+        assert "at" in str(explanation)
+        state = server._tables.table("t.events").state
+        await server._tables._sweep.sweep_table(state)
+        assert state.sweep.removed == 940
+
+
+async def test_the_longest_predicate_still_fits_a_table_whose_rows_expire(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeClocks()) as (_, client):
+        table = await by_event_time(client, indexes=[["value"]])
+        await table.upsert([row(1, 0, 7), row(2, 90, 7)])
+        where = any_of([col("value") == number for number in range(999)])
+        assert where.nodes == 1000
+        assert (await table.scan(where=where).to_arrow())["id"].to_pylist() == [1]
+        assert await table.count(where=where) == 1
+
+
+@pytest.mark.parametrize("options", [{"changelog": "input"}, {"changelog": "none"}, {"row_deduplicate": False}])
+@pytest.mark.parametrize("kind", [by_event_time, by_write_time])
+async def test_rows_expire_with_every_changelog(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (server, client):
+        table = await kind(client, merge_engine="partial_update", **options)
+        await table.upsert([row(number, 0, number) for number in range(200)])
+        await table.upsert([row(1, 0, None)])
+        clocks.pass_time(60)
+        assert await ids(table) == []
+        await table.upsert([row(1, -60, None)])
+        await table.upsert([row(number, -60, None) for number in range(100, 200)])
+        assert await table.lookup([1, 2, 150]) == pa.Table.from_pylist(
+            [row(1, -60, None), row(150, -60, None)], table.schema
+        )
+        await server._tables._sweep.sweep_table(server._tables.table("t.events").state)
+        assert await ids(table) == [1, *range(100, 200)]
+        assert all(bucket.is_consistent for bucket in await client.check_table("t.events"))
+
+
+async def test_untracked_writes_restart_the_time(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_write_time(client)
+        await table.upsert([row(number, None, number) for number in range(200)])
+        clocks.pass_time(50)
+        await table.upsert([row(number, None, number) for number in range(100)], track_changes=False)
+        clocks.pass_time(10)
+        assert await ids(table) == list(range(100))
+
+
+async def test_a_date_that_becomes_a_timestamp_goes_on_expiring(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32())])
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await client.create_table("t.days", schema, primary_key=["id"], ttl_seconds=86_400, ttl_column="day")
+        await table.upsert([{"id": number, "day": NOW.date() - dt.timedelta(days=number)} for number in range(200)])
+        assert await ids(table) == [0]
+        table = await client.alter_table("t.days", column_types={"day": pa.timestamp("ms")})
+        assert await ids(table) == [0]
+        noon = dt.datetime.combine(NOW.date(), dt.time(12))
+        await table.upsert([{"id": 1, "day": noon}])
+        assert await ids(table) == [0, 1]
+        assert await table.get(5) is None
+        midnight = dt.datetime.combine(NOW.date() + dt.timedelta(days=1), dt.time(), dt.UTC)
+        clocks.pass_time((midnight - NOW).total_seconds())
+        assert await ids(table) == [1]
