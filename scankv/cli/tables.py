@@ -71,7 +71,7 @@ def create(
 ) -> None:
     """Create a table, from options, from a file, or like another table."""
     if file is not None:
-        given = table, schema, key, bucket_key, buckets, index, partition_by, set_, like
+        given: tuple[object, ...] = table, schema, key, bucket_key, buckets, index, partition_by, set_, like
         if no_key or any(each is not None for each in given):
             raise UsageError("--file defines the complete table: leave out all other options of the table")
         table_file = read_table_file(file)
