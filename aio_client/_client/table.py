@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aio_client._admin.table_statistics import StatisticsMethods
+from aio_client._client.table_replacement import ReplacementMethods
 from aio_client._queries.table_lookups import LookupMethods
 from aio_client._queries.table_queries import QueryMethods
 from aio_client._scan.consumers import ConsumerMethods
 from aio_client._scan.table_scans import ScanMethods
 from aio_client._table.description import TableDescription
 from aio_client._table.handle import TableHandle
-from aio_client._write.table_writes import WriteMethods
 
 if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Table(
-    TableDescription, LookupMethods, ScanMethods, QueryMethods, WriteMethods, ConsumerMethods, StatisticsMethods
+    TableDescription, LookupMethods, ScanMethods, QueryMethods, ReplacementMethods, ConsumerMethods, StatisticsMethods
 ):
     """A table on the server. Its methods read and write the current rows; its properties make no call.
 

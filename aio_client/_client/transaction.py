@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import WriteMode
+    from aio_client._write.selection import Selection
     from aio_client._write.write_requests import WritePieces
 
 ConflictMode: TypeAlias = Literal["last_wins", "abort"]
@@ -98,11 +99,16 @@ class Transaction(TransactionPart):
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         return await super()._stage(pieces, locks) if self._is_open() else 0
 
+    async def _stage_selected(
+        self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
+    ) -> int:
+        return await super()._stage_selected(table, selection, mode, locks) if self._is_open() else 0
+
     async def delete_all(
         self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
     ) -> int:
         """As `TransactionPart.delete_all`. If the id was committed earlier, does nothing and returns 0."""
-        return await super().delete_all(table, mode=mode, locks=locks) if self._is_open() else 0
+        return await super().delete_all(table, mode=mode, locks=locks)
 
     async def get_for_update(
         self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit"

@@ -13,6 +13,7 @@ from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._queries.lookup import LookupAnswer, join_answers
 from aio_client._transport.repeatable_calls import call_again, call_again_and_wait
 from aio_client._write.column_locks import lock_ids_of
+from aio_client._write.selection import Selection, check_selection, range_of_bounds
 from aio_client._write.write_requests import WritePieces, mode_of
 from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
 from scankv.model.limits import MAX_WAIT_MILLIS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Method, Transport
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
+    from scankv.model.expressions import Where
 
 _Request = TypeVar("_Request", bound="Message")
 _Response = TypeVar("_Response")
@@ -132,27 +134,38 @@ class TransactionPart:
     async def delete(
         self,
         table: Table,
-        keys: object,
+        keys: object = None,
         columns: Names | None = None,
         *,
+        where: Where | None = None,
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages a delete, which is checked now and takes effect with the commit.
+        """Stages a delete, by keys or by a predicate, which is checked now and takes effect with the commit.
+
+        By a predicate, it deletes the committed rows that match at the moment of the call. If the predicate is not on
+        the key alone, the commit fails with TransactionConflict if another writer has changed a key since that the
+        transaction writes in the table.
 
         Args:
             table: The table to delete from.
             keys: As for `Table.delete`.
             columns: As for `Table.delete`.
+            where: As for `Table.delete`.
             mode: As for `Table.delete`.
             locks: As for `Table.delete`; they must last until the commit.
 
         Returns:
-            The number of keys given.
+            The number of keys given; with `where`, the number of rows to delete.
 
         Raises:
             ScanKvError: As for `Table.delete` and `upsert`.
         """
+        if where is not None:
+            check_selection(keys, columns)
+            return await self._stage_selected(table, Selection(table._handle.parse_where(where)), mode, locks)
+        if keys is None:
+            raise UsageError("delete needs keys or where; delete_all deletes all rows")
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._stage(pieces, locks)
 
@@ -180,6 +193,45 @@ class TransactionPart:
             RequestTooLarge: The transaction would stage more than the server allows.
             ColumnLocked, LockLost: A lock forbids it.
         """
+        return await self._stage_selected(table, Selection(), mode, locks)
+
+    async def replace(
+        self,
+        table: Table,
+        data: Data,
+        *,
+        where: Where | None = None,
+        key_range: tuple[object, object] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> int:
+        """Stages the replacement of all rows of a table, or of those in a scope, by other rows.
+
+        Args:
+            table: The table.
+            data: As for `Table.replace`.
+            where: As for `Table.replace`.
+            key_range: As for `Table.replace`.
+            locks: As for `Table.replace`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.replace` and `upsert`.
+        """
+        keys = range_of_bounds(key_range, table._handle.shape.key_schema)
+        scope = Selection(table._handle.parse_where(where), keys)
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await table._handle.build_for_shape(
+            lambda shape: scope.check_pieces(WritePieces.of_rows(shape, rows), shape, in_memory=rows.in_memory)
+        )
+        await self._stage_selected(table, scope, "overwrite", locks)
+        return await self._stage(pieces, locks)
+
+    async def _stage_selected(
+        self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
+    ) -> int:
+        """Stages the deletion of selected rows, and returns how many there are."""
         async with self._turn:
             calls = self._transport
             request = transaction_pb2.StageDeleteAllRequest(
@@ -191,6 +243,7 @@ class TransactionPart:
                 column_locks=lock_ids_of(locks),
                 wait_millis=min(MAX_WAIT_MILLIS, int(calls.config.call_timeout * 1000 / 2)),
             )
+            selection.put_into(request)
             with self._staging():
                 while True:
                     answer = await call_again(calls, lambda: calls.services.transactions.StageDeleteAll, request)

@@ -1030,6 +1030,128 @@ class Table(Blocking):
             self._aio.watch_top_n(n, by, where, columns=columns, descending=descending, ties=ties, every=every),
         )
 
+    def delete(
+        self,
+        keys: object = None,
+        columns: Names | None = None,
+        *,
+        where: Where | None = None,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+        track_changes: bool = True,
+    ) -> WriteResult:
+        """Deletes the rows with some keys, or all rows that match a predicate.
+
+            table.delete(["ann", "bob"])
+            table.delete(where="score < 10")
+
+        Keys without a row are ignored. A request that gets no answer is repeated as for `upsert`. Concurrent calls with
+        one key and no other argument share requests as calls of `upsert` do, if the table's `delete_behavior` is
+        "allow", the default of `last_row` tables. An upsert and a delete share no request, and have no order if they
+        overlap.
+
+        By a predicate, all rows are deleted at one instant, or none: readers see all of them or none of them. No key
+        leaves the server, which reads and stages about a million rows per second. Rows that others insert during the
+        call may stay. If another writer changes a selected row before the end, the call starts again, up to five times.
+        `table.count(where)` says how many rows would be deleted.
+
+        Args:
+            keys: As for `lookup`. Not with `where`.
+            columns: Set only these columns to null. A row whose columns outside the key are then all null is deleted.
+                All columns outside the key must be nullable. Not with `where`. Default: delete the rows.
+            where: Which rows to delete, as for `Scan.where`.
+            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
+            if_version: As for `upsert`. Not with `where`.
+            locks: As for `upsert`. Deleting a row changes all columns.
+            track_changes: With `where`. False leaves the changes of the rows out of the changelog, which then has only
+                the range of their keys, and deletes any number of rows in about the time of counting them. The
+                predicate must select exactly one range of keys, such as `day = 3` or `day = 3 AND hour < 4` if the key
+                is (day, hour, id). Readers of changes fail at such a range as `upsert` says, unless they clear it: see
+                `ScanStream.on_cleared`.
+
+        Returns:
+            The number of keys given, or with `where` of the rows deleted; and the log offsets after the write.
+
+        Raises:
+            InvalidKey: A key is incomplete, null, longer than 16 KiB, or not of its columns' types. Nothing was
+                deleted.
+            SchemaMismatch: A column does not exist, or is not nullable; or `where` does not fit the table.
+            InvalidRequest: The table refuses deletes; or, with `track_changes=False`, `where` does not select exactly
+                one range of keys.
+            TransactionConflict: Other writers have changed selected rows in each of five attempts; nothing was deleted.
+            RequestTooLarge: The keys of the selected rows take more than the server lets a transaction stage.
+            UpgradeNotConfirmed: With `track_changes=False`, the data directory has a format of an earlier version;
+                nothing was deleted.
+            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, LockLost, UsageError, ConnectionFailed: As for
+                `upsert`.
+        """
+        return self._runner.call(
+            lambda: self._aio.delete(
+                keys,
+                columns,
+                where=where,
+                mode=mode,
+                if_version=if_version,
+                locks=unwrap(locks),
+                track_changes=track_changes,
+            )
+        )
+
+    def truncate(self, *, track_changes: bool = True, locks: Sequence[ColumnLock | str] = ()) -> WriteResult:
+        """Deletes all rows at one instant, whatever the table's `delete_behavior` says.
+
+        Rows that others insert during the call may stay.
+
+        Args:
+            track_changes: Whether the changelog gets a change for each row. False deletes any number of rows in
+                milliseconds, and leaves one marker in the changelog of each bucket: see `delete`.
+            locks: As for `upsert`.
+
+        Returns:
+            The number of rows deleted, and the log offsets after the write. With `track_changes=False`, the number is
+            that of the rows at the beginning of the call.
+
+        Raises:
+            ScanKvError: As for `delete`.
+        """
+        return self._runner.call(lambda: self._aio.truncate(track_changes=track_changes, locks=unwrap(locks)))
+
+    def replace(
+        self,
+        data: Data,
+        *,
+        where: Where | None = None,
+        key_range: tuple[object, object] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Replaces all rows of the table, or those in a scope, by other rows at one instant.
+
+            table.replace(rows)
+            table.replace(rows_of_monday, where="day = 'monday'")
+
+        Afterwards, the table has exactly these rows in the scope, whatever its `delete_behavior` says, and its other
+        rows as before. The changelog gets net changes: none for a row that stays the same. Readers see the rows before
+        or those after. Rows that others insert during the call may stay. If another writer changes a row of a scope
+        with other columns than the key, the call fails.
+
+        Args:
+            data: As for `upsert`. A merge engine merges its rows with each other, not with the rows before.
+            where: The scope, as for `Scan.where`. Default: all rows.
+            key_range: The scope as a pair of its first and its last key, both included, each as for `Scan.key_range`.
+                With `where`, the rows in both.
+            locks: As for `upsert`.
+
+        Returns:
+            The number of rows given, and the log offsets after the write.
+
+        Raises:
+            UsageError: A row of the data is outside of the scope; nothing was written.
+            TransactionConflict: Another writer has changed a row in the scope; nothing was written.
+            ScanKvError: As for `upsert` and `delete`.
+        """
+        return self._runner.call(lambda: self._aio.replace(data, where=where, key_range=key_range, locks=unwrap(locks)))
+
     def upsert(
         self,
         data: Data,
@@ -1138,44 +1260,6 @@ class Table(Blocking):
             ScanKvError: As for `upsert`.
         """
         return self._runner.call(lambda: self._aio.retract(data, columns, if_version=if_version, locks=unwrap(locks)))
-
-    def delete(
-        self,
-        keys: object,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        if_version: Mapping[int, int] | None = None,
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row.
-
-        A request that gets no answer is repeated as for `upsert`. Concurrent calls with one key and no other argument
-        share requests as calls of `upsert` do, if the table's `delete_behavior` is "allow", the default of `last_row`
-        tables. An upsert and a delete share no request, and have no order if they overlap.
-
-        Args:
-            keys: As for `lookup`.
-            columns: Set only these columns to null. A row whose columns outside the key are then all null is deleted.
-                All columns outside the key must be nullable. Default: delete the rows.
-            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
-            if_version: As for `upsert`.
-            locks: As for `upsert`. Deleting a row changes all columns.
-
-        Returns:
-            The number of keys given, and the log offsets after the write.
-
-        Raises:
-            InvalidKey: A key is incomplete, null, longer than 16 KiB, or not of its columns' types. Nothing was
-                deleted.
-            SchemaMismatch: A column does not exist, or is not nullable.
-            InvalidRequest: The table refuses deletes.
-            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, LockLost, UsageError, ConnectionFailed: As for
-                `upsert`.
-        """
-        return self._runner.call(
-            lambda: self._aio.delete(keys, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
-        )
 
     def writer(
         self,
@@ -1920,28 +2004,36 @@ class TransactionPart(Blocking):
     def delete(
         self,
         table: Table,
-        keys: object,
+        keys: object = None,
         columns: Names | None = None,
         *,
+        where: Where | None = None,
         mode: WriteMode = "merge",
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
-        """Stages a delete, which is checked now and takes effect with the commit.
+        """Stages a delete, by keys or by a predicate, which is checked now and takes effect with the commit.
+
+        By a predicate, it deletes the committed rows that match at the moment of the call. If the predicate is not on
+        the key alone, the commit fails with TransactionConflict if another writer has changed a key since that the
+        transaction writes in the table.
 
         Args:
             table: The table to delete from.
             keys: As for `Table.delete`.
             columns: As for `Table.delete`.
+            where: As for `Table.delete`.
             mode: As for `Table.delete`.
             locks: As for `Table.delete`; they must last until the commit.
 
         Returns:
-            The number of keys given.
+            The number of keys given; with `where`, the number of rows to delete.
 
         Raises:
             ScanKvError: As for `Table.delete` and `upsert`.
         """
-        return self._runner.call(lambda: self._aio.delete(unwrap(table), keys, columns, mode=mode, locks=unwrap(locks)))
+        return self._runner.call(
+            lambda: self._aio.delete(unwrap(table), keys, columns, where=where, mode=mode, locks=unwrap(locks))
+        )
 
     def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
         """Stages the deletion of all rows that the table has at the moment of the call.
@@ -1966,6 +2058,34 @@ class TransactionPart(Blocking):
             ColumnLocked, LockLost: A lock forbids it.
         """
         return self._runner.call(lambda: self._aio.delete_all(unwrap(table), mode=mode, locks=unwrap(locks)))
+
+    def replace(
+        self,
+        table: Table,
+        data: Data,
+        *,
+        where: Where | None = None,
+        key_range: tuple[object, object] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> int:
+        """Stages the replacement of all rows of a table, or of those in a scope, by other rows.
+
+        Args:
+            table: The table.
+            data: As for `Table.replace`.
+            where: As for `Table.replace`.
+            key_range: As for `Table.replace`.
+            locks: As for `Table.replace`; they must last until the commit.
+
+        Returns:
+            The number of rows given.
+
+        Raises:
+            ScanKvError: As for `Table.replace` and `upsert`.
+        """
+        return self._runner.call(
+            lambda: self._aio.replace(unwrap(table), data, where=where, key_range=key_range, locks=unwrap(locks))
+        )
 
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
         """Reads the rows with these keys, and makes the commit fail if one of them has changed by then.

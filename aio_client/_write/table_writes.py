@@ -162,40 +162,15 @@ class WriteMethods(TableMethods):
         )
         return await self._write(pieces, if_version, locks)
 
-    async def delete(
+    async def _delete_keys(
         self,
         keys: object,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        if_version: Mapping[int, int] | None = None,
-        locks: Sequence[ColumnLock | str] = (),
+        columns: Names | None,
+        mode: WriteMode,
+        if_version: Mapping[int, int] | None,
+        locks: Sequence[ColumnLock | str],
     ) -> WriteResult:
-        """Deletes the rows with these keys. Ignores keys without a row.
-
-        A request that gets no answer is repeated as for `upsert`. Concurrent calls with one key and no other argument
-        share requests as calls of `upsert` do, if the table's `delete_behavior` is "allow", the default of `last_row`
-        tables. An upsert and a delete share no request, and have no order if they overlap.
-
-        Args:
-            keys: As for `lookup`.
-            columns: Set only these columns to null. A row whose columns outside the key are then all null is deleted.
-                All columns outside the key must be nullable. Default: delete the rows.
-            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
-            if_version: As for `upsert`.
-            locks: As for `upsert`. Deleting a row changes all columns.
-
-        Returns:
-            The number of keys given, and the log offsets after the write.
-
-        Raises:
-            InvalidKey: A key is incomplete, null, longer than 16 KiB, or not of its columns' types. Nothing was
-                deleted.
-            SchemaMismatch: A column does not exist, or is not nullable.
-            InvalidRequest: The table refuses deletes.
-            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, LockLost, UsageError, ConnectionFailed: As for
-                `upsert`.
-        """
+        """Deletes the rows with some keys. See `Table.delete`."""
         if self._row_writes.are_usable and columns is None and mode == "merge" and if_version is None and not locks:
             python_rows = self._handle.python_rows
             encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None

@@ -26,6 +26,8 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from scankv.v1 import expression_pb2 as _expression_pb2
+from scankv.v1 import scan_pb2 as _scan_pb2
 from scankv.v1 import write_pb2 as _write_pb2
 import builtins as _builtins
 import sys
@@ -259,6 +261,10 @@ class StageDeleteAllRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
     WAIT_MILLIS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    KEY_RANGE_FIELD_NUMBER: _builtins.int
+    UNTRACKED_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """As with a write."""
     part: _builtins.str
@@ -269,8 +275,25 @@ class StageDeleteAllRequest(_message.Message):
     """As in DeleteRequest."""
     wait_millis: _builtins.int
     """The server answers after this time at the latest, done or not. At most 60,000."""
+    untracked: _builtins.bool
+    """Deletes all rows that the selected key range has at the commit, and leaves their changes out of the changelog,
+    which gets one marker in each bucket: see Changelog.rescan_untracked. `where` must then select exactly one range of
+    keys, and this must be the only write of the transaction to the table.
+    """
+    alone: _builtins.bool
+    """This is the only write of the transaction to the table. The server may then delete a range of keys of a table without
+    changelog at once, as with `untracked`.
+    """
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def where(self) -> _expression_pb2.Predicate:
+        """Only rows for which this is true. Absent: all rows."""
+
+    @_builtins.property
+    def key_range(self) -> _scan_pb2.KeyRange:
+        """Only rows with keys in this range. Absent: all rows."""
+
     def __init__(
         self,
         *,
@@ -281,10 +304,14 @@ class StageDeleteAllRequest(_message.Message):
         mode: _write_pb2.WriteMode.ValueType = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
         wait_millis: _builtins.int = ...,
+        where: _expression_pb2.Predicate | None = ...,
+        key_range: _scan_pb2.KeyRange | None = ...,
+        untracked: _builtins.bool = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "wait_millis", b"wait_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "column_locks", b"column_locks", "key_range", b"key_range", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "untracked", b"untracked", "wait_millis", b"wait_millis", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,11 +109,16 @@ class TransactionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StageDeleteAll(self, request, context):
-        """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
-        has the effect of a Delete of their keys, but no key leaves the server. Rows that others insert later stay. If this
-        takes longer than `wait_millis`, the call returns before the end: repeat it until `done`. Repeating it is always
-        safe.
-        Errors: as for a Delete of a transaction.
+        """Stages the deletion of all rows that the table has when the server begins the call, or of those that match, as one
+        request of the part. It has the effect of a Delete of their keys, but no key leaves the server. Rows that others
+        insert later stay. If this takes longer than `wait_millis`, the call returns before the end: repeat it until
+        `done`. Repeating it is always safe.
+
+        With a `where` on columns outside the key, the commit fails with TRANSACTION_CONFLICT if another writer has changed
+        a key that the transaction writes in the table since; in a table without changelog, if another writer has written
+        to a bucket of such a key.
+        Errors: as for a Delete of a transaction, and for the `where` of a scan; FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED
+        (`untracked`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,11 +67,16 @@ class TransactionServiceStub:
     this number of requests; a merge has no result).
     """
     StageDeleteAll: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]
-    """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
-    has the effect of a Delete of their keys, but no key leaves the server. Rows that others insert later stay. If this
-    takes longer than `wait_millis`, the call returns before the end: repeat it until `done`. Repeating it is always
-    safe.
-    Errors: as for a Delete of a transaction.
+    """Stages the deletion of all rows that the table has when the server begins the call, or of those that match, as one
+    request of the part. It has the effect of a Delete of their keys, but no key leaves the server. Rows that others
+    insert later stay. If this takes longer than `wait_millis`, the call returns before the end: repeat it until
+    `done`. Repeating it is always safe.
+
+    With a `where` on columns outside the key, the commit fails with TRANSACTION_CONFLICT if another writer has changed
+    a key that the transaction writes in the table since; in a table without changelog, if another writer has written
+    to a bucket of such a key.
+    Errors: as for a Delete of a transaction, and for the `where` of a scan; FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED
+    (`untracked`).
     """
     CommitTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]
     """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
@@ -122,11 +127,16 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     this number of requests; a merge has no result).
     """
     StageDeleteAll: _aio.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]  # type: ignore[assignment]
-    """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
-    has the effect of a Delete of their keys, but no key leaves the server. Rows that others insert later stay. If this
-    takes longer than `wait_millis`, the call returns before the end: repeat it until `done`. Repeating it is always
-    safe.
-    Errors: as for a Delete of a transaction.
+    """Stages the deletion of all rows that the table has when the server begins the call, or of those that match, as one
+    request of the part. It has the effect of a Delete of their keys, but no key leaves the server. Rows that others
+    insert later stay. If this takes longer than `wait_millis`, the call returns before the end: repeat it until
+    `done`. Repeating it is always safe.
+
+    With a `where` on columns outside the key, the commit fails with TRANSACTION_CONFLICT if another writer has changed
+    a key that the transaction writes in the table since; in a table without changelog, if another writer has written
+    to a bucket of such a key.
+    Errors: as for a Delete of a transaction, and for the `where` of a scan; FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED
+    (`untracked`).
     """
     CommitTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]  # type: ignore[assignment]
     """Commits. Answered when all writes are durable and visible. Repeating the call returns the first answer, also after
@@ -198,11 +208,16 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transaction_pb2.StageDeleteAllRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.StageDeleteAllResponse, _abc.Awaitable[_transaction_pb2.StageDeleteAllResponse]]:
-        """Stages the deletion of all rows that the table has when the server begins the call, as one request of the part. It
-        has the effect of a Delete of their keys, but no key leaves the server. Rows that others insert later stay. If this
-        takes longer than `wait_millis`, the call returns before the end: repeat it until `done`. Repeating it is always
-        safe.
-        Errors: as for a Delete of a transaction.
+        """Stages the deletion of all rows that the table has when the server begins the call, or of those that match, as one
+        request of the part. It has the effect of a Delete of their keys, but no key leaves the server. Rows that others
+        insert later stay. If this takes longer than `wait_millis`, the call returns before the end: repeat it until
+        `done`. Repeating it is always safe.
+
+        With a `where` on columns outside the key, the commit fails with TRANSACTION_CONFLICT if another writer has changed
+        a key that the transaction writes in the table since; in a table without changelog, if another writer has written
+        to a bucket of such a key.
+        Errors: as for a Delete of a transaction, and for the `where` of a scan; FAILED_PRECONDITION UPGRADE_NOT_CONFIRMED
+        (`untracked`).
         """
 
     @_abc_1.abstractmethod

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest
+from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
+from streaming_server.engine.transactions.delete_all import ALL_ROWS
 from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.services.errors import map_errors, map_write_errors
 from streaming_server.services.lookup import ipc_of
+from streaming_server.services.scan_request import key_range
 from streaming_server.services.write import overwrites
+from streaming_server.storage.tables.data_directory import DELETIONS_FORMAT
 
 if TYPE_CHECKING:
     import grpc
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.engine.transactions.key_locks import KeyLocks
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
 
 _MODES: Final = transaction_pb2.ConflictMode
@@ -95,12 +100,16 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with map_write_errors(request, context):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis must be at most {MAX_WAIT_MILLIS:,}, not {request.wait_millis:,}")
+            if request.untracked:
+                self._tables.require_format(DELETIONS_FORMAT, "deletes without tracking of changes")
             rows = await self._transactions.staging.stage_delete_all(
                 StagedRequestId(token=request.token, part=request.part, sequence=request.sequence),
                 self._tables.table(request.table),
-                WriteKind(overwrite=overwrites(request.mode)),
+                WriteKind(overwrite=overwrites(request.mode), tracks_changes=not request.untracked),
                 request.column_locks,
                 request.wait_millis / 1000,
+                _rows_to_delete(request),
+                alone=request.alone and self._tables.has_format(DELETIONS_FORMAT),
             )
         return transaction_pb2.StageDeleteAllResponse(done=rows is not None, rows=rows or 0)
 
@@ -160,6 +169,16 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             rows=committed.rows,
             lost=[transaction_pb2.LostWrites(**asdict(each)) for each in lost],
         )
+
+
+def _rows_to_delete(request: transaction_pb2.StageDeleteAllRequest) -> ReadPlan:
+    """Returns the plan of the rows to delete. Raises InvalidRequest."""
+    return replace(
+        ALL_ROWS,
+        where=from_proto(request.where) if request.HasField("where") else None,
+        where_message=request.where.SerializeToString(deterministic=True),
+        key_range=key_range(request.key_range),
+    )
 
 
 def _commit_response(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:

@@ -204,6 +204,10 @@ class Tables:
     def __len__(self) -> int:
         return len(self._catalog)
 
+    def has_format(self, needed: int) -> bool:
+        """Whether the data directory can store what a format has: see `require_format`."""
+        return self._directory.format >= needed
+
     def require_format(self, needed: int, what: str) -> None:
         """Refuses what the format of the data directory cannot store.
 

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
+from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableNotFound, TransactionLost, Unavailable
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.merging.preparing import WriteKind, current_kind
 from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
@@ -113,7 +113,8 @@ class CommitCoordinator:
             sizes: The parts to commit, and the number of requests of each. Empty: all parts.
 
         Raises:
-            InvalidRequest: A part has another number of requests.
+            InvalidRequest: A part has another number of requests; or a deletion of a range is not the only write to its
+                table.
             TableNotFound: A table was dropped.
             ColumnLocked: Another writer has locked columns that the transaction writes.
             TransactionConflict, InvalidRequest, PositionExpired, PositionOutOfRange, RequestTooLarge, DataLoss: As
@@ -124,6 +125,13 @@ class CommitCoordinator:
         """
         parts = transaction.select_parts(sizes)
         touched = footprints_of(parts)
+        for name, footprint in touched.items():
+            if footprint.ranges and footprint.writes > 1:
+                raise InvalidRequest(
+                    f"the transaction deletes a key range of table {name} without tracking of changes, and writes to "
+                    "the table in another way, too: commit them one after another",
+                    table=name,
+                )
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             for table in tables.values():

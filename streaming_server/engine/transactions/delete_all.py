@@ -1,18 +1,21 @@
-"""Stages the deletion of all rows of a table for a transaction; their keys never leave the server."""
+"""Stages the deletion of the rows that a plan selects for a transaction; their keys never leave the server."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from scankv.model.keys.key_range import KeyRange
+from scankv.model.errors import InvalidRequest
+from scankv.model.expressions import plan_keys
+from scankv.model.expressions.binding import columns_of
+from scankv.model.keys.key_range import NO_KEYS, KeyRange
 from streaming_server.engine.transactions.staged_rows import request_check
 from streaming_server.scan.read_plan import ReadPlan
-from streaming_server.storage.transactions.staging import DELETE, PieceFile
+from streaming_server.storage.transactions.staging import DELETE, DELETE_RANGE, PieceFile, encode_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -29,14 +32,52 @@ _PIECE_BYTES: Final = 8 << 20
 """The size of one request of the deletion; the last step may exceed it."""
 
 
+ALL_ROWS: Final = ReadPlan(
+    buckets=None,
+    columns=None,
+    where=None,
+    where_message=b"",
+    key_range=KeyRange(),
+    reverse=False,
+    limit=None,
+    resume_token=b"",
+)
+"""Selects all rows of a table."""
+
+
+def depends_on_rows(plan: ReadPlan, table: LiveTable) -> bool:
+    """Whether a row can cease to match a plan, because its predicate is not on the key alone."""
+    if plan.where is None:
+        return False
+    return not set(columns_of(plan.where, table.definition.schema.arrow)) <= set(table.definition.primary_key)
+
+
+def range_of(plan: ReadPlan, table: LiveTable) -> KeyRange | None:
+    """Returns the one range of keys that a plan selects; None if it selects anything else. Blocks for long predicates.
+
+    Raises:
+        SchemaMismatch: The predicate does not fit the table.
+    """
+    codec = table.state.codec
+    bound = plan.bound_to(codec.schema)
+    if bound is None:
+        return plan.key_range
+    planned = plan_keys(bound, codec.key_codec)
+    if planned.residual is not None or len(planned.ranges) > 1:
+        return None
+    return planned.ranges.span & plan.key_range if planned.ranges else NO_KEYS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteAll:
-    """The deletion of all rows of a table.
+    """The deletion of the rows of a table that a plan selects.
 
     Attributes:
         table: The table.
         part: The part in which the deletion is staged.
         kind: How the rows are deleted.
+        plan: Selects the rows.
+        keys: The range that is deleted without tracking of changes. None: the rows are deleted by their keys.
         executor: Runs blocking work.
         check: Called before each piece with the total bytes of the pieces, including it. Raises if the deletion must
             stop.
@@ -47,11 +88,13 @@ class DeleteAll:
     kind: WriteKind
     executor: StorageExecutor
     check: Callable[[int], None]
+    plan: ReadPlan = field(default=ALL_ROWS)
+    keys: KeyRange | None = None
 
-    async def stage(self, request: StagedRequest) -> StagedRequest:
-        """Writes the deletes of all current rows to a file beside the part, and returns the request for them.
+    async def stage(self, request: StagedRequest) -> tuple[StagedRequest, bytes]:
+        """Writes the deletes of all selected rows to a file beside the part; returns their request, and its data.
 
-        The caller appends the request to the part. Memory: the keys of one piece.
+        The caller appends both to the part. Memory: the keys of one piece.
 
         Args:
             request: The request without rows and buckets.
@@ -63,6 +106,8 @@ class DeleteAll:
         """
         # A table without rows refuses the deletion, too, if it refuses deletes.
         await self._check_keys(self.table.definition.key_schema.empty_table())
+        if self.keys is not None:
+            return await self._stage_range(request, self.keys)
         pieces = PieceFile(self.part, self.part.requests)
         try:
             await self.executor.run(pieces.discard)
@@ -72,33 +117,51 @@ class DeleteAll:
                     data, rows, buckets, merges = await self._check_keys(keys)
                     piece = replace(request, rows=rows, buckets=buckets, merges=merges)
                     await self.executor.run(pieces.append, piece, data)
-            return await self.executor.run(pieces.finish, request)
+            return await self.executor.run(pieces.finish, request), b""
         except BaseException:
             await self.executor.run(pieces.discard)
             raise
 
+    async def _stage_range(self, request: StagedRequest, keys: KeyRange) -> tuple[StagedRequest, bytes]:
+        if self.table.definition.options.deletes == "ignore" and not self.kind.overwrite:
+            return replace(request, pieces=0), b""
+        is_all = not keys.start and keys.end is None
+        rows = (await self.table.reads.count(None))[0] if is_all else None
+        if rows is None:
+            rows = 0
+            async with aclosing(self._chunks(replace(self.plan, columns=()))) as chunks:
+                async for chunk in chunks:
+                    self.check(0)
+                    rows += chunk.num_rows
+        buckets = {} if keys.is_empty else dict.fromkeys(range(self.table.definition.buckets), 1)
+        return replace(request, action=DELETE_RANGE, rows=rows, buckets=buckets), encode_range(keys)
+
     async def _check_keys(self, keys: pa.Table) -> tuple[bytes, int, dict[int, int], bool]:
-        """Returns the keys as a client would send them, their number, their buckets, and whether they are merged."""
+        """Returns the keys as a client would send them, how many are deleted, where, and whether they are merged."""
         data = await self.executor.run(_to_ipc, keys)
-        rows, parts = await self.executor.run(request_check(self.table, DELETE, data, 0, self.kind))
+        _, parts = await self.executor.run(request_check(self.table, DELETE, data, 0, self.kind))
         merges = any(part.merges for part in parts)
+        rows = sum(len(part.keys) for part in parts)
         return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
 
     async def _keys(self) -> AsyncGenerator[pa.Table]:
-        """Yields the keys of all rows as of one instant, a piece at a time; reads them in steps, as a scan does."""
-        plan = ReadPlan(
-            buckets=None,
-            columns=self.table.definition.primary_key,
-            where=None,
-            where_message=b"",
-            key_range=KeyRange(),
-            reverse=False,
-            limit=None,
-            resume_token=b"",
-        )
+        """Yields the keys of all selected rows as of one instant, a piece at a time."""
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
-        opened = await self.table.reads.open_view(plan)
+        chunks = self._chunks(replace(self.plan, columns=self.table.definition.primary_key))
+        async with aclosing(chunks):
+            async for batch in chunks:
+                gathered.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                    yield pa.Table.from_batches(gathered)
+                    gathered, rows, size = [], 0, 0
+        if rows:
+            yield pa.Table.from_batches(gathered)
+
+    async def _chunks(self, plan: ReadPlan) -> AsyncGenerator[pa.RecordBatch]:
+        """Yields the rows that a plan selects as of one instant; reads them in steps, as a scan does."""
+        opened = await self.table.reads.open_view(plan.bind(self.table.definition.schema))
         with closing(opened.source) as source:
             while True:
                 # Give other tasks a turn after each step.
@@ -107,13 +170,18 @@ class DeleteAll:
                     continue
                 if (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is None:
                     break
-                gathered.append(chunk.batch)
-                rows, size = rows + chunk.batch.num_rows, size + chunk.batch.nbytes
-                if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                    yield pa.Table.from_batches(gathered)
-                    gathered, rows, size = [], 0, 0
-        if rows:
-            yield pa.Table.from_batches(gathered)
+                yield chunk.batch
+
+
+def check_is_range(keys: KeyRange | None, table: LiveTable) -> None:
+    """Raises InvalidRequest unless rows that are deleted without tracking of changes are one range of keys."""
+    if keys is None:
+        raise InvalidRequest(
+            f"rows of table {table.definition.name} can be deleted without tracking of changes only if they are "
+            f"exactly one range of keys ({', '.join(table.definition.primary_key)}): give no predicate, or equalities "
+            "of the first key columns and at most one range of the next one; or track the changes",
+            table=table.definition.name,
+        )
 
 
 def _to_ipc(keys: pa.Table) -> bytes:

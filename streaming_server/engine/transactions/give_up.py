@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DiskFailed, DiskFull, ScanKvError, TransactionCommitted, Unavailable
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
-from streaming_server.storage.transactions.staging import READ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,7 +100,7 @@ async def _rows_of_buckets(
     """Counts the staged rows and keys of each bucket; None if they cannot be read."""
     counts: Counter[tuple[str, int]] = Counter()
     try:
-        async with read_staged_rows(files, tables, executor, lambda request: request.action != READ) as requests:
+        async with read_staged_rows(files, tables, executor, lambda request: request.has_rows) as requests:
             async for staged in requests:
                 for part in staged.parts:
                     counts[staged.table.definition.name, part.bucket] += len(part.keys)

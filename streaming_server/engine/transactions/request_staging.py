@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, TableNotFound, Unavailable
 from streaming_server.current_call import count_waiting
 from streaming_server.engine.merging.preparing import OVERWRITE, current_kind
-from streaming_server.engine.transactions.delete_all import DeleteAll
+from streaming_server.engine.transactions.delete_all import (
+    ALL_ROWS,
+    DeleteAll,
+    check_is_range,
+    depends_on_rows,
+    range_of,
+)
 from streaming_server.engine.transactions.open_transaction import footprints_of, transaction_lost
 from streaming_server.engine.transactions.staged_lookup import with_staged
 from streaming_server.engine.transactions.staged_rows import request_check
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.key_locks import KeyLocks
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
+    from streaming_server.scan.read_plan import ReadPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +130,17 @@ class RequestStaging:
         return rows
 
     async def stage_delete_all(
-        self, request_id: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
+        self,
+        request_id: StagedRequestId,
+        table: LiveTable,
+        kind: WriteKind,
+        column_locks: Sequence[str],
+        wait: float,
+        plan: ReadPlan = ALL_ROWS,
+        *,
+        alone: bool = False,
     ) -> int | None:
-        """Stages the deletion of all current rows of a table. Returns how many, or None while it is still running.
+        """Stages the deletion of all current rows of a table that a plan selects.
 
         The work continues when the caller cancels. A repeated call waits for it, or returns its result.
 
@@ -135,20 +150,28 @@ class RequestStaging:
             kind: How the rows are deleted.
             column_locks: The ids of the column locks that the writer holds.
             wait: How many seconds to wait for the result.
+            plan: Selects the rows.
+            alone: Whether this is the only write of the transaction to the table, and the data directory can have
+                staged deletions of key ranges.
+
+        Returns:
+            How many rows are deleted. None while it is still running.
 
         Raises:
+            InvalidRequest: Changes are not tracked, and the plan selects other rows than one range of keys.
+            SchemaMismatch: The predicate of the plan does not fit the table.
             TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
         """
         transaction = self._renew(request_id.token)
         if transaction.options.lock_wait is not None:
             raise InvalidRequest(
-                "a transaction that locks keys cannot delete all rows of a table: begin it without locks, or delete "
-                "the rows by their keys"
+                "a transaction that locks keys cannot delete all rows of a table, or those that match a predicate: "
+                "begin it without locks, or delete the rows by their keys"
             )
         key = (request_id.part, request_id.sequence)
         task = transaction.deleting.get(key)
         if task is None:
-            work = self._delete_all(transaction, request_id, table, kind, column_locks)
+            work = self._delete_all(transaction, request_id, table, kind, column_locks, plan, alone=alone)
             task = transaction.deleting[key] = self._tasks.start(work)
             task.add_done_callback(lambda _: transaction.deleting.pop(key))
         await asyncio.wait([task], timeout=wait)
@@ -168,6 +191,9 @@ class RequestStaging:
         table: LiveTable,
         kind: WriteKind,
         column_locks: Sequence[str],
+        plan: ReadPlan,
+        *,
+        alone: bool,
     ) -> int:
         def check(more: int) -> None:
             # A commit waits for the lock, and so for this deletion. Only an abort or an expiry can end the transaction.
@@ -186,8 +212,14 @@ class RequestStaging:
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admit(kind.columns or None, column_locks):
                 pass
-            # Before the rows are read: a change after this offset is a conflict.
-            await self._find_conflicts(transaction, table)
+            keys = None
+            if not kind.tracks_changes or (alone and definition.options.changelog == "none"):
+                keys = await self._executor.run(range_of, plan, table)
+            if not kind.tracks_changes:
+                check_is_range(keys, table)
+            if keys is None:
+                # Before the rows are read: a change after this offset is a conflict.
+                await self._find_conflicts(transaction, table, selects_rows=depends_on_rows(plan, table))
             request = StagedRequest(
                 part=request_id.part,
                 table=definition.name,
@@ -201,10 +233,12 @@ class RequestStaging:
                 overwrite=kind.overwrite,
                 column_locks=tuple(sorted(set(column_locks))),
             )
-            deleting = DeleteAll(table=table, part=part, kind=kind, executor=self._executor, check=check)
-            request = await deleting.stage(request)
+            deleting = DeleteAll(
+                table=table, part=part, kind=kind, executor=self._executor, check=check, plan=plan, keys=keys
+            )
+            request, data = await deleting.stage(request)
             check(request.piece_bytes)
-            await self._executor.run(part.append, request, b"")
+            await self._executor.run(part.append, request, data)
             transaction.parts[request_id.part] = part
             return request.rows
 
@@ -301,11 +335,17 @@ class RequestStaging:
                 "max_transaction_bytes"
             )
 
-    async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
-        """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock."""
+    async def _find_conflicts(
+        self, transaction: OpenTransaction, table: LiveTable, *, selects_rows: bool = False
+    ) -> None:
+        """Records, before the first write to a table, the offsets after which a change is a conflict. Hold the lock.
+
+        A write that selects rows by their values depends on them, whether the transaction finds conflicts or not.
+        """
         name = table.definition.name
-        if transaction.options.finds_conflicts and name not in transaction.since:
-            _check_has_changes(table)
+        if (transaction.options.finds_conflicts or selects_rows) and name not in transaction.since:
+            if transaction.options.finds_conflicts:
+                _check_has_changes(table)
             transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
             self._hold_log(transaction, table)
             await self._executor.run(transaction.directory.write_metadata, transaction.content())

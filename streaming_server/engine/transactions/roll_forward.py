@@ -16,15 +16,17 @@ from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.open_transaction import footprints_of
+from streaming_server.engine.transactions.staged_ranges import apply_range, read_staged_ranges
 from streaming_server.engine.transactions.staged_rows import find_repeated_keys, read_staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
-from streaming_server.storage.transactions.staging import READ, load_parts
+from streaming_server.storage.transactions.staging import load_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.keys.key_range import KeyRange
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.few_rows import BucketRows
     from streaming_server.engine.table.live_table import LiveTable
@@ -216,12 +218,32 @@ class RollForward:
         """Applies the remaining rows, merged rows first."""
         await self._apply_few({live: merged for live, merged in net.items() if merged.is_few})
         await all_ended(self._apply_net(live, merged) for live, merged in net.items() if live not in self.failed)
-        plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
+        ranges = {name: table for name, table in self._tables.items() if touched[name].ranges}
+        for name, keys in (await self._executor.run(read_staged_ranges, self._files, ranges)).items():
+            pending = [live for live in self._tables[name].buckets if live in self._pending()]
+            await all_ended(self._apply_range(self._tables[name], live, keys) for live in pending)
+        plain = {name: table for name, table in self._tables.items() if not touched[name].merges and name not in ranges}
         if not plain:
             return
         async with read_staged_rows(self._files, plain, self._executor, _writes, self._net_part) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)
+
+    async def _apply_range(self, table: LiveTable, live: LiveBucket, keys: KeyRange) -> None:
+        def step(rows: int, *, complete: bool) -> WriteStep:
+            return WriteStep(identity=self._identity, rows=rows, complete=complete)
+
+        try:
+            async with live.mutex.bypass_barrier():
+                bucket = await live.open()
+                origin = origin_of(self._decision.writer or None, None, table.state.codec.rows)
+                rows = await apply_range(
+                    live, bucket, keys, table.state.codec, step, origin, self._decision.micros, self._applied[live]
+                )
+                self._record_step(live, rows, bucket.state.log_offset)
+            self._complete.add(live)
+        except Exception as error:
+            self._fail(live, error)
 
     def _net_part(self, request: int, table: LiveTable, part: BucketRows) -> BucketRows:
         """Returns the rows of a request that no later request replaces, in key order, which is fastest to write."""
@@ -353,4 +375,4 @@ class RollForward:
 
 
 def _writes(request: StagedRequest) -> bool:
-    return request.action != READ
+    return request.has_rows

@@ -11,7 +11,6 @@ from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
 from streaming_server.engine.writes.bucket_steps import total_bytes
-from streaming_server.storage.transactions.staging import READ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +71,7 @@ async def with_staged(
         DataLoss: A staged request is damaged.
     """
     known, name = StagedRowView(keys, rows), table.definition.name
-    async with read_staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
+    async with read_staged_rows(files, {name: table}, executor, lambda request: request.has_rows) as requests:
         async for request in requests:
             for part in request.parts:
                 await executor.run(known.merge, part, table)

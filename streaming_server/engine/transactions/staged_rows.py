@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.engine.merging.preparing import OVERWRITE, WriteKind
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.storage.transactions.staging import READ, UPSERT, read_staged_requests
+from streaming_server.storage.transactions.staging import DELETE_RANGE, READ, UPSERT, read_staged_requests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -56,7 +56,9 @@ async def read_staged_rows(
     wanted: Callable[[StagedRequest], bool],
     shape: Callable[[int, LiveTable, BucketRows], BucketRows] = lambda _, __, part: part,
 ) -> AsyncIterator[AsyncIterator[StagedRows]]:
-    """Yields the staged requests that `wanted` selects, in order; skips tables that are not in `tables`.
+    """Yields the staged requests that `wanted` selects, in order.
+
+    Skips tables that are not in `tables`, and requests that delete a range.
 
     The caller keeps the tables from being altered. Memory: two requests.
 
@@ -75,7 +77,7 @@ async def read_staged_rows(
 
     def read() -> Iterator[StagedRows]:
         for number, request, data in _requests(files):
-            if request.table in tables and wanted(request):
+            if request.table in tables and request.action != DELETE_RANGE and wanted(request):
                 kind = WriteKind(columns=request.columns, overwrite=request.overwrite)
                 table = tables[request.table]
                 _, parts = request_check(table, request.action, data, request.schema_id, kind)()
@@ -110,7 +112,7 @@ async def find_repeated_keys(
 
     def read() -> Iterator[bool]:
         for number, request, data in _requests(files):
-            if request.action != READ and not shared.get(request.table, set()).isdisjoint(request.buckets):
+            if request.has_rows and not shared.get(request.table, set()).isdisjoint(request.buckets):
                 table = tables[request.table]
                 upsert = request.action == UPSERT
                 for bucket, keys in table.writes.request_keys(data, request.schema_id, upsert=upsert):

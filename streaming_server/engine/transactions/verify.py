@@ -137,6 +137,14 @@ async def _merge_parts(
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
+    if table.definition.options.changelog == "none":
+        # Only a transaction that has selected rows by a predicate comes here; and only if the bucket has changed.
+        raise TransactionConflict(
+            f"{live.location}: other writers have written to it since the transaction selected rows there, and without "
+            "changelog it is unknown which rows they have changed; nothing was written: begin another transaction",
+            table=live.table,
+            bucket=live.number,
+        )
     async with live.mutex.bypass_barrier():
         changed = await live.run(changed_keys, await live.open(), offset, keys, table.state.codec)
     if len(changed):

@@ -10,6 +10,7 @@ synced from time to time as it grows, so that the commit need not wait for all o
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import Counter
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 READ: Final = "read"
-"""What a request does. The commit depends on the keys of a request that reads."""
+DELETE_RANGE: Final = "delete_range"
+"""What a request does. The commit depends on the keys of a request that reads. Deleting a range leaves a marker in the
+changelog, and needs `DELETIONS_FORMAT` of the data directory."""
 
 _FILE: Final = "transaction.json"
 _SYNC_BYTES: Final = 8 << 20
@@ -44,8 +48,8 @@ class StagedRequest:
         part: The id of the part.
         table: The table, as `database.table`.
         incarnation: The incarnation of the table.
-        action: UPSERT, DELETE or READ.
-        rows: The number of rows or keys.
+        action: UPSERT, DELETE, READ or DELETE_RANGE.
+        rows: The number of rows or keys; of a range, the number of rows when the request was staged.
         buckets: The buckets of the rows or keys. The value is the number of pieces that write to the bucket, usually 1;
             for a READ, the value is the log offset at which the keys were read.
         schema_id: The version of the table's schema that the rows have.
@@ -73,6 +77,11 @@ class StagedRequest:
     pieces: int | None = None
     piece_bytes: int = 0
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the request has rows to write, or keys to delete."""
+        return self.action in (UPSERT, DELETE)
+
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
         """Reads the result of `asdict`, from JSON."""
@@ -93,6 +102,8 @@ class TableFootprint:
             before the ids of the column locks of their writers.
         read_from: By bucket, the oldest log offset at which the transaction read keys that its commit depends on.
         merges: Whether rows are merged with the stored rows.
+        writes: The number of requests that write.
+        ranges: How many of these delete a range.
     """
 
     incarnation: str
@@ -101,6 +112,8 @@ class TableFootprint:
     access: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
     read_from: dict[int, int] = field(default_factory=dict)
     merges: bool = False
+    writes: int = 0
+    ranges: int = 0
 
     def add(self, request: StagedRequest) -> None:
         """Adds one request."""
@@ -108,7 +121,11 @@ class TableFootprint:
             self.read_from = older_offsets(self.read_from, request.buckets)
             return
         self.buckets.update(request.buckets)
-        self.indexes.add(request.indexes)
+        self.writes += 1
+        if request.action == DELETE_RANGE:
+            self.ranges += 1
+        else:
+            self.indexes.add(request.indexes)
         self.access.add((request.schema_id, request.columns, request.column_locks))
         self.merges |= request.merges
 
@@ -119,6 +136,8 @@ class TableFootprint:
         self.access |= other.access
         self.read_from = older_offsets(self.read_from, other.read_from)
         self.merges |= other.merges
+        self.writes += other.writes
+        self.ranges += other.ranges
 
 
 def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
@@ -247,6 +266,17 @@ class PieceFile:
 def _pieces_of(path: Path, number: int) -> Path:
     """Returns the path of the pieces of a request, from that of its part."""
     return path.with_name(f"{path.stem}-{number}.keys")
+
+
+def encode_range(keys: KeyRange) -> bytes:
+    """Returns the payload of a request that deletes a range of keys."""
+    ends = [None if end is None else end.hex() for end in (keys.start, keys.end)]
+    return json.dumps(ends).encode()
+
+
+def decode_range(payload: bytes) -> KeyRange:
+    """Reads the result of `encode_range`."""
+    return KeyRange(*(None if end is None else bytes.fromhex(end) for end in json.loads(payload)))
 
 
 def load_parts(files: Iterable[tuple[Path, int]]) -> list[PartFile]:
