@@ -22,7 +22,10 @@ _SECRET: Final = (
     "each executor reads itself"
 )
 _NEVER_LOST: Final = "a query whose changes are lost always fails; it never continues with a gap"
-_REPLACE: Final = 'mode("overwrite") replaces all rows; to delete some rows, use option("operation", "delete")'
+_REPLACE: Final = (
+    'mode("overwrite") replaces all rows, or those that match option replace_where; to delete some rows, use '
+    'option("operation", "delete")'
+)
 
 # Keys are lower-case option names without separators.
 _HINTS: Final = {
@@ -97,7 +100,6 @@ _HINTS: Final = {
     "skipchangecommits": _FEED,
     "txnappid": _ONCE,
     "txnversion": _ONCE,
-    "replacewhere": _REPLACE,
     "overwriteschema": _REPLACE,
     "partitionoverwritemode": _REPLACE,
     "overwritemode": _REPLACE,

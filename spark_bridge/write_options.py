@@ -47,6 +47,7 @@ _NAMES: Final = (
     "sequence_column",
     "transaction_id",
     "transaction_ttl",
+    "replace_where",
     "traceparent",
 )
 _CREATE_ONLY: Final = ("primary_key", "buckets", "merge_engine", "aggregates", "version_column", "sequence_column")
@@ -75,6 +76,8 @@ class WriteOptions:
         transaction_id: Identifies the write, so that it is applied once however often the job runs. None: each run is
             a write of its own. See `scankv.Client.transaction`.
         transaction_ttl: Seconds that the job may be silent until its staged rows are dropped, 1 to 604,800.
+        replace_where: With mode "overwrite", only the rows that match are replaced, and all written rows must match.
+            None: all rows are replaced.
         traceparent: As for `ReadOptions`.
     """
 
@@ -92,6 +95,7 @@ class WriteOptions:
     sequence_column: tuple[str, ...] = ()
     transaction_id: str | None = None
     transaction_ttl: float = TRANSACTION_TTL
+    replace_where: str | None = None
     traceparent: str | None = None
 
     def __post_init__(self) -> None:

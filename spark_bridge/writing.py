@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
+from scankv.model import lazy_compute as pc
 from scankv.model.errors import UsageError
+from scankv.model.expressions import bind, evaluate, predicate_of
 from scankv.model.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
 from spark_bridge.casting import arrow_schema
+from spark_bridge.options import option_error
 from spark_bridge.restarts import retry_through_restart
 from spark_bridge.spans import work_span
 from spark_bridge.write_options import DELETE, UPSERT
@@ -97,6 +100,8 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     """
     if replaces:
         options.check_overwrite()
+    elif options.replace_where is not None:
+        raise option_error("replace_where", 'is for mode("overwrite"): leave it out, or overwrite')
     if CHANGE_TYPE in schema.names and (replaces or options.operation == DELETE):
         what = 'mode("overwrite")' if replaces else "operation=delete"
         raise UsageError(
@@ -110,6 +115,7 @@ def prepare_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
     with work_span("plan", options.table, options.traceparent) as traceparent, options.open_client() as client:
         table = _open_table(client, options, rows.schema)
+        _check_scope(rows, table, options)
         # Without rows nothing is staged; this only checks the names and types of the columns.
         _stage(client.transaction_part("none", "none"), table, options, rows)
         return WriteJob(config=client.config, options=options, replaces=replaces, traceparent=traceparent)
@@ -151,6 +157,7 @@ def stage(job: WriteJob, begun: JobTransaction, number: int, batches: Iterable[p
         table = retry_through_restart(lambda: sync.Client(job.config), lambda: client.table(job.options.table))
         under_way: Future[None] | None = None
         for rows in _gather(batches):
+            _check_scope(rows, table, job.options)
             if under_way is not None:
                 under_way.result()
             # In the context of this thread, which has the span.
@@ -180,7 +187,7 @@ def commit(job: WriteJob, begun: JobTransaction, parts: Sequence[StagedPart]) ->
         counted = [(part.part, part.requests) for part in parts]
         if job.replaces:
             deletes = retry_through_restart(
-                lambda: sync.Client(job.config), lambda: _stage_deletes(client, job.options.table, transaction)
+                lambda: sync.Client(job.config), lambda: _stage_deletes(client, job.options, transaction)
             )
             counted.insert(0, deletes)
         transaction.commit(counted)
@@ -197,12 +204,34 @@ def _span(work: str, job: WriteJob) -> AbstractContextManager[str | None]:
     return work_span(work, job.options.table, job.traceparent)
 
 
-def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction) -> tuple[str, int]:
-    """Stages the deletion of all current rows. Returns the part, which must be applied first, and its request count."""
+def _stage_deletes(client: sync.Client, options: WriteOptions, transaction: sync.Transaction) -> tuple[str, int]:
+    """Stages the deletion of the rows to replace. Returns the part, which must be applied first, and its requests."""
     # Always a new part: an earlier attempt may have staged the deletion of other rows.
     part = client.transaction_part(transaction.token, f"deletes-{uuid.uuid4().hex}")
-    part.delete_all(client.table(name), mode="overwrite")
+    if options.replace_where is None:
+        part.delete_all(client.table(options.table), mode="overwrite")
+    else:
+        part.delete(client.table(options.table), where=options.replace_where, mode="overwrite")
     return part.part, part.requests
+
+
+def _check_scope(rows: pa.Table | pa.RecordBatch, table: sync.Table, options: WriteOptions) -> None:
+    """Refuses rows that do not match option `replace_where`.
+
+    Raises:
+        UsageError: A row does not match, or the option is not a predicate.
+        SchemaMismatch: The predicate does not fit the table or the rows.
+    """
+    if options.replace_where is None:
+        return
+    predicate = predicate_of(options.replace_where, table.schema)
+    bound = bind(predicate, rows.schema)
+    batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+    outside = sum(batch.num_rows - (pc.sum(evaluate(bound, batch)).as_py() or 0) for batch in batches)
+    if outside:
+        raise option_error(
+            "replace_where", f"must match every row that is written; {outside:,} rows of a partition do not match"
+        )
 
 
 def _stage(

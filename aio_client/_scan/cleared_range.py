@@ -50,8 +50,7 @@ class ClearedRange:
         """Returns which of some keys are in the range, and in its bucket.
 
         Args:
-            keys: The keys, as for `Table.lookup`: a list of scalars, tuples or dictionaries, or Arrow data with the key
-                columns, which may have other columns, too.
+            keys: The keys, as for `Table.lookup`, or rows.
 
         Returns:
             A boolean for each key, in their order.
@@ -60,10 +59,7 @@ class ClearedRange:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
         """
         schema = self._table.key_schema
-        if isinstance(keys, pa.RecordBatch | pa.Table):
-            keys = keys.select(schema.names)
-        columns = keys_of(keys, schema).combine_chunks().columns
-        encoded = KeyCodec(schema.types, schema.names).encode([each.combine_chunks() for each in columns]).to_pylist()
+        encoded = KeyCodec(schema.types, schema.names).encode(keys_of(keys, schema).columns).to_pylist()
         inside = np.zeros(len(encoded), np.bool_)
         inside[self.select(encoded)] = True
         return pa.array(inside)

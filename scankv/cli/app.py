@@ -33,6 +33,7 @@ _LOCATIONS: Final = {
     "get": "rows.get",
     "put": "rows.put",
     "delete": "rows.delete",
+    "truncate": "rows.truncate",
     "count": "rows.count",
     "top": "top.top",
     "tail": "tail.tail",

@@ -1,4 +1,4 @@
-"""`get`, `put`, `delete` and `count`: single rows, by their keys."""
+"""`get`, `put`, `delete`, `truncate` and `count`: rows by their keys, or by a predicate."""
 
 from typing import Annotated
 
@@ -20,6 +20,16 @@ Keys = Annotated[
         metavar="KEY...",
         help="The keys, one row each. Write a key of several columns with commas, as a line of CSV.",
         show_default=False,
+    ),
+]
+
+TrackChanges = Annotated[
+    bool,
+    typer.Option(
+        "--track-changes/--no-track-changes",
+        help="With --no-track-changes, the changelog gets only the range of the deleted keys, so that any number of "
+        "rows is deleted at once; the rows must be exactly one range of keys. Streams of changes, consumers and undo "
+        "fail when they reach it.",
     ),
 ]
 
@@ -68,12 +78,43 @@ def put(
     typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
 
 
-def delete(table: TableName, keys: Keys, url: Url = None) -> None:
-    """Delete the rows with these keys. A key without a row is ignored."""
+def delete(
+    table: TableName,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY...]",
+            help="The keys, one row each. Write a key of several columns with commas, as a line of CSV.",
+            show_default=False,
+        ),
+    ] = None,
+    where: Where = None,
+    track_changes: TrackChanges = True,
+    url: Url = None,
+) -> None:
+    """Delete the rows with these keys, or all rows that match a predicate.
+
+    A key without a row is ignored. With --where, all rows are deleted at one instant; `scankv count --where` shows how
+    many there are.
+    """
+    if bool(keys) is (where is not None):
+        raise UsageError("name the keys of the rows to delete, or select the rows with --where; not both")
+    if not track_changes and where is None:
+        raise UsageError("--no-track-changes is for deletes with --where: leave it out")
     with open_client(url) as client:
         found = client.table(table)
-        written = found.delete(parse_keys(keys, _key_schema(found)))
+        if where is not None:
+            written = found.delete(where=where, track_changes=track_changes)
+            typer.echo(_deleted(written.rows))
+            return
+        written = found.delete(parse_keys(keys or [], _key_schema(found)))
     typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
+
+
+def truncate(table: TableName, track_changes: TrackChanges = True, url: Url = None) -> None:
+    """Delete all rows of a table at one instant, whatever its delete_behavior is."""
+    with open_client(url) as client:
+        typer.echo(_deleted(client.table(table).truncate(track_changes=track_changes).rows))
 
 
 def count(table: TableName, where: Where = None, json: Json = False, url: Url = None) -> None:
@@ -84,6 +125,10 @@ def count(table: TableName, where: Where = None, json: Json = False, url: Url = 
         show_json({"table": table, "rows": rows})
     else:
         typer.echo(rows)
+
+
+def _deleted(rows: int) -> str:
+    return f"deleted {rows:,} {'row' if rows == 1 else 'rows'}"
 
 
 def _key_schema(table: sync.Table) -> pa.Schema:

@@ -47,11 +47,14 @@ async def test_every_reader_ends_with_the_table(
             restarting = Restarts(server, random, steps=steps, restarts=restarts)
             async with mirror(table) as whole, mirror(table, where="v > 3") as part:
                 running = asyncio.create_task(restarting.run())
-                for _ in range(steps):
+                for number in range(steps):
                     await history.step()
+                    if number in (steps // 3, steps // 2):
+                        await history.pin()
                     restarting.count_step()
                 await running
                 await history.record()
+                await history.check_pinned()
                 offsets, expected = history.moments[-1]
                 matching = await history.rows("v > 3")
                 for copy, rows in ((whole, expected), (part, matching)):

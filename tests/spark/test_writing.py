@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
@@ -141,6 +141,20 @@ def test_overwrite_leaves_exactly_the_written_rows(
     save(rows.filter("k < 0"), table.name, "overwrite")
     assert content(table) == []
     assert before.num_rows == 10
+
+
+def test_overwrite_replaces_only_the_rows_that_match(
+    save: Callable[..., None], rows: DataFrame, table: sync.Table
+) -> None:
+    old = {row["k"]: row["v"] for row in content(table)}
+    save(rows.filter("k BETWEEN 5 AND 6"), table.name, "overwrite", replace_where="k >= 5 and k < 8")
+    expected = {key: value for key, value in old.items() if not 5 <= key < 8} | {5: "new", 6: "new"}
+    assert {row["k"]: row["v"] for row in content(table)} == expected
+    with pytest.raises(PySparkException, match=r"replace_where.*1 rows of a partition do not match"):
+        save(rows.filter("k = 9"), table.name, "overwrite", replace_where="k < 8")
+    with pytest.raises(PySparkException, match="replace_where"):
+        save(rows.filter("k = 9"), table.name, "append", replace_where="k < 8")
+    assert {row["k"]: row["v"] for row in content(table)} == expected
 
 
 def test_deletes_columns_and_changes_are_written_as_by_the_client(

@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Semaphore
 from typing import TYPE_CHECKING, Final, cast
 
@@ -49,6 +50,8 @@ _ADVICE = (
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
 # readers skip only about five tombstones per microsecond, and in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
+# After this many deletes, tombstones in memory are flushed, so that the rule above applies to them.
+_FLUSHED_DELETIONS = 100_000
 _PIECE_BYTES = 1 << 20
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _MOST_PROBED = 256  # deleted rows that a probe for rows skips
@@ -162,6 +165,7 @@ class RocksStore:
         self.refusal: ScanKvError | None = None
         self._sync_failed = False
         self._path = path
+        self._unflushed_deletions = 0
         self.readers = 0
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
@@ -259,12 +263,21 @@ class RocksStore:
             self.check_writable()
             began = time.perf_counter()
             self._db.write(batch.writes)
+            self._count_deletions(batch.deletions)
             self._resources.write_seconds.observe(time.perf_counter() - began)
             self.sequence = self._db.latest_sequence_number()
         except Exception as error:
             # The traceback of the error keeps the batch, whose handles would keep RocksDB's lock beyond `close`.
             batch.release()
             raise self._refuse(error) from error
+
+    def _count_deletions(self, deletions: int) -> None:
+        """Begins to flush rows and index entries in the background when many of them were deleted."""
+        self._unflushed_deletions += deletions
+        if self._unflushed_deletions >= _FLUSHED_DELETIONS:
+            self._unflushed_deletions = 0
+            # No variable names the family, as in `flush`.
+            deque(map(partial(rocksdict.Rdict.flush, wait=False), filter(None, (self.rows, self._index))), maxlen=0)
 
     def sync(self) -> None:
         """Makes everything written before the call durable. Releases the interpreter lock while the disk works.
@@ -469,10 +482,16 @@ class RowsSnapshot:
 
 
 class StoreBatch:
-    """Writes to several column families that are applied together. Can be applied once."""
+    """Writes to several column families that are applied together. Can be applied once.
+
+    Attributes:
+        writes: The writes.
+        deletions: How many of them delete one row or index entry.
+    """
 
     def __init__(self, handles: dict[str, rocksdict.ColumnFamily]) -> None:
         self._handles = handles
+        self.deletions = 0
         self.writes = rocksdict.WriteBatch(raw_mode=True)
 
     def release(self) -> None:
@@ -488,7 +507,12 @@ class StoreBatch:
     def delete_rows(self, keys: Iterable[bytes]) -> None:
         """Deletes rows."""
         self.writes.set_default_column_family(self._handles["rows"])
+        self._delete(keys)
+
+    def _delete(self, keys: Iterable[bytes]) -> None:
+        before = self.writes.len()
         deque(map(self.writes.delete, keys), maxlen=0)
+        self.deletions += self.writes.len() - before
 
     def delete_row_range(self, start: bytes, end: bytes | None) -> None:
         """Deletes the rows from `start` up to, but without, `end`, in constant time. None: up to the last row."""
@@ -502,7 +526,7 @@ class StoreBatch:
     def delete_entries(self, keys: Iterable[bytes]) -> None:
         """Deletes index entries."""
         self.writes.set_default_column_family(self._handles["index"])
-        deque(map(self.writes.delete, keys), maxlen=0)
+        self._delete(keys)
 
     def delete_entry_range(self, start: bytes, end: bytes) -> None:
         """Deletes the index entries from `start` up to, but without, `end`, in constant time."""

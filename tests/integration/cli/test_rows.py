@@ -39,6 +39,25 @@ def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, ta
     assert scankv("count", table).text == "0\n"
 
 
+def test_rows_are_deleted_by_a_predicate_and_all_at_once(scankv: CommandLine, scores: str) -> None:
+    assert scankv("delete", scores, "--where", "score > 30").text == "deleted 1 row\n"
+    assert scankv("count", scores).text == "2\n"
+    assert scankv("delete", scores, "--where", "player < 'c'", "--no-track-changes").text == "deleted 1 row\n"
+    assert "exactly one range of keys (player)" in scankv.fails(
+        "delete", scores, "--where", "score = 1", "--no-track-changes"
+    )
+    assert scankv("truncate", scores, "--no-track-changes").text == "deleted 1 row\n"
+    assert scankv("truncate", scores).text == "deleted 0 rows\n"
+    assert scankv("count", scores).text == "0\n"
+
+
+@pytest.mark.parametrize("given", [[], ["ann", "--where", "score = 1"]], ids=["nothing", "both"])
+def test_a_delete_takes_keys_or_a_predicate(scankv: CommandLine, scores: str, given: list[str]) -> None:
+    assert "select the rows with --where; not both" in scankv.fails("delete", scores, *given)
+    assert "is for deletes with --where" in scankv.fails("delete", scores, "ann", "--no-track-changes")
+    assert scankv("count", scores).text == "3\n"
+
+
 def test_put_inserts_and_replaces_rows(scankv: CommandLine, scores: str) -> None:
     assert scankv("put", scores, "player=dan", "score=5").text == "wrote 1 row\n"
     scankv("put", scores, "player=ann", "score=")
