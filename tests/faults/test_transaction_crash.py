@@ -35,6 +35,11 @@ def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_d
     assert deaths_of("dying_transaction", tmp_path) > 40
 
 
+@pytest.mark.timeout(300)  # 20 kills, each with a recovery
+def test_key_ranges_are_deleted_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
+    assert deaths_of("dying_deletion", tmp_path) > 15
+
+
 @pytest.mark.timeout(180)  # several kills, each with a recovery
 def test_repeating_an_undo_finishes_it_wherever_the_server_died(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
