@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
 
 from aio_client._client.transaction import TransactionOpener
 from aio_client._input.arguments import flag_of
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
     from scankv.model.expressions import Where
-
-_T = TypeVar("_T")
 
 _TRIES: Final = 5
 """How often a delete begins again because selected rows were changed before its commit."""
@@ -99,8 +98,7 @@ class ReplacementMethods(WriteMethods):
             raise UsageError(
                 "if_version is for a delete by keys: use a transaction, and delete in it", option="if_version"
             )
-        selection = Selection(self._handle.parse_where(where), untracked=not tracks_changes, alone=True)
-        return await self._delete_selected(selection, mode, locks)
+        return await self._delete_selected(Selection(self._handle.parse_where(where)), tracks_changes, mode, locks)
 
     async def truncate(self, *, track_changes: bool = True, locks: Sequence[ColumnLock | str] = ()) -> WriteResult:
         """Deletes all rows at one instant, whatever the table's `delete_behavior` says.
@@ -120,7 +118,7 @@ class ReplacementMethods(WriteMethods):
             ScanKvError: As for `delete`.
         """
         tracks_changes = flag_of(track_changes, "track_changes")
-        return await self._delete_selected(Selection(untracked=not tracks_changes, alone=True), "overwrite", locks)
+        return await self._delete_selected(Selection(), tracks_changes, "overwrite", locks)
 
     async def replace(
         self,
@@ -163,8 +161,12 @@ class ReplacementMethods(WriteMethods):
         return await self._commit(stage)
 
     async def _delete_selected(
-        self, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
+        self, selection: Selection, tracks_changes: bool, mode: WriteMode, locks: Sequence[ColumnLock | str]
     ) -> WriteResult:
+        # Only there does the server make use of it, and earlier servers do not know it.
+        alone = self._handle.shape.description.options.get("changelog") == "none"
+        selection = replace(selection, untracked=not tracks_changes, alone=alone)
+
         async def stage(transaction: Transaction) -> int:
             return await transaction._stage_selected(table, selection, mode, locks)
 
