@@ -1,0 +1,86 @@
+"""Measures deletes by predicate, tracked and of a key range at once, against upserts of the same rows."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from aio_client.sync import connect
+from benchmarks import t4
+from benchmarks.bench import Figure, Result, rates_table
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
+from benchmarks.server import BenchmarkServer
+from benchmarks.workloads.base_tables import create_filled_table, updates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client.sync import Client
+    from benchmarks.bench import Bench
+
+_REQUEST_ROWS: Final = 100_000
+_SHARE: Final = 10
+"""Of this many rows, one is deleted."""
+_UPSERT, _DELETE, _RANGE = "upsert", "delete by predicate", "delete a key range, untracked"
+
+
+def run(bench: Bench) -> Result:
+    """Upserts and deletes a tenth of the rows of a table in turn."""
+    with BenchmarkServer(bench.directory / "deletes") as server, connect(server.url) as client:
+        contenders = {
+            _UPSERT: _upserts(client, bench.rows),
+            _DELETE: _deletes(client, bench.rows, tracked=True),
+            _RANGE: _deletes(client, bench.rows, tracked=False),
+        }
+        rates = run_interleaved(bench.runs, contenders)
+    return Result(
+        figures=[
+            Figure(
+                name=name,
+                work=f"{what} of a tenth of the rows, rows/s",
+                against="upserts of as many rows",
+                unit="ratio",
+                spread=paired_ratios(rates[what], rates[_UPSERT]),
+                at_least=at_least,
+            )
+            for name, what, at_least in (("delete_where", _DELETE, 1.0), ("delete_range", _RANGE, 4.0))
+        ],
+        tables=[rates_table("Deletes", {name: Spread.of(values) for name, values in rates.items()})],
+        notes=["Deletes: T4 in one bucket; `ts` selects the rows, and `id` the key range."],
+    )
+
+
+def _upserts(client: Client, rows: int) -> Callable[[], Timing]:
+    """Returns a function that updates a tenth of the rows of a table."""
+    table, seed = create_filled_table(client, rows, "bench.upserted", "off"), 0
+
+    def update() -> Timing:
+        nonlocal seed
+        seed += 1
+        batches = list(updates(rows, rows // _SHARE, seed, _REQUEST_ROWS))
+        started = time.perf_counter()
+        for batch in batches:
+            table.upsert(batch)
+        return Timing(sum(batch.num_rows for batch in batches), time.perf_counter() - started)
+
+    return update
+
+
+def _deletes(client: Client, rows: int, *, tracked: bool) -> Callable[[], Timing]:
+    """Returns a function that deletes a tenth of the rows of a table. It puts them back outside of its time."""
+    table = create_filled_table(client, rows, f"bench.deleted_{'one_by_one' if tracked else 'at_once'}", "off")
+    first, end = rows // 2, rows // 2 + rows // _SHARE
+    kept = t4.rows(first, end - first)
+    where = f"ts >= {t4.ts_literal(first)} AND ts < {t4.ts_literal(end)}"
+
+    def delete() -> Timing:
+        started = time.perf_counter()
+        if tracked:
+            deleted = table.delete(where=where).rows
+        else:
+            deleted = table.delete(where=f"id >= {first} AND id < {end}", track_changes=False).rows
+        timing = Timing(deleted, time.perf_counter() - started).check_rows(end - first)
+        table.upsert(kept)
+        return timing
+
+    return delete
