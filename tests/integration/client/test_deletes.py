@@ -24,10 +24,12 @@ from aio_client import (
     connect,
     sync,
 )
+from aio_client._write.selection import Selection
 from aio_client.mirror import mirror
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import write_checked_json
 from streaming_server.storage.tables.data_directory import EVOLUTION_FORMAT
+from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -334,3 +336,42 @@ async def test_a_directory_of_an_earlier_version_has_no_deleted_ranges(tmp_path:
             # Key by key, as ranges cannot be stored.
             assert (await table.delete(where="day = 1")).rows == 20
             assert (await table.truncate()).rows == 180
+
+
+async def test_a_deleted_range_is_the_only_write_of_its_transaction_to_the_table(client: Client, name: str) -> None:
+    table = await made(client, name)
+    for first in (True, False):
+        tx = await client.transaction()
+        for deletes in (first, not first):
+            if deletes:
+                await tx._stage_selected(table, Selection(untracked=True), "overwrite", ())
+            else:
+                await tx.upsert(table, rows({(1, "a"): 1}))
+        assert await tx.get(table, (1, "i1")) is not None
+        with pytest.raises(InvalidRequest, match="and writes to the table in another way, too"):
+            await tx.commit()
+    assert await content(table) == ALL
+
+
+async def test_a_columnar_base_has_no_deleted_rows_before_and_after_a_restart(tmp_path: Path) -> None:
+    settings = (*SOON, "--set", "base_min_rows=1", "--set", "base_changed_share=10")
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        async with connect(server.url) as client:
+            table = await made(client, "a.b", columnar_base="auto")
+            await await_bases(table)
+            await table.delete(where="day < 3", track_changes=False)
+            await table.upsert(rows({(1, "new"): 1}))
+            expected = rest(without={0, 1, 2}) | {(1, "new"): 1}
+            assert await content(table) == expected
+            await await_bases(table)
+            assert is_of_bases(await table.scan().explain())
+            assert await content(table) == expected
+            await table.delete(where="day = 5", track_changes=False)
+        server.kill()
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table("a.b")
+            expected = {key: value for key, value in expected.items() if key[0] != 5}
+            assert await content(table) == expected
+            await await_bases(table)
+            assert await content(table) == expected
