@@ -384,17 +384,19 @@ class ScanStream:
         self._stream.on_heartbeat(listener)
 
     def on_cleared(self, listener: Callable[[ClearedRange], None]) -> None:
-        """Calls a listener in the client's thread for every range of keys whose rows were deleted without changes.
+        """Calls a listener for every range of keys whose rows were deleted without a change for each row.
 
         For a reader that stores the last row of each key, and reads with `with_untracked("rescan")`: it drops its rows
         of the range. Then the stream returns the rows that the range has now as `+U`, and continues with the changes
         after the deletion. Without a listener, the stream fails there with `RangeNotTracked`.
 
+            stream.on_cleared(lambda cleared: [rows.pop(key) for key in list(rows) if cleared.contains(key)[0].as_py()])
+
         After an interruption, or if a consumer continues, the same range may come again, before all of its rows.
 
         Args:
-            listener: Called while the stream is read, in order with its rows. Must not block. Replaces an earlier
-                listener.
+            listener: Called between two reads of the stream, in order with its rows. Must not block. Replaces an
+                earlier listener.
 
         Raises:
             UsageError: The stream has started; or it is no stream of a table's changes with `with_untracked("rescan")`.

@@ -59,7 +59,8 @@ def range_of(plan: ReadPlan, table: LiveTable) -> KeyRange | None:
         SchemaMismatch: The predicate does not fit the table.
     """
     codec = table.state.codec
-    bound = plan.bound_to(codec.schema)
+    # Expired rows of the range are deleted, too.
+    bound = replace(plan, keeps_expired=True).bound_to(codec.rows)
     if bound is None:
         return plan.key_range
     planned = plan_keys(bound, codec.key_codec)

@@ -382,7 +382,7 @@ def test_batches_without_changes_are_those_of_the_file(offline: FollowedBucket, 
         Asked(columns=["k"]),
         Asked(columns=["w", "v", "k"]),
         Asked(reverse=True),
-        Asked(residual=bind(col("v") >= 0, SMALL.schema.arrow)),
+        Asked(residual=bind(col("v") >= 20, SMALL.schema.arrow)),
     ],
 )
 def test_what_is_not_a_whole_batch_has_no_message(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> None:

@@ -196,6 +196,8 @@ def emptied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     batch.delete_rows(keys)
     if request.param == "in files":
         store.flush()
+    # Otherwise the tombstones would be flushed and compacted away.
+    batch.deletions = 0
     store.write(batch)
     yield store
     store.close()
