@@ -90,7 +90,7 @@ class MergedTransactionRows:
 
     def stored(self, codec: TableCodec, micros: int) -> UnexpiredRows:
         """Returns the rows of the bucket, without these rows, that have not expired at a time."""
-        return UnexpiredRows(self._bucket, codec, self._bucket.commit_time(micros))
+        return UnexpiredRows(self._bucket, codec, self._bucket.commit_time_of(micros))
 
     def merge(self, rows: BucketRows, merger: Merger) -> None:
         """Merges the rows of the next request. Blocks; hold the bucket's mutex.

@@ -58,7 +58,7 @@ def apply_rows(
     rows = rows.for_codec(codec)
     stored: StoredRows = bucket
     if codec.definition.expiry is not None:
-        commit_micros = bucket.commit_time(commit_micros)
+        commit_micros = bucket.commit_time_of(commit_micros)
         stored = UnexpiredRows(bucket, merger.codec, commit_micros)
     apply_change(
         live,
@@ -96,7 +96,7 @@ def apply_change(
             elif change.marker is not None:
                 change = replace(change, marker=replace(change.marker, origin=origin))
         if codec.write_time is not None:
-            micros = bucket.commit_time(commit_micros)
+            micros = bucket.commit_time_of(commit_micros)
             change = set_write_times(change, codec, micros)
         if stored is not None and stored.expired:
             remove_expired(live, bucket, stored.expired, stored.codec, micros)

@@ -201,12 +201,13 @@ class Bucket:
         """As `get`, without reading from disk. Returns None if a row is not in memory."""
         return self._store.find_cached_rows(keys)
 
-    def commit_time(self, micros: int | None = None) -> int:
-        """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases.
+    def commit_time(self) -> int:
+        """Returns the commit time of a commit made now, in microseconds since 1970 UTC. Never decreases."""
+        return max(self._state.commit_micros, self._clock.commit_micros())
 
-        With `micros`, which a transaction has chosen, that time if it is possible.
-        """
-        return max(self._state.commit_micros, self._clock.commit_micros() if micros is None else micros)
+    def commit_time_of(self, micros: int | None) -> int:
+        """Returns the commit time of a commit whose transaction has chosen a time; None: it is made now."""
+        return self.commit_time() if micros is None else max(self._state.commit_micros, micros)
 
     def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, index entries and state.
@@ -226,7 +227,7 @@ class Bucket:
                 self.record(step)
             return
         rows, added = (0, len(change.put_keys)) if change.clears_bucket else (self._state.rows, change.rows_added)
-        micros = self.commit_time(commit_micros)
+        micros = self.commit_time_of(commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,

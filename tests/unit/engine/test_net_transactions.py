@@ -145,7 +145,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         # One bucket is ahead of the clock, as after the clock was set back.
         bucket = await plain.buckets[1].open()
         ahead = time.time_ns() // 1000 + 3_600_000_000
-        monkeypatch.setattr(bucket, "commit_time", lambda _=None: ahead)
+        monkeypatch.setattr(bucket, "commit_time", lambda: ahead)
         committed = await commit(
             tables, upsert(plain, *rows), upsert(merged, *rows), upsert(plain, *rows[20:]), delete(merged, 1, 2)
         )

@@ -382,13 +382,20 @@ def test_batches_without_changes_are_those_of_the_file(offline: FollowedBucket, 
         Asked(columns=["k"]),
         Asked(columns=["w", "v", "k"]),
         Asked(reverse=True),
-        Asked(residual=bind(col("v") >= 20, SMALL.schema.arrow)),
+        Asked(residual=bind(col("v") > 0, SMALL.schema.arrow)),
     ],
 )
 def test_what_is_not_a_whole_batch_has_no_message(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> None:
     cursor = cursor_of(offline, base, asked)
     assert cursor.next_batch(1000, ROOM) is not None
     assert cursor.message is None
+
+
+def test_a_batch_whose_rows_all_match_is_sent_as_it_is_in_the_file(offline: FollowedBucket, base: ColumnarBase) -> None:
+    cursor = cursor_of(offline, base, Asked(residual=bind(col("v") >= 0, SMALL.schema.arrow)))
+    batch = cursor.next_batch(1000, ROOM)
+    assert batch is not None
+    assert cursor.message == BatchMessage.of(batch)
 
 
 def test_half_a_batch_and_a_batch_of_an_older_schema_have_no_message(
