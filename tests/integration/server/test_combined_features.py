@@ -96,7 +96,7 @@ async def test_the_latest_rows_have_not_expired_either(tmp_path: Path) -> None:
 
 async def test_a_table_without_a_key_has_no_partitions_expiry_or_deletes(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeClocks()) as (_, client):
-        with pytest.raises(InvalidOption, match='"ttl_seconds" must be .* in a table without a primary key'):
+        with pytest.raises(InvalidOption, match=r'"ttl_seconds" must be .* in a table without a primary key'):
             await client.create_table("t.log", SCHEMA, primary_key=[], ttl_seconds=60)
         with pytest.raises(InvalidRequest, match="primary key"):
             await client.create_table("t.log", SCHEMA, primary_key=[], partition_by=["day"])
