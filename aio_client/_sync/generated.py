@@ -219,8 +219,9 @@ class Client(BlockingClient):
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
                 at least once. Called in the client's thread; must not block.
             **options: New values of table options, as in `create_table`; None for the default. `changelog`,
-                `log_retention_seconds`, `log_retention_bytes`, `columnar_base` and `row_deduplicate` can change. All
-                others may only be given the value that they have. With `changelog`, running streams of changes may end:
+                `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, `row_deduplicate`, `partition_ttl`,
+                `partition_ttl_column` and `partition_ttl_format` can change. All others may only be given the value
+                that they have. With `changelog`, running streams of changes may end:
                 from "full" to "upsert" with `RangeNotTracked`, to "none" with `InvalidRequest`.
 
         Returns:

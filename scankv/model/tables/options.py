@@ -24,7 +24,10 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "log_retention_seconds": (1, 10 * 365 * 86_400),
     "log_retention_bytes": (0, 2**60),
 }
-_NAMES: Final = (*_VALUES, *_RANGES)
+_TEXTS: Final = ("partition_ttl", "partition_ttl_column", "partition_ttl_format")
+"""Options with any text. `partition_rule` checks them together with the definition of the table."""
+_MAX_TEXT: Final = 256
+_NAMES: Final = (*_VALUES, *_RANGES, *_TEXTS)
 _FIXED: Final = {
     "merge_engine": "the rows of the table were merged by it",
     "delete_behavior": "transactions that are open were checked by it",
@@ -70,6 +73,11 @@ class TableOptions:
         columnar_base: Whether the server also keeps the rows of each bucket as Arrow files, with later changes in
             memory, which makes scans several times faster. `auto`: for buckets with many rows that are scanned.
             `eager`: for all buckets with rows. `off`: for no bucket.
+        partition_ttl: How long after the time in their `partition_ttl_column` partitions are dropped, in calendar
+            units: `12 hours`, `7 days`, `2 weeks`, `3 months`, `1 year`. Empty: never.
+        partition_ttl_column: The partition column with the time of the partition: a date, the beginning of its day in
+            UTC; a timestamp; or text. Empty: the first one with dates or timestamps, or else the first one with text.
+        partition_ttl_format: The format of the times in a text column, as for Python's `strptime`. Empty: `%Y-%m-%d`.
     """
 
     merge_engine: str = "last_row"
@@ -80,6 +88,9 @@ class TableOptions:
     log_retention_seconds: int = 7 * 86_400
     log_retention_bytes: int = 0
     columnar_base: str = "off"
+    partition_ttl: str = ""
+    partition_ttl_column: str = ""
+    partition_ttl_format: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidOption if a value is not allowed."""
@@ -128,8 +139,8 @@ class TableOptions:
     def alter(self, changed: Mapping[str, str], reset: Iterable[str] = ()) -> TableOptions:
         """Returns the options with other values, as far as an existing table can change them.
 
-        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes` and `columnar_base` can change.
-        Any option may be given its current value.
+        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes`, `columnar_base` and
+        those of `partition_ttl` can change. Any option may be given its current value.
 
         Args:
             changed: New values, in the form of `from_strings`.
@@ -192,6 +203,11 @@ def _check(name: str, text: str) -> None:
         if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
             raise InvalidOption(
                 f'table option "{name}" must be a whole number between {low:,} and {high:,}, not "{text}"', option=name
+            )
+    elif name in _TEXTS:
+        if len(text) > _MAX_TEXT:
+            raise InvalidOption(
+                f'table option "{name}" must have at most {_MAX_TEXT} characters, not {len(text):,}', option=name
             )
     elif text not in _VALUES[name]:
         allowed = " or ".join(f'"{value}"' for value in _VALUES[name])

@@ -29,6 +29,7 @@ from scankv.model.tables.evolution import ColumnChanges, ColumnUses, evolve
 from scankv.model.tables.merge_functions import hidden_fields
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, check_merging
 from scankv.model.tables.options import TableOptions
+from scankv.model.tables.partition_ttl import PartitionRule, partition_rule
 from scankv.model.tables.partitioning import PartitionDrop, Partitioning, check_partition_by
 from scankv.model.types.types import check_unique, is_key_type, names_must_be_text
 
@@ -161,6 +162,7 @@ class TableDefinition:
             partition_by=check_partition_by(schema, key, partition_by),
         )
         check_merging(definition.merging, definition.options, schema, key)
+        _ = definition.partition_rule
         return definition.add_indexes(indexes)
 
     @property
@@ -216,6 +218,13 @@ class TableDefinition:
         """How the keys divide into partitions. None: the table is not partitioned."""
         types = [self.schema.column(name).type for name in self.partition_by]
         return Partitioning(self.partition_by, types) if types else None
+
+    @cached_property
+    def partition_rule(self) -> PartitionRule | None:
+        """When partitions expire. None: never. Raises InvalidOption if the options do not fit the table."""
+        options = self.options
+        ttl, column, format_ = options.partition_ttl, options.partition_ttl_column, options.partition_ttl_format
+        return partition_rule(ttl, column, format_, self.partitioning)
 
     def drop_partitions(self, prefixes: Iterable[bytes]) -> TableDefinition:
         """Returns the table with another drop of partitions: of those whose keys begin with one of these."""
@@ -371,9 +380,10 @@ class TableDefinition:
         """Returns the table with other options.
 
         Raises:
-            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often.
+            InvalidOption: As `TableOptions.alter` and `partition_rule`; or the changelog has changed too often.
         """
         options = self.options.alter(changed, reset)
+        _ = replace(self, options=options).partition_rule
         if options.changelog == self.options.changelog:
             return replace(self, options=options)
         if len(self.earlier_changelogs) == MAX_CHANGELOG_CHANGES:
