@@ -78,6 +78,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "sweep_seconds": (0.01, 3600),
     "sweep_cpu_share": (0.001, 1),
     "log_maintenance_seconds": (0.01, 3600),
+    "partition_expiry_seconds": (0.01, 86_400),
     "max_retention_hold_bytes": (0, 2**60),
     "catch_up_changes": (1, 2**48),
     "catch_up_memory_bytes": (_MEBIBYTE, 2**40),
@@ -225,6 +226,8 @@ class ServerConfig:
         sweep_seconds: How often the server checks in which tables expired rows are due to be removed.
         sweep_cpu_share: The most CPU time for removing the expired rows of all tables, as a share of one core.
         log_maintenance_seconds: How often the server rewrites small records of changelogs and removes old ones.
+        partition_expiry_seconds: How often the server looks for partitions that the option `partition_ttl` of their
+            table lets expire.
         max_retention_hold_bytes: The most bytes of one bucket's changelog that retention holds keep beyond the
             retention. A reader that needs more gets `PositionExpired`.
         catch_up_changes: A stream that asks for net changes gets them from each bucket in which it lags by more changes
@@ -327,6 +330,7 @@ class ServerConfig:
     max_connections: int = 10_000
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_maintenance_seconds: float = 5.0
+    partition_expiry_seconds: float = 60.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 32 * _MEBIBYTE
     max_retention_hold_bytes: int = 8 * 1024 * _MEBIBYTE

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aio_client._table.handle import TableMethods
 from scankv.model.errors import InvalidRequest, UsageError
+from scankv.model.tables.partition_ttl import partition_rule
 from scankv.model.tables.partitioning import Partitioning
 from scankv.v1 import partition_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from scankv.model.tables.partition_ttl import PartitionRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class PartitionInfo:
             bucket. Rows that were written in the last minutes may not be in files yet. None if `rows` is None.
         created: When the partition was created, by a call or by its first write; in UTC, by the server's clock.
         last_write: When it was last written. None: never.
+        expires: When the table option `partition_ttl` lets the server drop the partition, in UTC. None: never; with the
+            option, because the value of its column is no time in the expected format.
     """
 
     values: dict[str, Any]
@@ -35,16 +40,19 @@ class PartitionInfo:
     disk_bytes: int | None
     created: dt.datetime
     last_write: dt.datetime | None
+    expires: dt.datetime | None
 
     @classmethod
-    def of(cls, message: partition_pb2.Partition, partitioning: Partitioning) -> Self:
+    def of(cls, message: partition_pb2.Partition, partitioning: Partitioning, rule: PartitionRule | None) -> Self:
         """Decodes a partition in an answer."""
+        values = partitioning.decode(message.values)
         return cls(
-            values=partitioning.decode(message.values),
+            values=values,
             rows=message.rows if message.HasField("rows") else None,
             disk_bytes=message.disk_bytes if message.HasField("disk_bytes") else None,
             created=_time(message.created_micros),
             last_write=_time(message.written_micros) if message.written_micros else None,
+            expires=None if rule is None else rule.expiry_of(values),
         )
 
 
@@ -69,7 +77,7 @@ class PartitionMethods(TableMethods):
         request = partition_pb2.ListPartitionsRequest(table=self._handle.name, values=prefix)
         transport = self._handle.transport
         response = await transport.call(lambda: transport.services.partitions.ListPartitions, request)
-        return _infos(response.partitions, partitioning)
+        return self._infos(response.partitions, partitioning)
 
     async def create_partition(self, values: Mapping[str, object]) -> bool:
         """Creates a partition without rows, durably. The first write would create it as well.
@@ -116,7 +124,7 @@ class PartitionMethods(TableMethods):
         request = partition_pb2.DropPartitionsRequest(table=self._handle.name, values=prefix)
         transport = self._handle.transport
         response = await transport.call(lambda: transport.services.partitions.DropPartitions, request, repeatable=False)
-        return _infos(response.partitions, partitioning)
+        return self._infos(response.partitions, partitioning)
 
     @property
     def _partitioning(self) -> Partitioning:
@@ -129,15 +137,19 @@ class PartitionMethods(TableMethods):
             )
         return Partitioning(names, [shape.schema.field(name).type for name in names])
 
+    def _infos(self, messages: Iterable[partition_pb2.Partition], partitioning: Partitioning) -> list[PartitionInfo]:
+        options = self._handle.shape.description.options
+        ttl, column, format_ = (
+            options.get(name, "") for name in ("partition_ttl", "partition_ttl_column", "partition_ttl_format")
+        )
+        rule = partition_rule(ttl, column, format_, partitioning)
+        return [PartitionInfo.of(message, partitioning, rule) for message in messages]
+
 
 def _mapping(values: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(values, Mapping):
         raise UsageError(f'values must be a mapping of partition columns, as {{"day": day}}, not {values!r:.80}')
     return values
-
-
-def _infos(messages: Iterable[partition_pb2.Partition], partitioning: Partitioning) -> list[PartitionInfo]:
-    return [PartitionInfo.of(message, partitioning) for message in messages]
 
 
 def _time(micros: int) -> dt.datetime:

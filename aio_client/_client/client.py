@@ -230,8 +230,8 @@ class Client:
             on_progress: Called with the states of the added indexes each time the server reports them during the wait;
                 at least once.
             **options: New values of table options, as in `create_table`; None for the default. `changelog`,
-                `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, `row_deduplicate`, `ttl_seconds`,
-                `ttl_column` and `ttl_changes` can change. All others may only be given the value that they have. With
+                `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, `row_deduplicate`, and the options of
+                `ttl` and of `partition_ttl` can change. All others may only be given the value that they have. With
                 `changelog`, running streams of changes may end: from "full" to "upsert" with `RangeNotTracked`, to
                 "none" with `InvalidRequest`.
 

@@ -43,8 +43,9 @@ def list_(
         show_json([_summary(each) for each in partitions])
         return
     now = dt.datetime.now(dt.UTC)
+    has_rule = "partition_ttl" in found.options
     show_table(
-        [*found.partition_by, "rows", "on disk", "age", "last write"],
+        [*found.partition_by, "rows", "on disk", "age", "last write", *(["expires"] if has_rule else [])],
         [
             [
                 *map(str, each.values.values()),
@@ -52,6 +53,7 @@ def list_(
                 "" if each.disk_bytes is None else decimal(each.disk_bytes),
                 _since(each.created, now),
                 _since(each.last_write, now),
+                *(["never" if each.expires is None else f"{each.expires:%Y-%m-%d %H:%M}"] if has_rule else []),
             ]
             for each in partitions
         ],
@@ -127,5 +129,6 @@ def _summary(partition: PartitionInfo) -> dict[str, object]:
         "rows": partition.rows,
         "disk_bytes": partition.disk_bytes,
         "created": partition.created.isoformat(),
+        "expires": None if partition.expires is None else partition.expires.isoformat(),
         "last_write": None if partition.last_write is None else partition.last_write.isoformat(),
     }

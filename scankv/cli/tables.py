@@ -140,9 +140,10 @@ def alter(
 ) -> None:
     """Change the options and columns of a table, while it is read and written: all of it, or nothing.
 
-    changelog, log_retention_seconds, log_retention_bytes, columnar_base, row_deduplicate, ttl_seconds, ttl_column and
-    ttl_changes can change. `scankv index` adds and drops indexes. Columns are dropped, renamed, widened and added, in
-    this order; --default, --comment and --order take the names after that.
+    changelog, log_retention_seconds, log_retention_bytes, columnar_base, row_deduplicate, ttl_seconds, ttl_column,
+    ttl_changes, partition_ttl, partition_ttl_column and partition_ttl_format can change. `scankv index` adds and drops
+    indexes. Columns are dropped, renamed, widened and added, in this order; --default, --comment and --order take the
+    names after that.
     """
     options = table_settings_of(set_)
     for name in reset or ():

@@ -573,8 +573,9 @@ class AlterTableRequest(_message.Message):
     @_builtins.property
     def set_options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """New values of options by name: changelog, row_deduplicate, log_retention_seconds, log_retention_bytes,
-        columnar_base, ttl_seconds, ttl_column, ttl_changes. Others may only be given the value that they have. A change of
-        changelog needs format 3 of the data directory, and a TTL format 5.
+        columnar_base, ttl_seconds, ttl_column, ttl_changes, partition_ttl, partition_ttl_column, partition_ttl_format. Others
+        may only be given the value that they have. A change of changelog needs format 3 of the data directory, and a TTL
+        format 5.
         """
 
     @_builtins.property

@@ -26,7 +26,9 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "log_retention_bytes": (0, 2**60),
     "ttl_seconds": (0, 100 * 365 * 86_400),
 }
-_TEXTS: Final = ("ttl_column",)
+_TEXTS: Final = ("ttl_column", "partition_ttl", "partition_ttl_column", "partition_ttl_format")
+"""Options with any text. They are checked together with the definition of the table."""
+_MAX_TEXT: Final = 256
 _NAMES: Final = (*_VALUES, *_RANGES, *_TEXTS)
 _FIXED: Final = {
     "merge_engine": "the rows of the table were merged by it",
@@ -80,6 +82,11 @@ class TableOptions:
             expires. Empty: it counts from the last write of the row.
         ttl_changes: What the changelog contains when expired rows are removed. `delete`: their deletion. `none`:
             nothing, so readers of the changelog have to expire the rows themselves.
+        partition_ttl: How long after the time in their `partition_ttl_column` partitions are dropped, in calendar
+            units: `12 hours`, `7 days`, `2 weeks`, `3 months`, `1 year`. Empty: never.
+        partition_ttl_column: The partition column with the time of the partition: a date, the beginning of its day in
+            UTC; a timestamp; or text. Empty: the first one with dates or timestamps, or else the first one with text.
+        partition_ttl_format: The format of the times in a text column, as for Python's `strptime`. Empty: `%Y-%m-%d`.
     """
 
     merge_engine: str = "last_row"
@@ -93,6 +100,9 @@ class TableOptions:
     ttl_seconds: int = 0
     ttl_column: str = ""
     ttl_changes: str = "delete"
+    partition_ttl: str = ""
+    partition_ttl_column: str = ""
+    partition_ttl_format: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidOption if a value is not allowed."""
@@ -147,9 +157,8 @@ class TableOptions:
     def alter(self, changed: Mapping[str, str], reset: Iterable[str] = ()) -> TableOptions:
         """Returns the options with other values, as far as an existing table can change them.
 
-        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, `ttl_seconds`,
-        `ttl_column` and `ttl_changes` can change.
-        Any option may be given its current value.
+        `changelog`, `row_deduplicate`, `log_retention_seconds`, `log_retention_bytes`, `columnar_base`, and those of
+        `ttl` and `partition_ttl` can change. Any option may be given its current value.
 
         Args:
             changed: New values, in the form of `from_strings`.
@@ -213,6 +222,11 @@ def _check(name: str, text: str) -> None:
             raise InvalidOption(
                 f'table option "{name}" must be a whole number between {low:,} and {high:,}, not "{text}"', option=name
             )
-    elif name in _VALUES and text not in _VALUES[name]:
+    elif name in _TEXTS:
+        if len(text) > _MAX_TEXT:
+            raise InvalidOption(
+                f'table option "{name}" must have at most {_MAX_TEXT} characters, not {len(text):,}', option=name
+            )
+    elif text not in _VALUES[name]:
         allowed = " or ".join(f'"{value}"' for value in _VALUES[name])
         raise InvalidOption(f'table option "{name}" must be {allowed}, not "{text}"', option=name)

@@ -31,6 +31,7 @@ from scankv.model.tables.expiry import WRITE_TIME, Expiry, check_expiry, expiry_
 from scankv.model.tables.merge_functions import hidden_fields
 from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, check_merging
 from scankv.model.tables.options import TableOptions
+from scankv.model.tables.partition_ttl import PartitionRule, partition_rule
 from scankv.model.tables.partitioning import PartitionDrop, Partitioning, check_partition_by
 from scankv.model.types.types import check_unique, is_key_type, names_must_be_text
 
@@ -176,6 +177,7 @@ class TableDefinition:
         check_expiry(definition.options, schema)
         if definition.options.ttl_seconds and not definition.options.ttl_column:
             definition = replace(definition, write_times_from=schema.id)
+        _ = definition.partition_rule
         return definition.add_indexes(indexes)
 
     @property
@@ -245,6 +247,13 @@ class TableDefinition:
         """How the keys divide into partitions. None: the table is not partitioned."""
         types = [self.schema.column(name).type for name in self.partition_by]
         return Partitioning(self.partition_by, types) if types else None
+
+    @cached_property
+    def partition_rule(self) -> PartitionRule | None:
+        """When partitions expire. None: never. Raises InvalidOption if the options do not fit the table."""
+        options = self.options
+        ttl, column, format_ = options.partition_ttl, options.partition_ttl_column, options.partition_ttl_format
+        return partition_rule(ttl, column, format_, self.partitioning)
 
     def drop_partitions(self, prefixes: Iterable[bytes]) -> TableDefinition:
         """Returns the table with another drop of partitions: of those whose keys begin with one of these."""
@@ -432,8 +441,8 @@ class TableDefinition:
             now_micros: The time of the change, in microseconds since 1970 UTC.
 
         Raises:
-            InvalidOption: As `TableOptions.alter`; or the changelog has changed too often, the row TTL does not fit the
-                columns, or the table has no key and does not allow the value.
+            InvalidOption: As `TableOptions.alter` and `partition_rule`; or the changelog has changed too often, the row
+                TTL does not fit the columns, or the table has no key and does not allow the value.
         """
         if not self.primary_key and "log_retention_seconds" in {*reset} - {*changed}:
             changed = log_tables.with_defaults(changed)
@@ -442,6 +451,7 @@ class TableDefinition:
         if not self.primary_key:
             log_tables.check_options(options)
         check_expiry(options, self.schema)
+        _ = replace(self, options=options).partition_rule
         expiring = replace(self, options=options)._with_expiry_of(self.options, now_micros)
         if options.changelog == self.options.changelog:
             return expiring

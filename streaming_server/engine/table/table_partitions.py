@@ -13,7 +13,7 @@ from streaming_server.storage.changelog.retention_holds import UNDO_OWNER
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from scankv.model.tables.partitioning import Partitioning
+    from scankv.model.tables.partitioning import PartitionDrop, Partitioning
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
@@ -54,6 +54,8 @@ class TablePartitions:
         self._table = table
         self._locks = locks
         self._alter = alter
+        # The last drop that all buckets are known to have followed durably.
+        self._durable_drop: PartitionDrop | None = None
 
     async def list_partitions(self, prefix: bytes = b"") -> list[PartitionStats]:
         """Returns the partitions whose encoded values begin with a prefix, in key order. Opens all buckets.
@@ -117,8 +119,9 @@ class TablePartitions:
                 found = await self._read(opened, prefixes)
             if not found:
                 return []
-            # The definition keeps only one drop, so every bucket must have followed the one before durably.
-            await all_ended(live.wait_written() for live in buckets)
+            if self._table.definition.last_drop != self._durable_drop:
+                # The definition keeps only one drop, so every bucket must have followed the one before durably.
+                await all_ended(live.wait_written() for live in buckets)
             definition = self._table.definition.drop_partitions(prefixes)
             await store(definition)
             async with lock_buckets(buckets) as opened:
@@ -127,6 +130,7 @@ class TablePartitions:
                 # Every bucket that can be written follows the definition, even if another one fails.
                 await all_ended(live.open() for live in buckets)
             await all_ended(live.wait_written() for live in buckets)
+            self._durable_drop = definition.last_drop
         return found
 
     @property

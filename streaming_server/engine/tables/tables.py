@@ -40,6 +40,7 @@ from streaming_server.engine.tables.limits import (
     transaction_limits,
     writer_limits,
 )
+from streaming_server.engine.tables.partition_expiry import PartitionExpiry
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
@@ -170,6 +171,13 @@ class Tables:
             clock=self.clock,
             reserve=self._reserve,
         )
+        self._expiry = PartitionExpiry(
+            self.definitions,
+            self.table,
+            lambda name, prefixes: self._to_its_end(self._drop_partitions(name, prefixes)),
+            seconds=config.partition_expiry_seconds,
+            clock=self.clock,
+        )
         self._idle = IdleBuckets(self._states, most=self._most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseMaintenance(
             self._states,
@@ -215,6 +223,7 @@ class Tables:
         self.transactions.start()
         self._log_maintenance.start()
         self._bases.start()
+        self._expiry.start()
         self._idle.start()
         self._sweep.start()
 
@@ -501,6 +510,7 @@ class Tables:
         await self._sweep.close()
         await self._log_maintenance.close()
         await self._bases.close()
+        await self._expiry.close()
         await self._idle.close()
         await self._changes.join()
         await self.transactions.close()

@@ -236,6 +236,7 @@ class Bucket:
             commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
+            last_drop=self._state.last_drop if change.last_drop is None else change.last_drop,
         )
         batch = self._store.batch()
         for keys in change.delete_ranges:
@@ -366,23 +367,30 @@ class Bucket:
                 f"{self.location}: a newer definition of the table has dropped partitions: restore the definition and "
                 "the buckets of the table from the same copy"
             )
+        ranges, empty = [], dict[bytes, None]()
         for prefix in drop.prefixes:
             records = self.partitions.within(prefix)
             counts = [record.rows for record in records.values()]
             if any(count != 0 for count in counts):
-                change = BucketChange.of_deleted_range(
-                    KeyRange.under(prefix),
-                    definition=definition,
-                    rows=None if None in counts else sum(count for count in counts if count is not None),
-                    entry_ranges=tuple(KeyRange.under(entry_range(index)[0] + prefix) for index in self._state.indexes),
-                )
-                self.apply(replace(change, drops_partitions=True))
-            elif records:
-                batch = self._store.batch()
-                put_partitions(batch, dict.fromkeys(records))
-                self._write_state(batch, self._state)
-                self.partitions.remember(dict.fromkeys(records))
-        self._write_state(self._store.batch(), replace(self._state, last_drop=drop.number))
+                rows = None if None in counts else sum(count for count in counts if count is not None)
+                ranges.append((prefix, rows))
+            else:
+                empty |= dict.fromkeys(records)
+        if empty or not ranges:
+            batch = self._store.batch()
+            put_partitions(batch, empty)
+            self._write_state(batch, self._state if ranges else replace(self._state, last_drop=drop.number))
+            self.partitions.remember(empty)
+        for number, (prefix, rows) in enumerate(ranges, 1):
+            change = BucketChange.of_deleted_range(
+                KeyRange.under(prefix),
+                definition=definition,
+                rows=rows,
+                entry_ranges=tuple(KeyRange.under(entry_range(index)[0] + prefix) for index in self._state.indexes),
+            )
+            # Only the last of them completes the drop.
+            last_drop = drop.number if number == len(ranges) else self._state.last_drop
+            self.apply(replace(change, last_drop=last_drop))
 
     def create_partition(self, name: bytes) -> bool:
         """Adds a partition without rows. Returns whether it is new. Durable after the next sync of the store."""

@@ -82,7 +82,8 @@ class BucketChange:
         inserted: Which of the rows to put are new. None: unknown, as `rows_added`.
         partitions: By how many rows each partition grows, by its encoded values. None for a partition: unknown. Empty:
             the table is not partitioned.
-        drops_partitions: Whether the partitions in `delete_ranges` are forgotten, not only their rows deleted.
+        last_drop: After a drop of the partitions in `delete_ranges`, the number of the last drop that the bucket has
+            followed completely. None: no partitions are dropped.
     """
 
     put_keys: Binary
@@ -97,7 +98,7 @@ class BucketChange:
     delete_entry_ranges: tuple[KeyRange, ...] = ()
     inserted: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
     partitions: Mapping[bytes, int | None] = field(default_factory=dict)
-    drops_partitions: bool = False
+    last_drop: int | None = None
 
     @classmethod
     def of_deleted_range(

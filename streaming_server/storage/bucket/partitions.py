@@ -91,7 +91,7 @@ class BucketPartitions:
         touched = {name: KeyRange.under(name) & keys for name in self.records}
         touched = {name: within for name, within in touched.items() if not within.is_empty}
         complete = {name for name, within in touched.items() if within == KeyRange.under(name)}
-        if change.drops_partitions:
+        if change.last_drop is not None:
             return dict.fromkeys(complete)
         added = change.rows_added if len(touched) == 1 and len(change.delete_ranges) == 1 else None
         return {
