@@ -185,7 +185,8 @@ class History:
         async with AsyncExitStack() as stack:
             if self._random.random() < 0.3:
                 # Scans the live table, or a snapshot with the current bases.
-                scan = scan.at(await stack.enter_async_context(self.table.snapshot()))
+                snapshot = await stack.enter_async_context(self.table.snapshot())
+                scan = scan.isolation("read_committed").at(snapshot)
             try:
                 return [batch async for batch in scan.read_path(read_path).stream()]
             except InvalidRequest:

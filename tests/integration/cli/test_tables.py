@@ -28,6 +28,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
         "name": table,
         "primary_key": ["day", "name"],
         "bucket_key": ["name"],
+        "partition_by": [],
         "buckets": 3,
         "columns": [
             {"name": "day", "type": "date32[day]", "nullable": False},

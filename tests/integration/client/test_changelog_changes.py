@@ -364,7 +364,7 @@ async def test_a_transaction_that_looks_for_conflicts_needs_the_changelog_until_
     await tx.upsert(table, rows([2], 2))
     await client.alter_table(name, changelog="none")
     await table.upsert(rows([3], 3))
-    with pytest.raises(InvalidRequest, match="no changelog"):
+    with pytest.raises(TransactionConflict, match="without changelog it is unknown which rows they have changed"):
         await tx.commit()
     assert (await content(table))[2] == 0
 

@@ -207,7 +207,6 @@ def test_a_schema_that_no_table_can_have_is_refused(wire: Wire, name: str, table
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("primary_key", []),
         ("primary_key", ["nobody"]),
         ("primary_key", ["player", "player"]),
         ("primary_key", ["\U0001f600" * 5000]),

@@ -37,6 +37,7 @@ READING = {
     "LookupService/Count",
     "LookupService/Lookup",
     "LookupService/TopN",
+    "PartitionService/ListPartitions",
     "ScanService/ExplainScan",
     "ScanService/ScanKv",
     "SnapshotService/ListSnapshots",
