@@ -175,7 +175,7 @@ class StreamPlanner:
         with_kinds = len(self._columns) < len(schema.names)
         if with_kinds:
             there = _columns_of_changes(self._table, self._options.read)
-        elif TableOptions.from_strings(self._table.options).deletes == "allow":
+        elif self._table.primary_key and TableOptions.from_strings(self._table.options).deletes == "allow":
             raise SchemaMismatch(
                 f"table {self._table.name} allows deletes, which a stream of rows cannot express: "
                 'set option("row_kinds", "true") to read changes with their row kinds',

@@ -20,15 +20,15 @@ SCHEMA = pa.schema([("id", pa.int64()), ("line", pa.string())])
 
 
 def test_rows_make_a_round_trip(
-    spark: SparkSession, server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
+    spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:
-    options = {"url": server.url, "create": "true", "primary_key": "", "buckets": "2"}
+    options = {"url": shared_server.url, "create": "true", "primary_key": "", "buckets": "2"}
     rows = spark.range(2000).selectExpr("id", "concat('line ', id) as line").repartition(3)
     for _ in range(2):
         rows.write.format("scankv").options(**options).mode("append").save(name)
     table = client.table(name)
     assert (table.primary_key, table.count()) == ([], 4000)
-    read = spark.read.format("scankv").option("url", server.url).load(name)
+    read = spark.read.format("scankv").option("url", shared_server.url).load(name)
     assert read.count() == 4000
     assert sorted(row["id"] for row in read.where("id < 3").collect()) == [0, 0, 1, 1, 2, 2]
     with pytest.raises(AnalysisException, match="has no primary key: its rows are not replaced"):
@@ -37,12 +37,12 @@ def test_rows_make_a_round_trip(
     # A stream from this table to another one, with each row once.
     copy = f"{name}copy"
     client.create_table(copy, SCHEMA, primary_key=[], bucket_key=["line"])
-    changes = spark.readStream.format("scankv").option("url", server.url).load(name).select("id", "line")
+    changes = spark.readStream.format("scankv").option("url", shared_server.url).load(name).select("id", "line")
     for _ in range(2):
-        writing = changes.writeStream.format("scankv").option("url", server.url).option("table", copy)
+        writing = changes.writeStream.format("scankv").option("url", shared_server.url).option("table", copy)
         writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
             availableNow=True
         ).start().awaitTermination()
-        table.append([{"id": 5000, "line": None}])
+        table.append([{"id": 5000, "line": "last"}])
     found = client.table(copy).scan().to_arrow()["id"].to_pylist()
     assert sorted(found) == sorted([*range(2000), *range(2000), 5000])
