@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.examples import FACTOR
-from tests.support.forked import end_zygote
+from tests.support.forked import end_zygotes
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _garbage() -> Iterator[None]:
 def _zygote() -> Iterator[None]:
     """Ends with the tests what their processes are forked from."""
     yield
-    end_zygote()
+    end_zygotes()
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,7 @@ def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
+@pytest.mark.parametrize("limit", [1, 100, pytest.param(1000, marks=pytest.mark.soak), 2 * ROWS])
 def test_a_range_of_a_damaged_file_is_complete_or_data_loss(damaged: DamagedRange, reverse: bool, limit: int) -> None:
     check_ranges(damaged, reverse=reverse, limit=limit)
 

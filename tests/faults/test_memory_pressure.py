@@ -31,7 +31,6 @@ SETTINGS: Final = tuple(f"--set={name}={getattr(FITTED, name)}" for name in (*SH
 SCHEMA: Final = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.binary())])
 ROWS: Final = 300
 VALUE_BYTES: Final = 100_000
-ROUNDS: Final = 4
 REFUSALS: Final = (ServerBusy, TooManyScans)
 
 
@@ -59,7 +58,8 @@ def take_answers_and_read_none(stack: ExitStack, url: str) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_server_with_little_memory_refuses_calls_and_is_not_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_a_server_with_little_memory_refuses_calls_and_is_not_killed(tmp_path: Path, rounds: int) -> None:
     with (
         limited_memory(LIMIT) as wrapper,
         ServerProcess(tmp_path / "data", *SETTINGS, wrapper=wrapper) as server,
@@ -75,23 +75,23 @@ def test_a_server_with_little_memory_refuses_calls_and_is_not_killed(tmp_path: P
         refused: list[ScanKvError] = []
 
         def write(writer: int) -> None:
-            for round_ in range(ROUNDS):
+            for round_ in range(rounds):
                 table.upsert(rows(writer, round_))
                 acknowledged[writer] = round_
 
         def scan(_: int) -> None:
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for batch in table.scan(columns=["k", "v"]).stream():
                     assert batch.num_rows
 
         def follow(_: int) -> None:
             changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST)
-            for _ in range(3):
+            for _ in range(rounds):
                 for batch in changes.stream():
                     assert batch.num_rows
 
         def look_up(_: int) -> None:
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 assert len(table.lookup(list(range(ROWS)))) == ROWS
 
         def attempt(work: Callable[[int], Any], number: int) -> None:

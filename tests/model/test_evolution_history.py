@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("engine", "seed", "steps"),
     [
-        *((engine, seed, 30) for seed, engine in enumerate(ENGINES)),
+        *((engine, seed, 20) for seed, engine in enumerate(ENGINES)),
         *(
             pytest.param(engine, 100 + 10 * n + seed, 200, marks=pytest.mark.soak)
             for n in range(3)

@@ -32,11 +32,11 @@ struct control {
     char place[256];        /* the first call that failed */
 };
 
-static struct control *control;
+static struct control *mapped_control;
 static char root[PATH_MAX];
 static size_t root_length;
 
-__attribute__((constructor)) static void start(void) {
+static void map_control(void) {
     const char *file = getenv("SCANKV_FAILING_DISK"), *directory = getenv("SCANKV_FAILING_ROOT");
     if (!file || !directory) return;
     int fd = (int)syscall(SYS_openat, AT_FDCWD, file, O_RDWR | O_CLOEXEC);
@@ -47,8 +47,15 @@ __attribute__((constructor)) static void start(void) {
     root_length = strlen(directory);
     if (root_length >= sizeof root) return;
     strcpy(root, directory);
-    control = mapped;
+    mapped_control = mapped;
 }
+
+/* Not when the library is loaded: a forked process gets its variables later, and opens files before it has threads. */
+static struct control *get_control(void) {
+    if (!mapped_control) map_control();
+    return mapped_control;
+}
+#define control get_control()
 
 static int is_below_root(const char *path) {
     return path && !strncmp(path, root, root_length) && (path[root_length] == '/' || !path[root_length]);

@@ -6,7 +6,8 @@
         ...
         disk.heal()
 
-A C library, compiled for the tests, is preloaded into the server. It counts and fails the calls, as shared memory says.
+A C library, compiled for the tests, is preloaded into the process that the server is forked from. It counts and fails
+the calls, as shared memory says.
 """
 
 from __future__ import annotations

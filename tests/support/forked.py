@@ -16,7 +16,7 @@ from tests.support import zygote
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ONE_THREAD", "ForkedProcess", "end_zygote", "run_forked"]
+__all__ = ["ONE_THREAD", "ForkedProcess", "end_zygotes", "run_forked"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 # Without these, OpenBLAS and the allocator of Arrow would start threads when they are imported.
@@ -25,7 +25,9 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "backg
 
 
 class ForkedProcess(subprocess.Popen[AnyStr]):
-    """`subprocess.Popen` for `[sys.executable, "-m", MODULE, ...]`, which runs in a fork of the zygote.
+    """`subprocess.Popen` for `[sys.executable, "-m", MODULE, ...]`, which runs in a fork of a zygote.
+
+    There is one zygote for each library that `LD_PRELOAD` of `env` names, and one for processes without such a library.
 
     It is a child of this process with its own streams, environment, session and exit code, as if it was started. Only
     its imports were made before, and `/proc/PID/cmdline` names the zygote.
@@ -54,7 +56,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
         pipes = arguments[10:16]
         streams = [given if given >= 0 else number for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
         try:
-            self.pid = _zygote.fork(self._request, streams)
+            self.pid = _zygotes.get(self._request["environment"].get("LD_PRELOAD", "")).fork(self._request, streams)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # Popen's own
@@ -76,9 +78,10 @@ def run_forked(*command: str, stdin: bytes = b"", timeout: float = 60) -> subpro
 
 
 class _Zygote:
-    """The zygote of this process, started on first use. Thread-safe."""
+    """A zygote of this process, started on first use. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str) -> None:
+        self._preload = preload
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -104,7 +107,9 @@ class _Zygote:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno())]
-            environment: Mapping[str, str] = os.environ | ONE_THREAD
+            environment = os.environ | ONE_THREAD
+            if self._preload:
+                environment["LD_PRELOAD"] = self._preload
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
     def end(self) -> None:
@@ -119,5 +124,24 @@ class _Zygote:
             self._process = None
 
 
-_zygote: Final = _Zygote()
-end_zygote: Final = _zygote.end
+class _Zygotes:
+    """The zygotes of this process, by the library that is preloaded into each. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._zygotes: dict[str, _Zygote] = {}
+
+    def get(self, preload: str) -> _Zygote:
+        """Returns the zygote with the library at the path `preload`, or with none if that is empty."""
+        with self._mutex:
+            return self._zygotes.setdefault(preload, _Zygote(preload))
+
+    def end(self) -> None:
+        """Ends all zygotes that are running. Their children continue."""
+        with self._mutex:
+            for zygote_ in self._zygotes.values():
+                zygote_.end()
+
+
+_zygotes: Final = _Zygotes()
+end_zygotes: Final = _zygotes.end

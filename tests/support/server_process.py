@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import BinaryIO
@@ -13,9 +14,21 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess(testing.ServerProcess):
-    """The server of `scankv.testing`, forked from the zygote unless its wrapper is another program."""
+    """The server of `scankv.testing`, forked from a zygote unless its wrapper is another program.
+
+    The wrapper `env LD_PRELOAD=FILE NAME=VALUE` is none: the zygote has the library, and its fork gets the variables.
+    """
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
+        environment = dict(os.environ)
+        if command[0] == "env" and command[1].startswith("LD_PRELOAD="):
+            start = command.index(sys.executable)
+            for variable in command[1:start]:
+                name, value = variable.split("=", 1)
+                environment[name] = value
+            command = command[start:]
         if command[0] != sys.executable:
             return super()._popen(command, log)
-        return ForkedProcess(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        return ForkedProcess(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )

@@ -61,6 +61,6 @@ def test_the_zygote_has_one_thread_and_its_children_the_modules_but_not_pandas()
     """Another thread would not exist in the children, and might hold a lock."""
     done = run_forked(*TIMEIT, "import sys; print(sorted({*sys.modules} & {'grpc', 'rocksdict', 'pandas'}))")
     assert done.stdout.decode().splitlines()[0] == "['grpc', 'rocksdict']"
-    process = forked._zygote._process
+    process = forked._zygotes.get("")._process
     assert process is not None
     assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 1

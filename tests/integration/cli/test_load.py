@@ -212,7 +212,12 @@ def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str
 
 
 @pytest.mark.parametrize(
-    ("format_", "signal_"), [("csv", signal.SIGINT), ("jsonl", signal.SIGINT), ("csv", signal.SIGTERM)]
+    ("format_", "signal_"),
+    [
+        pytest.param("csv", signal.SIGINT, marks=pytest.mark.soak),
+        ("jsonl", signal.SIGINT),
+        ("csv", signal.SIGTERM),
+    ],
 )
 def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
     scankv: CommandLine, scores: str, format_: str, signal_: signal.Signals

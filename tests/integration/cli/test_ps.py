@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 def stream(scankv: CommandLine, table: str) -> Iterator[sync.ScanStream]:
     """Starts a scan of `table`, and reads no further."""
     with sync.connect(scankv.url) as client:
-        made = client.create_table(table, pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=12)
-        made.upsert(pa.table({"k": range(100_000)}))
+        schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
+        made = client.create_table(table, schema, primary_key=["k"], buckets=12)
+        # 16 MB, which nothing between server and client can hold.
+        made.upsert(pa.table({"k": range(4000), "text": ["x" * 4000] * 4000}, schema))
         with made.scan().with_chunk(rows=10).stream() as stream:
             next(stream)
             yield stream
