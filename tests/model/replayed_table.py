@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -34,6 +34,7 @@ class ReplayedTable:
         start: Mapping[int, Mapping[Any, Row]] | None = None,
         *,
         key: str = "k",
+        key_columns: Sequence[str] = (),
         selective: bool = False,
         before_images: bool = True,
     ) -> None:
@@ -44,6 +45,7 @@ class ReplayedTable:
         self.before_images = before_images
         self.rows_seen = 0
         self._key = key
+        self._key_columns = key_columns or (key,)
         self._begun: set[int] = set()
         self._micros: dict[int, Any] = {}
 
@@ -68,7 +70,8 @@ class ReplayedTable:
                     if kind == "+U":
                         rows[key] = row
                     else:
-                        assert row == {self._key: key}, f"-D of {key} that is more than its key"
+                        is_key = row.keys() == set(self._key_columns) and row[self._key] == key
+                        assert is_key, f"-D of {key} that is more than its key"
                         rows.pop(key, None)
                     self.rows_seen += 1
                     continue

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aio_client.testing import FaultKind
     from tests.model.restarts import Restarts
     from tests.support.server_process import ServerProcess
+    from tests.support.table_kinds import TableKind
 
 _T = TypeVar("_T")
 
@@ -76,7 +77,9 @@ class ResumeHistory:
             (`resumed pinned`) and the live table (`resumed live`), and lost their snapshot (`lost`).
     """
 
-    def __init__(self, client: Client, direct: Client, proxy: FaultProxy, table: Table, random: Random) -> None:
+    def __init__(
+        self, client: Client, direct: Client, proxy: FaultProxy, table: Table, kind: TableKind, random: Random
+    ) -> None:
         self.model = ModelTable(table)
         self.steps = 0
         self.log: deque[str] = deque(maxlen=_LOG_LINES)
@@ -85,6 +88,7 @@ class ResumeHistory:
         self._direct = direct
         self._proxy = proxy
         self._table = table
+        self._kind = kind
         self._random = random
         self._readings: list[ResumedScan] = []
         self._leases: list[PinnedSnapshot] = []
@@ -136,7 +140,7 @@ class ResumeHistory:
         self.log[-1] += f" {what}"
 
     def _now(self) -> View:
-        return {key[0]: row for key, row in self.model.rows.items()}
+        return {key[-1]: row for key, row in self.model.rows.items()}
 
     async def _until_done(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeats a call until it succeeds. A call whose response was lost may have been applied."""
@@ -150,7 +154,7 @@ class ResumeHistory:
     async def _upsert(self) -> None:
         keys = self._random.choices(range(KEYS), k=self._random.choice([1, 10, 100, 300]))
         texts = [f"{self.steps}" * self._random.choice([1, 1, 60]) for _ in keys]
-        batch = pa.record_batch([keys, [self.steps] * len(keys), texts], schema=SCHEMA)
+        batch = self._kind.batch(pa.record_batch([keys, [self.steps] * len(keys), texts], schema=SCHEMA))
         self._note(f"{len(keys)} rows")
         await self._until_done(lambda: self._table.upsert(batch))
         self.model.upsert(batch)
@@ -159,14 +163,15 @@ class ResumeHistory:
         start = self._random.randrange(KEYS)
         keys = list(range(start, min(KEYS, start + self._random.choice([1, 10, 100]))))
         self._note(f"{keys[0]} to {keys[-1]}")
-        await self._until_done(lambda: self._table.delete(keys))
-        self.model.delete([(key,) for key in keys])
+        whole = [self._kind.key(key) for key in keys]
+        await self._until_done(lambda: self._table.delete(whole))
+        self.model.delete(whole)
 
     async def _look_up(self) -> None:
-        keys = self._random.sample(range(KEYS), 20)
+        keys = [self._kind.key(key) for key in self._random.sample(range(KEYS), 20)]
         rows = await self._until_done(lambda: self._table.lookup(keys))
         found = [row for batch in rows.to_batches() for row in rows_of(batch)]
-        assert found == [self.model.rows[(key,)] for key in keys if (key,) in self.model.rows]
+        assert found == [self.model.rows[key] for key in keys if key in self.model.rows]
 
     async def _pin(self) -> None:
         if len(self._leases) == _MOST_LEASES:
@@ -212,7 +217,7 @@ class ResumeHistory:
     async def _open(self, lease: PinnedSnapshot | None, resume: Resume | None) -> None:
         if len(self._readings) == _MOST_READINGS:
             await self._read_to_the_end()
-        question = ScanCase.random(self._random)
+        question = ScanCase.random(self._random, self._kind)
         if self._table.options.get("columnar_base", "off") != "off" and self._random.random() < 0.3:
             question = replace(question, read_path="rocksdb")
         snapshot, view = (None, None) if lease is None else (lease.snapshot, lease.view)
@@ -313,7 +318,7 @@ class ResumeHistory:
 
 
 async def check_resume_histories(
-    server: ServerProcess, randoms: list[Random], steps: int, restarts: Restarts, columnar_base: str
+    server: ServerProcess, randoms: list[Random], steps: int, restarts: Restarts, columnar_base: str, kind: TableKind
 ) -> list[ResumeHistory]:
     """Runs a history for each `random` concurrently, each through its own proxy, and returns the histories."""
     # With asyncio's debug mode, most of the time would go into the tracebacks that it keeps for each callback.
@@ -321,7 +326,7 @@ async def check_resume_histories(
     async with asyncio.TaskGroup() as group:
         restarting = group.create_task(restarts.run())
         tasks = [
-            group.create_task(_history(server, random, number, steps, restarts, columnar_base))
+            group.create_task(_history(server, random, number, steps, restarts, columnar_base, kind))
             for number, random in enumerate(randoms)
         ]
     assert restarting.done()
@@ -329,7 +334,13 @@ async def check_resume_histories(
 
 
 async def _history(
-    server: ServerProcess, random: Random, number: int, steps: int, restarts: Restarts, columnar_base: str
+    server: ServerProcess,
+    random: Random,
+    number: int,
+    steps: int,
+    restarts: Restarts,
+    columnar_base: str,
+    kind: TableKind,
 ) -> ResumeHistory:
     seed = random.randrange(1 << 32)
     async with (
@@ -338,10 +349,10 @@ async def _history(
         connect(proxy.address, next_chunk_timeout=_FAULT_SECONDS * 0.6, read_ahead_bytes=64 << 10) as client,
     ):
         name = f"test.resumed{number}"
-        await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, columnar_base=columnar_base)
+        await kind.create(direct, name, SCHEMA, buckets=BUCKETS, columnar_base=columnar_base)
         healing = asyncio.create_task(_healed(proxy))
         try:
-            history = ResumeHistory(client, direct, proxy, await client.table(name), random)
+            history = ResumeHistory(client, direct, proxy, await client.table(name), kind, random)
             await history.run(steps, restarts)
         finally:
             healing.cancel()

@@ -10,6 +10,7 @@ import pyarrow as pa
 from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
+from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     from random import Random
@@ -43,10 +44,11 @@ class ScanCase:
     limit: int | None
     reverse: bool
     chunk_rows: int
+    kind: TableKind = TableKind.PLAIN
     read_path: Literal["auto", "rocksdb"] = "auto"
 
     @classmethod
-    def random(cls, random: Random) -> ScanCase:
+    def random(cls, random: Random, kind: TableKind) -> ScanCase:
         """Returns a random query; most are for all rows."""
         start, end = sorted(random.choices(range(KEYS), k=2))
         return cls(
@@ -55,6 +57,7 @@ class ScanCase:
             limit=random.choice([None, None, None, 0, 20, 400]),
             reverse=random.random() < 0.4,
             chunk_rows=random.choice([5, 20, 60]),
+            kind=kind,
         )
 
     def scan(self, table: Table, snapshot: Snapshot | None, resume: Resume | None) -> Scan:
@@ -66,7 +69,8 @@ class ScanCase:
         scan = scan if resume is None else scan.resume(resume)
         if len(self.keys) == KEYS:
             return scan
-        start, end = (_CODEC.encode_one([key]) for key in (self.keys.start, self.keys.stop))
+        codec = KeyCodec([pa.int64()] * len(self.kind.key(0)))
+        start, end = (codec.encode_one(self.kind.key(key)) for key in (self.keys.start, self.keys.stop))
         return type(scan)(scan._transport, replace(scan.spec, key_range=KeyRange(start, end)))
 
     def place(self, row: Row) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.keys.key_codec import KeyCodec
 from streaming_server.storage.changelog.offsets import count_of
 from tests.model.replayed_table import ReplayedTable, Row
+from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,6 +60,7 @@ class WrittenTable:
     client: Client
     random: Random
     changelog: str = "full"
+    kind: TableKind = TableKind.PLAIN
     rows: Rows = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     at: dict[tuple[int, int], Rows] = field(default_factory=dict)
@@ -112,12 +114,12 @@ class WrittenTable:
 
     async def _delete(self) -> None:
         keys = self.random.sample(range(KEYS), self.random.choice([1, 3, 30]))
-        result = await self.until_done(lambda: self.table.delete(keys))
+        result = await self.until_done(lambda: self.table.delete([self.kind.key(key) for key in keys]))
         self.rows = {key: row for key, row in self.rows.items() if key not in keys}
         self.note(dict(result.log_offsets))
 
     async def _alter(self) -> None:
-        added = len(self.table.schema) - len(SCHEMA)
+        added = len(self.table.schema) - len(self.kind.columns(SCHEMA))
         if added == _MOST_ADDED_COLUMNS:
             return
         column = pa.schema([(f"added{added}", pa.int32())])
@@ -129,7 +131,8 @@ class WrittenTable:
 
     def _row(self, key: int) -> Row:
         row: Row = {"k": key, "v": self.random.choice([None, *range(10)]), "text": self.random.choice(["a", "b" * 200])}
-        row |= {name: self.random.randrange(3) for name in self.table.schema.names[len(SCHEMA) :]}
+        added = self.table.schema.names[len(self.kind.columns(SCHEMA)) :]
+        row = self.kind.row(row) | {name: self.random.randrange(3) for name in added}
         return {name: value for name, value in row.items() if value is not None}
 
 
@@ -188,25 +191,30 @@ class ChangeReader:
 
     def _beginning(self) -> tuple[ReplayedTable, StartFrom]:
         kind, moment = self.kind, self._random.choice(self._written.moments)
-        selective, full = kind.where is not None, self._written.changelog == "full"
+        selective = kind.where is not None
         match kind.start:
             case "full":
                 # After a cut, the rows belong to several moments.
-                return ReplayedTable({}, selective=True, before_images=full), StartFrom.FULL
+                return self._replayed({}, selective=True), StartFrom.FULL
             case "earliest":
-                return ReplayedTable({}, selective=selective, before_images=full), StartFrom.EARLIEST
+                return self._replayed({}, selective=selective), StartFrom.EARLIEST
             case "offsets":
                 picked = {bucket: self._random.choice(self._written.moments) for bucket in kind.buckets}
                 rows = {bucket: self._seen(each.rows[bucket]) for bucket, each in picked.items()}
                 offsets = {bucket: each.offsets[bucket] for bucket, each in picked.items()}
-                return ReplayedTable(rows, selective=selective, before_images=full), StartFrom.offsets(offsets)
+                return self._replayed(rows, selective=selective), StartFrom.offsets(offsets)
             case "timestamp":
                 rows = {bucket: self._seen(moment.rows[bucket]) for bucket in kind.buckets}
-                return ReplayedTable(rows, selective=selective, before_images=full), StartFrom.timestamp(moment.time)
+                return self._replayed(rows, selective=selective), StartFrom.timestamp(moment.time)
             case "last":
                 last = StartFrom.last(self._random.choice([1, 10, 1000]))
-                return ReplayedTable(selective=selective, before_images=full), last
-        return ReplayedTable(selective=selective, before_images=full), StartFrom.LATEST
+                return self._replayed(None, selective=selective), last
+        return self._replayed(None, selective=selective), StartFrom.LATEST
+
+    def _replayed(self, start: dict[int, Rows] | None, *, selective: bool) -> ReplayedTable:
+        written = self._written
+        key, full = written.table.primary_key, written.changelog == "full"
+        return ReplayedTable(start, key_columns=key, selective=selective, before_images=full)
 
     def _seen(self, rows: Rows) -> Rows:
         return {key: row for key, row in rows.items() if self.kind.matches(row)}
@@ -280,6 +288,7 @@ async def check_stream_history(
     steps: int,
     readers: int,
     changelog: str = "full",
+    kind: TableKind = TableKind.PLAIN,
 ) -> Counter[str]:
     """Makes random writes while readers follow. Returns how often the readers were cut, by the reason."""
     # With asyncio's debug mode, most of the time would go into the tracebacks that it keeps for each callback.
@@ -291,8 +300,8 @@ async def check_stream_history(
         connect(proxy.address, read_ahead_bytes=64 << 10) as cut,
         asyncio.TaskGroup() as group,
     ):
-        table = await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, changelog=changelog)
-        written = WrittenTable(table, direct, random, changelog)
+        table = await kind.create(direct, name, SCHEMA, buckets=BUCKETS, changelog=changelog)
+        written = WrittenTable(table, direct, random, changelog, kind)
         written.note({})
         following: list[ChangeReader] = []
         group.create_task(restarts.run())

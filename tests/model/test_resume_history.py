@@ -15,6 +15,7 @@ from tests.model.restarts import Restarts
 from tests.model.resume_history import check_resume_histories
 from tests.support.bases import ALL_THE_TIME
 from tests.support.server_process import ServerProcess
+from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,17 +25,23 @@ TABLES = 5
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "steps", "restarts", "columnar_base"),
+    ("seed", "steps", "restarts", "columnar_base", "kind"),
     [
-        (1, 250, 2, "off"),
-        (3, 80, 1, "eager"),
-        pytest.param(2, 250, 2, "off", marks=pytest.mark.soak),
-        *(pytest.param(seed, 2000, 20, "off", marks=pytest.mark.soak) for seed in range(100, 105)),
-        *(pytest.param(seed, 2000, 20, "eager", marks=pytest.mark.soak) for seed in range(105, 108)),
+        (1, 250, 2, "off", TableKind.PLAIN),
+        (3, 80, 1, "eager", TableKind.PLAIN),
+        (4, 60, 1, "off", TableKind.EVOLVED),
+        (5, 120, 1, "off", TableKind.PARTITIONED),
+        pytest.param(2, 250, 2, "off", TableKind.PLAIN, marks=pytest.mark.soak),
+        *(pytest.param(seed, 2000, 20, "off", TableKind.PLAIN, marks=pytest.mark.soak) for seed in range(100, 105)),
+        *(pytest.param(seed, 2000, 20, "eager", TableKind.PLAIN, marks=pytest.mark.soak) for seed in range(105, 108)),
+        pytest.param(108, 2000, 20, "off", TableKind.EVOLVED, marks=pytest.mark.soak),
+        pytest.param(109, 2000, 20, "eager", TableKind.EVOLVED, marks=pytest.mark.soak),
+        # A base needs rows that expire by a column.
+        pytest.param(110, 2000, 20, "off", TableKind.PARTITIONED, marks=pytest.mark.soak),
     ],
 )
 async def test_every_scan_equals_the_model_at_its_view(
-    tmp_path: Path, seed: int, steps: int, restarts: int, columnar_base: str
+    tmp_path: Path, seed: int, steps: int, restarts: int, columnar_base: str, kind: TableKind
 ) -> None:
     settings = ("--set", "drain_seconds=0.2", *ALL_THE_TIME)
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
@@ -45,6 +52,7 @@ async def test_every_scan_equals_the_model_at_its_view(
             steps,
             Restarts(server, random, steps=steps * TABLES, restarts=restarts),
             columnar_base,
+            kind,
         )
         seen = sum((history.seen for history in histories), Counter[str]())
         assert seen["complete"] > steps * TABLES // 20

@@ -14,6 +14,7 @@ import pytest
 from aio_client import ConnectionFailed, agg, connect
 from tests.model.history import noted
 from tests.support.offline import check_bucket, offline_table
+from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,12 +33,14 @@ class NumberedWriter:
     """Writes its keys in one table, all with the number of the transaction, and adds one to its key in another table.
 
     Attributes:
+        kind: The kind of both tables.
         begun: The number of the last begun transaction.
         done: The number of the last committed transaction.
     """
 
     number: int
     rng: random.Random
+    kind: TableKind
     begun: int = 0
     done: int = 0
 
@@ -47,14 +50,14 @@ class NumberedWriter:
             if self.begun == self.done:
                 self.begun += 1
             keys = range(self.number, WRITERS * KEYS, WRITERS)
-            batch = [{"k": key, "v": self.begun} for key in keys]
+            batch = [self.kind.row({"k": key, "v": self.begun}) for key in keys]
             # Nothing else writes these keys.
             async with client.transaction(id=f"writer {self.number}:{self.begun}", conflict="abort") as tx:
                 cut = self.rng.randrange(1, KEYS)
                 await tx.upsert(rows, batch[:cut])
-                await tx.upsert(counts, [{"k": self.number, "v": 1}])
+                await tx.upsert(counts, [self.kind.row({"k": self.number, "v": 1})])
                 if self.rng.random() < 0.2:
-                    await tx.delete(rows, list(keys))
+                    await tx.delete(rows, [self.kind.key(key) for key in keys])
                     cut = 0
                 await tx.upsert(rows, batch[cut:])
                 if self.rng.random() < 0.2:
@@ -72,23 +75,23 @@ async def contents(table: Table) -> dict[int, int]:
     return dict(zip(found["k"], found["v"], strict=True))
 
 
-async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int:
+async def write_plainly(kind: TableKind, rows: Table, counts: Table, until: asyncio.Event) -> int:
     """Writes other keys of the same buckets. Returns the number of writes."""
     number = 0
     while not until.is_set():
         number += 1
-        await rows.upsert([{"k": -key, "v": number} for key in range(1, 30)])
-        await counts.upsert([{"k": -1, "v": 1}])
+        await rows.upsert([kind.row({"k": -key, "v": number}) for key in range(1, 30)])
+        await counts.upsert([kind.row({"k": -1, "v": 1})])
     return number
 
 
-async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.Event) -> None:
+async def watch(kind: TableKind, rows: Table, writers: Sequence[NumberedWriter], until: asyncio.Event) -> None:
     """Checks that each writer's keys always have the same number, which never decreases."""
     seen = dict.fromkeys(range(WRITERS), 0)
     while not until.is_set():
         # Reads fail while the server is restarting; later reads check again.
         with suppress(ConnectionFailed):
-            looked = (await rows.lookup(list(range(0, WRITERS * KEYS, 7)))).to_pydict()
+            looked = (await rows.lookup([kind.key(key) for key in range(0, WRITERS * KEYS, 7)])).to_pydict()
             for found in (dict(zip(looked["k"], looked["v"], strict=True)), await contents(rows)):
                 for writer in writers:
                     values = writer.values(found)
@@ -98,26 +101,34 @@ async def watch(rows: Table, writers: Sequence[NumberedWriter], until: asyncio.E
                     seen[writer.number] = value
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        (TableKind.PLAIN, 2),
+        (TableKind.EVOLVED, 1),
+        (TableKind.PARTITIONED, 1),
+        *(pytest.param(kind, 60, marks=pytest.mark.soak) for kind in TableKind),
+    ],
+)
 async def test_transactions_are_applied_completely_and_once_over_kills_at_any_moment(
-    server: ServerProcess, kills: int
+    server: ServerProcess, kind: TableKind, kills: int
 ) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    writers = [NumberedWriter(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    writers = [NumberedWriter(number, random.Random(f"{seed} {number}"), kind) for number in range(WRITERS)]
     sums = {"v": agg.sum()}
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            rows = await client.create_table("test.rows", SCHEMA, primary_key=["k"], buckets=3)
-            counts = await client.create_table(
-                "test.counts", SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates=sums
+            rows = await kind.create(client, "test.rows", SCHEMA, buckets=3)
+            counts = await kind.create(
+                client, "test.counts", SCHEMA, buckets=2, merge_engine="aggregate", aggregates=sums
             )
             until = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 for writer in writers:
                     group.create_task(writer.write(client, rows, counts, until))
-                plain = group.create_task(write_plainly(rows, counts, until))
-                group.create_task(watch(rows, writers, until))
+                plain = group.create_task(write_plainly(kind, rows, counts, until))
+                group.create_task(watch(kind, rows, writers, until))
                 for _ in range(kills):
                     await asyncio.sleep(rng.uniform(0.2, 1.2))
                     await asyncio.to_thread(server.kill)
