@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "evolved"),
     [
-        (1, "full", 200, False),
+        (1, "full", 100, False),
         (2, "full", 60, True),
         (3, "upsert", 80, False),
         (4, "none", 40, False),
