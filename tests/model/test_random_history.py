@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "evolved", "expiring"),
     [
-        (1, "full", 200, False, False),
+        (1, "full", 100, False, False),
         (2, "full", 60, True, False),
         (3, "upsert", 80, False, False),
         (4, "none", 40, False, False),

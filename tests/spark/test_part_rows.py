@@ -131,10 +131,11 @@ def test_an_error_in_the_middle_reaches_the_reader_after_all_earlier_rows(
     assert threads() == before
 
 
-def test_two_hundred_parts_leave_nothing_behind(
-    shared_server: ServerProcess, client: sync.Client, small: sync.Table
+@pytest.mark.parametrize("splits", [60, pytest.param(200, marks=pytest.mark.soak)])
+def test_many_parts_leave_nothing_behind(
+    shared_server: ServerProcess, client: sync.Client, small: sync.Table, splits: int
 ) -> None:
-    whole = plan(shared_server, small.name, splits=200)
+    whole = plan(shared_server, small.name, splits=splits)
     before = threading.active_count()
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
     assert threading.active_count() <= before

@@ -254,10 +254,11 @@ def test_a_limit_leaves_no_live_scan(load: Callable[..., DataFrame], client: syn
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan", timeout=60)
 
 
-def test_two_hundred_tasks_leave_no_scan_and_one_lease_of_the_plan_and_one_of_the_query(
-    load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
+@pytest.mark.parametrize("splits", [60, pytest.param(200, marks=pytest.mark.soak)])
+def test_many_tasks_leave_no_scan_and_one_lease_of_the_plan_and_one_of_the_query(
+    load: Callable[..., DataFrame], client: sync.Client, own: sync.Table, splits: int
 ) -> None:
-    assert load(own.name, splits=200).count() == 10
+    assert load(own.name, splits=splits).count() == 10
     assert [each for each in client.live_scans() if each.table == own.name] == []
     assert sorted(each.ttl for each in client.snapshots(own.name)) == [60, 600]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import agg, sync
@@ -25,6 +25,7 @@ from scankv.model.errors import UsageError
 from scankv.model.types.types import parse_schema
 from tests.support.command_line import CommandLine
 from tests.support.definitions import RandomDefinition, definitions
+from tests.support.examples import examples
 from tests.unit.cli.test_text import COLUMNS
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def test_what_cannot_be_exported_is_refused(scankv: CommandLine, scores: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=12)
+@examples(6)
 @given(made=definitions(), format_=st.sampled_from(FORMATS))
 def test_an_exported_table_is_created_again_with_its_whole_definition(
     shared_server: ServerProcess, made: RandomDefinition, format_: str

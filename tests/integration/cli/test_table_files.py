@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from aio_client import sync
 from tests.support.command_line import CommandLine
 from tests.support.definitions import RandomDefinition, definitions
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
@@ -78,7 +79,7 @@ def test_sequence_groups_of_several_columns_can_be_written_in_a_file(
     assert "agg.sum() by s, t" in scankv("describe", table).text
 
 
-@settings(max_examples=15)
+@examples(8)
 @given(definitions())
 def test_a_described_table_is_created_again_with_the_same_definition(
     shared_server: ServerProcess, made: RandomDefinition

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, OLDEST
 from tests.support import common_calls
 from tests.support.earlier_version import WHEELS, EarlierServer, run_python, unpack
 from tests.support.fixture_data import FIXTURES
+from tests.support.forked import run_forked
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.tls_server import TlsServer
@@ -141,23 +141,16 @@ def test_a_confirmed_upgrade_keeps_the_earlier_version_out(earlier: Path, tmp_pa
 def test_a_server_does_not_start_on_a_newer_directory(tmp_path: Path) -> None:
     write_checked_json(tmp_path / "scankv.json", {"format": NEWEST_FORMAT + 1})
     before = (tmp_path / "scankv.json").read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-c", "from scankv.cli import main; main()", "serve", "--data", str(tmp_path), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_forked(sys.executable, "-m", "scankv", "serve", "--data", str(tmp_path), "--port", "0")
     assert done.returncode == 1
-    assert "newer ScanKV" in done.stderr
-    assert "upgrade the server" in done.stderr
+    assert b"newer ScanKV" in done.stderr
+    assert b"upgrade the server" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["scankv.json"]
     assert (tmp_path / "scankv.json").read_bytes() == before
 
 
 def upgrade(data: Path, *options: str) -> str:
     """Runs `scankv upgrade`. Returns its output. Its failure is an AssertionError."""
-    command = [sys.executable, "-c", "from scankv.cli import main; main()", "upgrade", str(data), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = run_forked(sys.executable, "-m", "scankv", "upgrade", str(data), *options)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, SchemaMismatch
 from scankv.model.tables import agg
 from scankv.model.tables.merge_functions import aggregate_of
+from tests.support.examples import examples
 from tests.support.merge_model import Function, MergeModel
 from tests.support.merged_table import MergedTable, merging_table, replayed
 
@@ -115,7 +116,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize(("title", "deletes"), TABLES)
 @given(steps=STEPS)
-@settings(max_examples=20)
+@examples(8)
 def test_an_engine_does_what_the_model_says_row_by_row(title: str, deletes: str, steps: list[Any]) -> None:
     definition = table_of(title, deletes)
     table, model = MergedTable(definition), model_of(title, deletes)
@@ -150,7 +151,7 @@ def _takes_back_before_an_older_row(events: list[Any]) -> bool:
 
 @pytest.mark.parametrize(("title", "deletes"), TABLES)
 @given(events=st.lists(st.tuples(st.sampled_from(KINDS), ROWS), min_size=1, max_size=12), data=st.data())
-@settings(max_examples=15)
+@examples(6)
 def test_how_rows_are_cut_into_requests_never_changes_the_result(
     title: str, deletes: str, events: list[Any], data: st.DataObject
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
@@ -19,6 +19,7 @@ from scankv.model.expressions import col
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots import splits as splits_module
 from streaming_server.engine.snapshots.splits import KeySample
+from tests.support.examples import examples
 from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
 
@@ -98,7 +99,7 @@ def step_for(buckets: Buckets) -> int:
     return min(max(sum(map(len, buckets.values())) // wanted, 1), 8192)
 
 
-@settings(max_examples=24)
+@examples(12)
 @given(key_sets(), st.integers(1, 64))
 def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets: Buckets, splits: int) -> None:
     ranges = sampled(buckets, step_for(buckets)).split(splits, EVERY_KEY, list(buckets))
@@ -109,7 +110,7 @@ def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets:
     assert_balanced(sizes)
 
 
-@settings(max_examples=24)
+@examples(12)
 @given(key_sets(), st.integers(1, 64), st.binary(max_size=9), st.binary(max_size=9), st.data())
 def test_the_ranges_of_a_part_cover_exactly_that_part(
     buckets: Buckets, splits: int, start: bytes, end: bytes, data: st.DataObject
@@ -123,7 +124,7 @@ def test_the_ranges_of_a_part_cover_exactly_that_part(
     assert sum(rows_in(part, each) for each in ranges) == rows_in(part, whole)
 
 
-@settings(max_examples=15)
+@examples(8)
 @given(key_sets(), st.integers(1, 64))
 def test_a_sample_read_back_splits_alike(buckets: Buckets, splits: int) -> None:
     sample = sampled(buckets, 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -19,6 +19,7 @@ from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
+from tests.support.examples import examples
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import disjunctions, leaves_of
@@ -63,7 +64,7 @@ def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple
 
 
 @given(st.data())
-@settings(max_examples=24)
+@examples(12)
 def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
     table: IndexedTable, data: st.DataObject
 ) -> None:

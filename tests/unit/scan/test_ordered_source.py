@@ -209,11 +209,11 @@ def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
     token = b""
     while True:
         opened = scan(table, where=where, reverse=reverse, token=token)
-        chunk = opened.source.next_chunk(100, ROOM)
+        chunk = opened.source.next_chunk(150, ROOM)
         if chunk is not None:
             # A second chunk, so that a resume follows steps of both kinds.
             found += chunk.batch["v"].to_pylist()
-            chunk = opened.source.next_chunk(200, ROOM)
+            chunk = opened.source.next_chunk(450, ROOM)
         if chunk is None:
             break
         found += chunk.batch["v"].to_pylist()
