@@ -432,8 +432,15 @@ class LogSource:
 
     @property
     def offsets(self) -> Mapping[int, int]:
-        """For each bucket the offset of the next change."""
-        return self._offsets
+        """For each bucket the offset of the next change.
+
+        A bucket that was read to its end has the offset of its current epoch, even if nothing was written in it since.
+        """
+        ends = {bucket: self._tails[bucket].durable_offset for bucket in self._offsets}
+        return {
+            bucket: ends[bucket] if count_of(ends[bucket]) == count_of(offset) else offset
+            for bucket, offset in self._offsets.items()
+        }
 
     def abort(self, error: ScanKvError) -> None:
         """Releases everything now. The next call of `next_chunk` raises `error`."""

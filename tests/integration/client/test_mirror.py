@@ -111,6 +111,19 @@ async def test_a_mirror_rides_through_a_crash_of_the_server(server: ServerProces
             await same(local, table, last)
 
 
+async def test_a_mirror_reaches_the_offsets_of_buckets_without_writes_since_a_crash(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await make(client, "quiet", 10)
+        async with mirror(table) as local:
+            server.kill()
+            server.restart()
+            offsets = await table.log_offsets()
+            assert max(offsets.values()) > 10  # They are of a later epoch.
+            async with asyncio.timeout(30):
+                await local.wait_for(offsets)
+            assert len(local.to_arrow()) == 10
+
+
 async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) -> None:
     async with connect(shared_server.url) as client:
         table = await make(client, "columns", 10)
