@@ -46,9 +46,6 @@ MAX_INDEX_COLUMNS: Final = 8
 MAX_PARTITION_COLUMNS: Final = 4
 """The most columns that a table is partitioned by."""
 
-MAX_PARTITIONS: Final = 100_000
-"""The most partitions that one bucket of a table knows."""
-
 MAX_NAME_LENGTH: Final = 128
 """The most characters of a column name, a database name or a table name."""
 

@@ -27,6 +27,6 @@ class CallHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic
         self._handlers |= {f"/{method}": handler for method, handler in handlers.items()}
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:  # noqa: ANN401  # the stub of gRPC lacks its metadata
-        """Returns the handler of a call; None if there is none."""
+        """Returns the handler of a call; None if the server has no such call."""
         CALL_METADATA.set(handler_call_details.invocation_metadata or ())
         return self._handlers.get(handler_call_details.method)

@@ -16,7 +16,7 @@ __all__ = ["ServerProcess"]
 class ServerProcess(testing.ServerProcess):
     """The server of `scankv.testing`, forked from a zygote unless its wrapper is another program.
 
-    The wrapper `env LD_PRELOAD=FILE NAME=VALUE` is none: the zygote has the library, and its fork gets the variables.
+    The wrapper `env LD_PRELOAD=FILE NAME=VALUE` does not count: the zygote has the library, its fork the variables.
     """
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:

@@ -122,7 +122,7 @@ def partition_rule(ttl: str, column: str, format_: str, partitioning: Partitioni
     if not candidates or (column and column not in candidates):
         raise InvalidOption(
             'table option "partition_ttl" needs a partition column of type date, timestamp or string'
-            + (f', and "{column}" is none' if column else "")
+            + (f', and "{column}" is not one' if column else "")
             + f": the table is partitioned by {', '.join(f'{name} {type_}' for name, type_ in types.items())}",
             option="partition_ttl_column" if column else "partition_ttl",
         )

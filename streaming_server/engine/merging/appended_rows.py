@@ -65,7 +65,7 @@ class AppendedRows:
 
     @property
     def columns(self) -> None:
-        """The columns of a partial write, of which this is none."""
+        """None, because appended rows are complete: only a partial write names columns."""
         return None
 
     def step_end(self, start: int, end: int) -> int:

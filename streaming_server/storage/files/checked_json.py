@@ -53,7 +53,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 
 
 def find_checked_json(path: Path) -> dict[str, Any] | None:
-    """Reads a file like `read_checked_json`. None: there is none, or it was removed at this moment."""
+    """Reads a file like `read_checked_json`. None: the file does not exist, or was removed just now."""
     try:
         stored = json.loads(path.read_bytes())
         check_format(f"the file {path}", stored.get("format", _FORMAT), _FORMAT)

@@ -144,7 +144,7 @@ async def test_rows_are_read_before_their_sync_and_committed_reads_wait_for_it(t
             write = asyncio.create_task(table.writes.upsert(rows(2), 0))
             for begun, _ in syncs:
                 await asyncio.to_thread(begun.wait, 60)
-            # A write to one bucket syncs with the mutex held if nobody waits for it.
+            # A write to one bucket syncs with the mutex held if no other caller waits for it.
             assert all(live.mutex.locked() == live.mutex.is_shared == (buckets == 1) for live in table.buckets)
             committed = [asyncio.create_task(each(table, latest=False)) for each in (look_up, scan)]
             for _ in range(2):

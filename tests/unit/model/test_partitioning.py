@@ -119,7 +119,7 @@ def test_a_partition_expires_after_its_time(
         (DATED, ("7", "", ""), 'such as "7 days"'),
         (DATED, ("0 days", "", ""), 'not "0 days"'),
         (DATED, ("7 fortnights", "", ""), "hours, days, weeks, months or years"),
-        (DATED, ("7 days", "id", ""), '"id" is none: the table is partitioned by region string, day date32'),
+        (DATED, ("7 days", "id", ""), '"id" is not one: the table is partitioned by region string, day date32'),
         (DATED, ("7 days", "", "%Y"), '"day" is date32'),
         (DATED, ("", "day", ""), 'no effect without "partition_ttl"'),
         (Partitioning(["k"], [pa.int64()]), ("7 days", "", ""), "date, timestamp or string: .* k int64"),
