@@ -13,6 +13,7 @@ from scankv.model.errors import DataLoss, RangeNotTracked, ScanCancelled
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
+from streaming_server.storage.changelog.offsets import make_offset
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS
 from tests.support.memory_log import MemoryTail, StopsAt
@@ -54,6 +55,16 @@ async def test_buckets_that_have_something_take_turns() -> None:
     assert log.next_chunk(2, MANY) is WAITING
     assert log.offsets == {0: 6, 1: 0, 2: 4}
     assert log.rows_scanned == 10
+
+
+async def test_a_bucket_read_to_its_end_has_the_offset_of_its_current_epoch() -> None:
+    """Otherwise a reader that waits for that offset waits until the next write, if one comes."""
+    quiet, unread = MemoryTail(DEFINITION), MemoryTail(DEFINITION)
+    for tail in (quiet, unread):
+        tail.put(*range(3))
+        tail.durable_offset = make_offset(1, 3)
+    log = source({0: quiet, 1: unread}, b0=3, b1=2)
+    assert log.offsets == {0: make_offset(1, 3), 1: 2}
 
 
 async def test_what_is_not_durable_is_not_shown() -> None:
