@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from aio_client import ConnectionFailed, ServerRefused, agg
+from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     import asyncio
@@ -98,6 +99,7 @@ class World:
     """The tables of one server, and their possible contents.
 
     Attributes:
+        kind: How `accounts` and `totals` are stored.
         accounts: The possible values of each free key of `accounts`.
         transactions: For each writer, the numbers of the last committed and of the last begun transaction.
         amounts: For each writer, the sum of its committed transactions, without and with the last begun one.
@@ -108,6 +110,7 @@ class World:
         faults: The number of faults that have begun.
     """
 
+    kind: TableKind
     healthy: asyncio.Event
     stopping: asyncio.Event
     accounts: Register = field(default_factory=Register)
@@ -152,21 +155,15 @@ async def open_tables(client: Client) -> WorldTables:
     return WorldTables(*[await client.table(f"mixed.{name}") for name in ("accounts", "totals", "journal")])
 
 
-async def create_tables(client: Client) -> None:
+async def create_tables(client: Client, kind: TableKind) -> None:
     """Creates the three tables."""
-    await client.create_table(
-        "mixed.accounts", ACCOUNTS, primary_key=["k"], buckets=4, indexes=["score"], columnar_base="eager"
-    )
+    # Rows that expire by their last write cannot have a columnar base.
+    base = "off" if kind is TableKind.PARTITIONED else "eager"
+    await kind.create(client, "mixed.accounts", ACCOUNTS, buckets=4, columnar_base=base)
     functions = {"amount": agg.sum(), "latest": agg.max()}
-    await client.create_table(
-        "mixed.totals",
-        TOTALS,
-        primary_key=["k"],
-        buckets=2,
-        indexes=["amount"],
-        merge_engine="aggregate",
-        aggregates=functions,
-    )
+    await kind.create(client, "mixed.totals", TOTALS, buckets=2, merge_engine="aggregate", aggregates=functions)
+    for name, index in (("accounts", "score"), ("totals", "amount")):
+        await client.alter_table(f"mixed.{name}", add_indexes=[index])
     await client.create_table("mixed.journal", JOURNAL, primary_key=["owner", "n"], buckets=3)
 
 
@@ -205,6 +202,7 @@ class WorldWriter:
     def __init__(self, owner: int, world: World, client: Client, tables: WorldTables, random: Random) -> None:
         self.owner = owner
         self._world = world
+        self._kind = world.kind
         self._client = client
         self._tables = tables
         self._random = random
@@ -225,7 +223,7 @@ class WorldWriter:
         while len(set(self._world.transactions[self.owner])) > 1:
             await self._transact()
         keys = free_keys(self.owner)
-        self._world.accounts.learn(accounts_of(await self._tables.accounts.lookup(list(keys))), keys)
+        self._world.accounts.learn(accounts_of(await self._tables.accounts.lookup(self._keys(keys))), keys)
         await self._learn_sum()
 
     async def _upsert(self) -> None:
@@ -239,7 +237,7 @@ class WorldWriter:
     async def _delete(self) -> None:
         gone = dict.fromkeys(self._random.sample(free_keys(self.owner), self._random.choice([1, 3, 10])))
         self._world.accounts.issue(gone)
-        await self._tables.accounts.delete(list(gone))
+        await self._tables.accounts.delete(self._keys(gone))
         self._world.accounts.acknowledge(gone)
 
     async def _add(self) -> None:
@@ -250,11 +248,11 @@ class WorldWriter:
         amount = self._random.randrange(1, 50)
         after = {total + amount for total in sums}
         self._world.plain_sums[self.owner] = sums | after
-        await self._tables.totals.upsert([{"k": self.owner + _PLAIN_TOTAL, "amount": amount, "latest": amount}])
+        await self._tables.totals.upsert([self._total(_PLAIN_TOTAL, amount, amount)])
         self._world.plain_sums[self.owner] = after
 
     async def _learn_sum(self) -> None:
-        row = await self._tables.totals.get(self.owner + _PLAIN_TOTAL)
+        row = await self._tables.totals.get(self._kind.key(self.owner + _PLAIN_TOTAL))
         total = 0 if row is None else row["amount"]
         assert total in self._world.plain_sums[self.owner], f"{total}: not one of {self._world.plain_sums[self.owner]}"
         self._world.plain_sums[self.owner] = {total}
@@ -281,14 +279,21 @@ class WorldWriter:
         # Writes some rows again in the same transaction, whose changes must be net changes.
         await tx.upsert(self._tables.accounts, [self._row(key, (-1, -1, "discarded")) for key in keys[: GROUP // 2]])
         if number % 3 == 0:
-            await tx.delete(self._tables.accounts, keys[::2])
-        await tx.upsert(self._tables.totals, [{"k": self.owner, "amount": amount, "latest": number}])
+            await tx.delete(self._tables.accounts, self._keys(keys[::2]))
+        await tx.upsert(self._tables.totals, [self._total(0, amount, number)])
         await tx.upsert(self._tables.accounts, [self._row(key, (number, key % 7, f"{number}")) for key in keys])
         await tx.upsert(self._tables.journal, [{"owner": self.owner, "n": number}])
 
     def _row(self, key: int, value: Account) -> dict[str, Any]:
         stamp, score, text = value
-        return {"k": key, "owner": self.owner, "stamp": stamp, "score": score, "text": text}
+        row = {"k": key, "owner": self.owner, "stamp": stamp, "score": score, "text": text}
+        return self._kind.row(row)
+
+    def _total(self, place: int, amount: int, latest: int) -> dict[str, Any]:
+        return self._kind.row({"k": self.owner + place, "amount": amount, "latest": latest})
+
+    def _keys(self, keys: Iterable[int]) -> list[tuple[int, ...]]:
+        return [self._kind.key(key) for key in keys]
 
 
 async def check_final(world: World, tables: WorldTables) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from aio_client import StartFrom, StopAt, connect
 from tests.model.history import noted
 from tests.model.model_table import ModelTable
 from tests.model.offline_checks import check_stored_table
+from tests.support.evolved import create_evolved_table
+from tests.support.table_kinds import TableKind
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -23,10 +26,49 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema(
-    [("writer", pa.int64()), ("number", pa.int64()), ("version", pa.int64()), ("again", pa.list_(pa.int64()))]
+    [
+        pa.field("writer", pa.int64(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        ("version", pa.int64()),
+        ("again", pa.list_(pa.int64())),
+    ]
 )
 WRITERS = 4
 NUMBERS = 2000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A history: its random seed, how often the server is killed, and the kind of its table."""
+
+    seed: int
+    kills: int
+    kind: TableKind
+
+    async def create(self, client: Client, name: str, **options: Any) -> Table:
+        """Creates the table. A partition is the rows of one writer."""
+        options |= {"primary_key": ["writer", "number"], "buckets": 4}
+        match self.kind:
+            case TableKind.EVOLVED:
+                return await create_evolved_table(client, name, SCHEMA, **options)
+            case TableKind.PARTITIONED:
+                options |= {"partition_by": ["writer"], "ttl_seconds": 2_000_000_000}
+        return await client.create_table(name, SCHEMA, **options)
+
+
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(seed, kills, kind), id=f"{kind.value}-{seed}-{kills}", marks=marks)
+        for seed, kills, kind, marks in [
+            (1, 3, TableKind.PLAIN, ()),
+            (8, 1, TableKind.EVOLVED, ()),
+            (9, 1, TableKind.PARTITIONED, ()),
+            *((seed, 20, TableKind.PLAIN, pytest.mark.soak) for seed in range(2, 8)),
+            *((10, 20, kind, pytest.mark.soak) for kind in (TableKind.EVOLVED, TableKind.PARTITIONED)),
+        ]
+    ],
+)
 
 
 class BatchWriter:
@@ -109,18 +151,16 @@ def check_whole_in_each_bucket(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
-)
+@every_case
 async def test_an_unacknowledged_write_is_complete_or_absent_in_each_bucket_and_applied_once_when_repeated(
-    server: ServerProcess, seed: int, kills: int
+    server: ServerProcess, case: Case
 ) -> None:
-    random = Random(seed)
-    with noted(f"seed {seed}"):
+    random = Random(case.seed)
+    with noted(f"seed {case.seed}"):
         async with connect(server.url) as client:
-            table = await client.create_table("test.retries", SCHEMA, primary_key=["writer", "number"], buckets=4)
+            table = await case.create(client, "test.retries")
             model = ModelTable(table)
-            for kill in range(kills):
+            for kill in range(case.kills):
                 with noted(f"kill {kill}"):
                     writers = await killed_while_writing(server, client, table, model, random)
                     await check_and_repeat(table, model, writers)
@@ -142,25 +182,21 @@ async def check_and_repeat(table: Table, model: ModelTable, writers: list[BatchW
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("seed", "kills"), [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in range(2, 8))]
-)
+@every_case
 async def test_writes_continue_over_kills_of_the_server_and_each_is_applied_once(
-    server: ServerProcess, seed: int, kills: int
+    server: ServerProcess, case: Case
 ) -> None:
-    random = Random(seed)
-    with noted(f"seed {seed}"):
+    random = Random(case.seed)
+    with noted(f"seed {case.seed}"):
         async with connect(server.url, operation_timeout=300) as client:
             # Each application of an upsert is a change, even if the row stays the same.
-            table = await client.create_table(
-                "test.once", SCHEMA, primary_key=["writer", "number"], buckets=4, row_deduplicate=False
-            )
+            table = await case.create(client, "test.once", row_deduplicate=False)
             model = ModelTable(table)
             writers = [BatchWriter(number, random) for number in range(WRITERS)]
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(writer.run(table, model, enough)) for writer in writers]
-                for _ in range(kills):
+                for _ in range(case.kills):
                     before = [writer.batches for writer in writers]
                     await await_until(partial(_all_went_on, writers, before), "all wrote", timeout=120)
                     await asyncio.wait(tasks, timeout=random.uniform(0, 0.3))

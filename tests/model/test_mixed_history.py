@@ -21,6 +21,7 @@ from tests.support.jumping_clock import jumping
 from tests.support.offline import check_bucket, offline_table
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import SmallDisk, small_disk
+from tests.support.table_kinds import TableKind
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -35,9 +36,17 @@ DISK_BYTES = 512 << 20
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("seconds", "pause"), [(12, 1.2), pytest.param(3600, 8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("seconds", "pause", "kind"),
+    [
+        (12, 1.2, TableKind.PLAIN),
+        pytest.param(3600, 8, TableKind.PLAIN, marks=pytest.mark.soak),
+        pytest.param(600, 4, TableKind.EVOLVED, marks=pytest.mark.soak),
+        pytest.param(600, 4, TableKind.PARTITIONED, marks=pytest.mark.soak),
+    ],
+)
 async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
-    tmp_path: Path, seconds: float, pause: float
+    tmp_path: Path, seconds: float, pause: float, kind: TableKind
 ) -> None:
     seed = int(os.environ.get("SCANKV_SEED") or random.randrange(2**32))
     _log.info("SCANKV_SEED=%d", seed)
@@ -46,7 +55,7 @@ async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
         small_disk(tmp_path / "data", DISK_BYTES) as disk,
         ServerProcess(disk.path, *ALL_THE_TIME, wrapper=jumping(tmp_path / "clock")) as server,
     ):
-        await Mixed(server, disk, tmp_path / "clock", seed).run(seconds, pause)
+        await Mixed(server, disk, tmp_path / "clock", seed, kind).run(seconds, pause)
         assert server.stop() == 0
         for name in ("accounts", "totals", "journal"):
             with offline_table(server.data_dir, f"mixed.{name}") as buckets:
@@ -58,12 +67,12 @@ async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
 class Mixed:
     """One run: a server, its world, and all of its clients."""
 
-    def __init__(self, server: ServerProcess, disk: SmallDisk, clock_offset: Path, seed: int) -> None:
+    def __init__(self, server: ServerProcess, disk: SmallDisk, clock_offset: Path, seed: int, kind: TableKind) -> None:
         self._server = server
         self._disk = disk
         self._clock_offset = clock_offset
         self._seed = seed
-        self._world = World(healthy=asyncio.Event(), stopping=asyncio.Event())
+        self._world = World(kind, healthy=asyncio.Event(), stopping=asyncio.Event())
         self._world.healthy.set()
 
     async def run(self, seconds: float, pause: float) -> None:
@@ -73,7 +82,7 @@ class Mixed:
                 await stack.enter_async_context(connect(self._server.url, operation_timeout=OPERATION_TIMEOUT))
                 for _ in range(WRITERS + 1)
             ]
-            await create_tables(clients[0])
+            await create_tables(clients[0], self._world.kind)
             opened = [await open_tables(client) for client in clients]
             tables, world = opened[-1], self._world
             faults = Faults(world, self._server, self._disk, self._clock_offset, self._random("faults"))
