@@ -45,6 +45,9 @@ class Case:
     kills: int
     kind: TableKind
 
+    def __str__(self) -> str:
+        return f"{self.kind.value}-{self.seed}-{self.kills}"
+
     async def create(self, client: Client, name: str, **options: Any) -> Table:
         """Creates the table. A partition is the rows of one writer."""
         options |= {"primary_key": ["writer", "number"], "buckets": 4}
@@ -56,18 +59,13 @@ class Case:
         return await client.create_table(name, SCHEMA, **options)
 
 
+_SHORT = [Case(1, 3, TableKind.PLAIN), Case(8, 1, TableKind.EVOLVED), Case(9, 1, TableKind.PARTITIONED)]
+_LONG = [
+    *(Case(seed, 20, TableKind.PLAIN) for seed in range(2, 8)),
+    *(Case(10, 20, kind) for kind in (TableKind.EVOLVED, TableKind.PARTITIONED)),
+]
 every_case = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(Case(seed, kills, kind), id=f"{kind.value}-{seed}-{kills}", marks=marks)
-        for seed, kills, kind, marks in [
-            (1, 3, TableKind.PLAIN, ()),
-            (8, 1, TableKind.EVOLVED, ()),
-            (9, 1, TableKind.PARTITIONED, ()),
-            *((seed, 20, TableKind.PLAIN, pytest.mark.soak) for seed in range(2, 8)),
-            *((10, 20, kind, pytest.mark.soak) for kind in (TableKind.EVOLVED, TableKind.PARTITIONED)),
-        ]
-    ],
+    "case", [*_SHORT, *(pytest.param(case, marks=pytest.mark.soak) for case in _LONG)], ids=str
 )
 
 
@@ -156,7 +154,7 @@ async def test_an_unacknowledged_write_is_complete_or_absent_in_each_bucket_and_
     server: ServerProcess, case: Case
 ) -> None:
     random = Random(case.seed)
-    with noted(f"seed {case.seed}"):
+    with noted(str(case)):
         async with connect(server.url) as client:
             table = await case.create(client, "test.retries")
             model = ModelTable(table)
@@ -187,7 +185,7 @@ async def test_writes_continue_over_kills_of_the_server_and_each_is_applied_once
     server: ServerProcess, case: Case
 ) -> None:
     random = Random(case.seed)
-    with noted(f"seed {case.seed}"):
+    with noted(str(case)):
         async with connect(server.url, operation_timeout=300) as client:
             # Each application of an upsert is a change, even if the row stays the same.
             table = await case.create(client, "test.once", row_deduplicate=False)
