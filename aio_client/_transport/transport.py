@@ -84,6 +84,7 @@ Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 
 # The metadata key of google.rpc.Status, by convention of all gRPC languages.
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+_NOTHING: Final = object()
 _READY_POLL_SECONDS: Final = 0.05
 _AWAY: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 # Errors that waiting does not remove.
@@ -603,13 +604,9 @@ class StreamCall(Generic[_Response]):
         try:
             async with PatientTimeout(timeout):
                 message = await self._read()
-        except TimeoutError as error:
-            if (timeout or 0) >= self._transport.config.min_silence_seconds:
-                self._transport.replace(self._services)
-            address = self._transport.address
-            raise DeadlineExceeded(
-                f"the ScanKV server at {address} sent nothing for {readable_seconds(timeout or 0)} s", address=address
-            ) from error
+        except TimeoutError:
+            # Its traceback would keep the call, and so the connection, as long as somebody keeps the error.
+            message = _NOTHING
         except grpc.aio.AioRpcError as error:
             if self._was_accepted and await self._transport.renew_token(error, self._metadata):
                 # The server has ended a stream whose token is no longer valid. Another one may continue.
@@ -623,6 +620,13 @@ class StreamCall(Generic[_Response]):
             if not _task_is_cancelled():
                 raise UsageError("the scan was closed while it was being read") from None
             raise
+        if message is _NOTHING:
+            if (timeout or 0) >= self._transport.config.min_silence_seconds:
+                self._transport.replace(self._services)
+            address = self._transport.address
+            raise DeadlineExceeded(
+                f"the ScanKV server at {address} sent nothing for {readable_seconds(timeout or 0)} s", address=address
+            )
         decoded = _check_decoded(message, self._transport.address)
         # At the end, gRPC returns a marker of another type.
         return decoded if isinstance(decoded, self._message_type) else None
