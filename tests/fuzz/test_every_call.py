@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,14 @@ def check_server(server: ServerProcess, world: FuzzedTables) -> None:
     world.check_kept_rows()
     with Wire(server.url) as wire:
         wait_until(lambda: is_idle(wire.server()), "idle")
-    errors = [line for line in server.log.splitlines() if " ERROR " in line or "Traceback" in line]
-    assert not errors, (errors[:9], server.log_path)
+    assert not errors_in(server), (errors_in(server)[:9], server.log_path)
     assert resident_bytes(server.process.pid) < 1200 * MEBIBYTE
+
+
+def errors_in(server: ServerProcess) -> list[str]:
+    """Returns the entries of a server's log that are errors; an entry may have several lines."""
+    entries = re.split(r"\n(?=\S+ \S+ (?:DEBUG|INFO|WARNING|ERROR) )", server.log)
+    return [entry for entry in entries if " ERROR " in entry or "Traceback" in entry]
 
 
 def is_idle(stats: admin_pb2.StatsResponse) -> bool:
@@ -118,7 +124,8 @@ async def fuzz(server: ServerProcess, world: FuzzedTables, source: random.Random
                 check_outcome(method, outcome)
             except AssertionError as error:
                 request: Any = sent[0].hex()
-                raise AssertionError(f"{error}\nof the request {request}") from error
+                logged = "\n".join(errors_in(server)[-3:])
+                raise AssertionError(f"{error}\nof the request {request}\n{logged}") from error
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
