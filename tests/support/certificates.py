@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DAY = dt.timedelta(days=1)
+# Python 3.13 and later demand this of an authority, and that certificates name its key.
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class Authority:
@@ -32,6 +44,8 @@ class Authority:
         own = (
             _builder(self._name, self._name, self._key, now - 2 * _DAY, now + 30 * _DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.path = directory / f"{name}.pem"
@@ -40,12 +54,14 @@ class Authority:
     def issue(self, name: str, *hosts: str, expired: bool = False, self_signed: bool = False) -> tuple[Path, Path]:
         """Issues a certificate for some hosts. Returns the files of the certificate and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
+        signer = key if self_signed else self._key
         now = dt.datetime.now(dt.UTC)
         ends = now - _DAY / 2 if expired else now + 7 * _DAY
         certificate = (
             _builder(_name(name), _name(name) if self_signed else self._name, key, now - _DAY, ends)
             .add_extension(x509.SubjectAlternativeName([_host(each) for each in hosts or (name,)]), critical=False)
-            .sign(key if self_signed else self._key, hashes.SHA256())
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+            .sign(signer, hashes.SHA256())
         )
         path, key_path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -511,11 +511,11 @@ async def test_while_the_issuer_fails_its_keys_stay_valid_until_they_are_too_old
 async def test_an_issuer_that_does_not_answer_delays_neither_the_loop_nor_known_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("streaming_server.access.signing_keys._FETCH_SECONDS", 0.5)
     with IdentityProvider() as provider:
         async with fetching(provider, tmp_path) as made:
             token = provider.token()
             assert await made.is_accepted(token)
+            monkeypatch.setattr("streaming_server.access.signing_keys._FETCH_SECONDS", 0.5)
             provider.silent.set()
             made.monotonic.seconds += 10
             waiting = asyncio.create_task(made.is_accepted(provider.token(headers={"kid": "unknown"})))
