@@ -467,3 +467,18 @@ async def test_a_later_snapshot_of_an_unchanged_table_lacks_the_rows_that_have_e
         for snapshot, expected in ((first, [1, 2]), (second, [1])):
             found = await table.scan(columns=["id"]).at(snapshot).to_arrow()
             assert sorted(found["id"].to_pylist()) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"ttl_changes": "none", "changelog": "upsert"}])
+@pytest.mark.parametrize("kind", [by_event_time, by_write_time])
+async def test_a_rescan_returns_expired_rows_as_deletes(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await kind(client, buckets=1, **options)
+        await table.upsert([row(number, 0, number) for number in range(200)], track_changes=False)
+        clocks.pass_time(50)
+        await table.upsert([row(number, -50, number) for number in range(100)], track_changes=False)
+        clocks.pass_time(10)
+        changes = table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).with_untracked("rescan")
+        found = {each["id"]: each["_change_type"] for each in (await changes.to_arrow()).to_pylist()}
+        assert found == {number: "+U" if number < 100 else "-D" for number in range(200)}
