@@ -44,9 +44,15 @@ class ExpiryHistory:
         engine: The merge engine.
         by_write: Whether rows expire by their last write, not by `at`.
         options: More options of the table.
+        late: Whether the table gets its TTL only after some writes.
+
+    Attributes:
+        read_bases: How often all buckets were read from columnar bases.
     """
 
-    def __init__(self, random: Random, data: Path, engine: str, *, by_write: bool, options: dict[str, Any]) -> None:
+    def __init__(
+        self, random: Random, data: Path, engine: str, *, by_write: bool, options: dict[str, Any], late: bool = False
+    ) -> None:
         self.random = random
         self._data, self._engine, self._by_write, self._options = data, engine, by_write, options
         self._clocks = FakeClocks()
@@ -54,6 +60,9 @@ class ExpiryHistory:
         self._results: dict[bytes, list[Row]] = {}
         self._pins: list[tuple[Snapshot, list[Row]]] = []
         self._renamed = False
+        self._ttl = 0 if late else TTL
+        self._has_write_times = by_write and not late
+        self.read_bases = 0
         self.server: Server
         self.client: Client
         self.table: Table
@@ -65,7 +74,7 @@ class ExpiryHistory:
 
     async def run(self, steps: int) -> None:
         """Runs some steps, checks after each of them, and checks the changelog at the end."""
-        options = {"ttl_seconds": TTL, **({} if self._by_write else {"ttl_column": "at"}), **self._options}
+        options = {**self._ttl_options, **self._options}
         created = False
         left = steps
         while left > 0:
@@ -90,12 +99,15 @@ class ExpiryHistory:
         steps: list[Callable[[], Awaitable[None]]] = [
             *[self._upsert] * 4,
             self._upsert_in_transaction,
+            *[self._upsert_again] * 2,
             self._delete,
             *[self._pass_time] * 3,
             *[self._sweep] * 2,
             self._pin,
             self._resume,
             self._rename,
+            self._alter_ttl,
+            *[self._until_based] * 2,
         ]
         await self.random.choice(steps)()
 
@@ -119,6 +131,12 @@ class ExpiryHistory:
         else:
             data = pa.Table.from_pylist(rows, SCHEMA).rename_columns(self._names)
             await self.table.upsert(data)
+
+    async def _upsert_again(self) -> None:
+        """Writes rows that exist, which may change nothing but the time of the last write."""
+        rows = [row for key in self.random.sample(range(KEYS), 10) if (row := self._alive(key)) is not None]
+        self._merge(rows)
+        await self.table.upsert([self._named(row) for row in rows])
 
     async def _upsert_in_transaction(self) -> None:
         async with self.client.transaction() as transaction:
@@ -172,6 +190,38 @@ class ExpiryHistory:
             self._renamed = not self._renamed
 
     @property
+    def _ttl_options(self) -> dict[str, Any]:
+        if not self._ttl:
+            return {}
+        return {"ttl_seconds": self._ttl, **({} if self._by_write else {"ttl_column": self._names[1]})}
+
+    async def _alter_ttl(self) -> None:
+        """Changes the TTL when no expired row is stored, since a longer TTL would include it again."""
+        if self.random.random() < 0.5:
+            return
+        await self._sweep()
+        self._rows = {key: self._rows[key] for key in self._rows if self._alive(key) is not None}
+        if self._options.get("ttl_changes") == "none" and not self._by_write:
+            # A reader of the changelog could not tell which rows were removed by a shorter TTL.
+            self._ttl = self._ttl * 3 // 4 if self._ttl else TTL
+        else:
+            self._ttl = self.random.choice([0, TTL // 2, TTL, 2 * TTL])
+        if self._ttl and self._by_write and not self._has_write_times:
+            self._rows = {key: (row, self.now) for key, (row, _) in self._rows.items()}
+            self._has_write_times = True
+        changed = self._ttl_options or {"ttl_seconds": None, "ttl_column": None}
+        self.table = await self.client.alter_table("t.expiring", **changed)
+
+    async def _until_based(self) -> None:
+        """Reads until all buckets are read from columnar bases, as long as they are being built."""
+        for _ in range(100):
+            buckets = [each.base for each in await self.table.statistics() if each.rows]
+            if buckets and all(base is not None and not base.unused_reason for base in buckets):
+                self.read_bases += 1
+                return
+            await self.table.scan().to_arrow()
+
+    @property
     def _names(self) -> list[str]:
         return ["id", "zeit" if self._renamed else "at", "version", "value"]
 
@@ -200,7 +250,8 @@ class ExpiryHistory:
         row, written = self._rows[key]
         time = written if self._by_write else row["at"]
         tick = self.now.replace(microsecond=0)
-        return None if time is not None and time <= tick - dt.timedelta(seconds=TTL) else row
+        has_expired = self._ttl and time is not None and time <= tick - dt.timedelta(seconds=self._ttl)
+        return None if has_expired else row
 
     def _alive_rows(self) -> list[Row]:
         return [self._named(row) for key in range(KEYS) if (row := self._alive(key)) is not None]
@@ -260,7 +311,7 @@ class ExpiryHistory:
 
     def _lives(self, row: Row) -> bool:
         time = row[self._names[1]]
-        return time is None or time > self.now.replace(microsecond=0) - dt.timedelta(seconds=TTL)
+        return not self._ttl or time is None or time > self.now.replace(microsecond=0) - dt.timedelta(seconds=self._ttl)
 
 
 assert START % 1_000_000_000 == 0, "so that ticks of the model are those of the server"

@@ -107,13 +107,6 @@ def check_expiry(options: TableOptions, schema: Schema) -> None:
         return
     name = options.ttl_column
     if not name:
-        if options.columnar_base != "off":
-            raise InvalidOption(
-                'columnar_base must be "off" in a table whose rows expire by the time of their last write, not '
-                f'"{options.columnar_base}", because columnar bases do not have that time: name a column with '
-                "ttl_column",
-                option="columnar_base",
-            )
         return
     if name not in schema.names:
         raise InvalidOption(

@@ -115,9 +115,7 @@ async def _adopt(table: TableState, live: LiveBucket, state: BucketState, howeve
     if base is None:
         return True
     info, definition = base.info, table.definition
-    # The changelog may lack rows that were removed silently since, because they had expired by an earlier TTL.
-    is_current = info.cut_millis * 1000 >= definition.expiry_since_micros
-    if (info.incarnation, info.bucket) == (definition.incarnation, live.number) and is_current:
+    if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
         changes = state.count - count_of(info.log_offset)
         live.columnar.has_many_changes = changes > max(_FEW_CHANGES, _MAX_CHANGED_SHARE * info.rows)
         if live.columnar.has_many_changes and not however_long:

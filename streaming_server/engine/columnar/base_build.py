@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.rows.row_codec import RowCodec
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class BaseBuild:
             if bucket is None:
                 return
             # Read with the mutex held: the previous holder may have written rows of a newer schema.
-            codec, offset = table.codec.rows, bucket.state.log_offset
+            codec, state, offset = table.codec.rows, bucket.state, bucket.state.log_offset
             changed, live.columnar.record.wanted = live.columnar.record.changed_bytes, False
             cursor, delta = self._begin_cursor(bucket, codec, offset)
             current = live.columnar.delta
@@ -138,8 +139,11 @@ class BaseBuild:
                 # In a thread: otherwise the first step would merge the delta on the event loop.
                 await self._share.run(since.merge)
                 await live.wait_durable(offset)
+                if codec.write_time is not None:
+                    # The base may have times that were set without a change, and so without an offset.
+                    await live.wait_written()
                 with translate_disk_errors(self._directory):
-                    base = await self._write_base(codec, source, offset, lambda: live.columnar.delta is current, delta)
+                    base = await self._write_base(codec, source, state, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
                 live.columnar.drop("the last build failed")
@@ -163,19 +167,19 @@ class BaseBuild:
 
     def _begin_cursor(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
         """Returns a cursor over all rows as of now, and the new base's delta, which gets all writes from now on."""
-        live = self._live
+        live, columns = self._live, codec.timed_columns
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
             net = live.columnar.delta.view().merge
             old = BaseCursor(
-                live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, location=live.location
+                live.columnar.base, net, codec, columns, None, KeyRange(), reverse=False, location=live.location
             )
             return old, live.columnar.delta.fork(offset)
-        cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
+        cursor = bucket.cursor(codec, codec.decoder(columns), self._table.codec.key_codec, KeyRange())
         live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
         return cursor, live.columnar.delta
 
     async def _write_base(
-        self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], delta: Delta
+        self, codec: RowCodec, source: KvSource, state: BucketState, is_wanted: Callable[[], bool], delta: Delta
     ) -> ColumnarBase:
         share, live = self._share, self._live
         writer = await share.run(
@@ -187,7 +191,7 @@ class BaseBuild:
                 await share.rest()
                 if delta.is_full or not is_wanted():
                     raise BaseNotBuiltError("the writes during its build exceed their memory limit (base_delta_bytes)")
-            path = await share.run(writer.finish, offset)
+            path = await share.run(writer.finish, state.log_offset, state.time_restarts)
         except BaseException:
             await share.run(writer.discard)
             raise

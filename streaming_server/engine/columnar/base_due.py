@@ -66,10 +66,11 @@ def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     if not now.eager and not record.wanted:
         return "no scan has asked for a base since the last one was built"
     if now.base_rows is not None:
-        if not now.changes:
-            return "nothing has changed since the last base was built"
         old = now.age_seconds > limits.max_age_seconds
         many = now.changes > limits.changed_share * now.base_rows or now.delta_bytes > limits.delta_bytes // 2
+        # Rows that are written again with equal values are not changes, but they are in the delta.
+        if not now.changes and not many:
+            return "nothing has changed since the last base was built"
         if not many and not old:
             return "too little has changed since the last base was built"
     if now.age_seconds > limits.max_age_seconds:

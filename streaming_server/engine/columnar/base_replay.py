@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import PositionExpired, PositionOutOfRange
+from scankv.model.tables.expiry import WRITE_TIME
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
 from streaming_server.storage.changelog.records import RowKind, rows_of
@@ -66,6 +67,8 @@ class BaseReplay:
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
                     await self._live.run(self._read, end)
+                    if not self._is_there(bucket):
+                        return False
                     slot = self._live.columnar
                     slot.base, slot.delta = self._base, self._delta
                     slot.record.changed_bytes += self._changed_bytes
@@ -80,8 +83,14 @@ class BaseReplay:
         return False
 
     def _is_there(self, bucket: Bucket) -> bool:
-        if self._table.definition.options.changelog == "input":
+        definition, info = self._table.definition, self._base.info
+        if definition.options.changelog == "input":
             return False  # The rows of the table are merged from the changes, which the replay cannot do.
+        if info.cut_millis * 1000 <= definition.expiry_since_micros:
+            return False  # Rows may have been removed silently since, because they had expired by an earlier TTL.
+        has_times = definition.write_time(definition.schema_at(info.schema_id)) is not None
+        if info.time_restarts != (bucket.state.time_restarts if has_times else None):
+            return False  # Rows may have been written since for which there is no change.
         try:
             # Offsets have an epoch, because a crash, or a restored copy, may have undone the changes in the base.
             bucket.log.span.resolve(self._at, location=self._live.location)
@@ -106,7 +115,11 @@ class BaseReplay:
         changed = rows_of(record, codec.definition, codec.definition.schema.id).take(pa.array(places))
         there = pa.array(kinds != RowKind.DELETE)
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
-        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
+        hidden = [pa.nulls(len(rows), column.type) for column in codec.rows.hidden]
+        if codec.rows.write_time is not None:
+            times = record.commit_micros[places]
+            hidden.append(pa.array(times, pa.int64()).cast(WRITE_TIME).filter(there))
+        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows, hidden))
         self._at = record.offset + len(record.changes)
         keys = codec.keys.encode_stored(changed)
         self._changed_bytes += keys.nbytes + values.nbytes

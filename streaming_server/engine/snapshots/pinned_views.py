@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, TooManySnapshots
+from scankv.model.tables.expiry import tick_of
 from streaming_server.engine.snapshots.leases import lost_error
 from streaming_server.engine.snapshots.pinned_view import PinnedView
 from streaming_server.storage.changelog.offsets import count_of
@@ -140,9 +141,10 @@ class PinnedViews:
         table = pinning.table
         name = table.definition.name
         if any(view.table == name for view in self._views.values()):
-            now = await pinning.offsets(), table.definition.schema.id
+            offsets = await pinning.offsets()
+            now = _position(offsets, table.definition, table.clock.commit_micros())
             for view in self._views.values():
-                if view.table == name and view.is_readable and _position(view.manifest) == now:
+                if view.table == name and view.is_readable and _position_of(view.manifest) == now:
                     return view, 0
         await self._check_disk()
         directory = ViewDirectory(table.path, uuid.uuid4().hex)
@@ -272,9 +274,16 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     return kept
 
 
-def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
-    """Returns the log offsets and the schema of a view, which differ after every change of its table."""
-    return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
+def _position_of(manifest: ViewManifest) -> tuple[object, ...]:
+    offsets = {number: one.log_offset for number, one in manifest.buckets.items()}
+    return _position(offsets, manifest.definition, manifest.view_micros)
+
+
+def _position(offsets: Mapping[int, int], definition: TableDefinition, micros: int) -> tuple[object, ...]:
+    """Returns what differs between two views of a table unless they have the same rows."""
+    expiry = definition.expiry
+    expired = None if expiry is None else (expiry.column.id, expiry.seconds, tick_of(micros))
+    return dict(offsets), definition.schema.id, expired
 
 
 def _measure(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:

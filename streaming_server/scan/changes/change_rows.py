@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.net_changes import NetChangeBatch
+    from streaming_server.scan.changes.range_rescan import RescannedRows
     from streaming_server.storage.changelog.records import LogRecord
 
 
@@ -106,27 +107,29 @@ class ChangeRows:
             rows, kinds, offsets, times = rows.take(pa.array(kept)), kinds[kept], offsets[kept], times[kept]
         return self._filter_chunk(rows, kinds, offsets, times, bucket, knows_before=not deletes_unmatched)
 
-    def chunk_of_rescan(
-        self, rows: pa.RecordBatch, bucket: int, definition: TableDefinition, offset: int, micros: int
-    ) -> Chunk:
+    def chunk_of_rescan(self, read: RescannedRows, bucket: int, offset: int, micros: int) -> Chunk:
         """Returns rows that were read again, because a range marker stands for their changes, as upserts.
 
         Rows that do not match are returned as deletes, because they may have matched before. The predicate may use only
-        the key instead; then other rows are left out.
+        the key instead; then other rows are left out. Rows that have expired are returned as deletes as well: the
+        reader may have an earlier row that has not, and the removal may be silent.
 
         Args:
-            rows: Complete rows.
+            read: The rows.
             bucket: The bucket that they come from.
-            definition: The definition of the table that has their schema.
             offset: The offset of the marker.
             micros: Its commit time.
         """
+        definition, count = read.definition, read.rows.num_rows
         if definition.schema.id > self.schema_id:
             self._set_schema(definition, definition.schema.id)
-        count = rows.num_rows
-        rows = convert(rows, definition.schema, definition.schema_at(self.schema_id))
+        rows = convert(read.rows, definition.schema, definition.schema_at(self.schema_id))
         rows = pa.RecordBatch.from_arrays(rows.columns, schema=self._table)
         kinds = np.full(count, RowKind.UPDATE_AFTER, np.uint8)
+        if read.expired is not None:
+            kinds[read.expired] = RowKind.DELETE
+            if not self._before_images:  # A delete has only the key.
+                rows = self._null_beside_key(rows, read.expired)
         return self._filter_chunk(
             rows, kinds, np.full(count, offset), np.full(count, micros), bucket, knows_before=False
         )

@@ -349,7 +349,7 @@ class LogSource:
         read = rescan.next_rows(max_rows, max_bytes)
         if read is None:
             return None if not rescan.is_open else self._rows.empty_chunk(bucket)
-        chunk = self._rows.chunk_of_rescan(read.rows, bucket, read.definition, rescan.start, rescan.micros)
+        chunk = self._rows.chunk_of_rescan(read, bucket, rescan.start, rescan.micros)
         self.rows_scanned += read.rows.num_rows
         self._rescanned_from = rescan.start, self._rescanned.pop(bucket, None)
         if read.is_last:

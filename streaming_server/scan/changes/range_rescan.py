@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 
 from scankv.model.errors import ScanKvError
+from scankv.model.expressions import evaluate
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from scankv.model.expressions import BoundPredicate
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.arrays.arrow_buffers import Mask
     from streaming_server.storage.changelog.range_markers import MarkerRecord
 
 MOST_MARKERS: Final = 256
@@ -37,14 +40,16 @@ class OpenedRanges:
     """The rows of some key ranges, ready to be read. All of them are durable.
 
     Attributes:
-        cursor: Reads complete rows.
+        cursor: Reads complete rows, with the time of the last write as the last column if `unexpired` needs it.
         definition: The table as of the opening, which has the schema of the rows.
+        unexpired: The predicate that is true for the rows that have not expired. None: rows do not expire.
         keys_of: Returns the encoded primary keys of rows.
         on_error: Called with each error of the cursor. Returns the error with its location.
     """
 
     cursor: RangeCursor
     definition: TableDefinition
+    unexpired: BoundPredicate | None
     keys_of: Callable[[pa.RecordBatch], pa.Array]
     on_error: Callable[[ScanKvError], ScanKvError]
 
@@ -62,12 +67,14 @@ class RescannedRows:
 
     Attributes:
         rows: The rows, complete.
+        expired: Which of them have expired. None: none has.
         definition: The table, with the schema of the rows.
         last_key: The encoded key of the last row, if more rows follow.
         is_last: Whether no more rows follow.
     """
 
     rows: pa.RecordBatch
+    expired: Mask | None
     definition: TableDefinition
     last_key: bytes
     is_last: bool
@@ -131,12 +138,13 @@ class RangeRescan:
         # One batch is held back, so that the last one is known to be the last.
         before, self._next = self._next, rows
         if rows is None:
-            last = pa.RecordBatch.from_pylist([], opened.definition.schema.arrow) if before is None else before
-            return RescannedRows(last, opened.definition, b"", is_last=True)
+            nothing = pa.RecordBatch.from_pylist([], opened.definition.schema.arrow)
+            last = (nothing, None) if before is None else _split(before, opened)
+            return RescannedRows(*last, opened.definition, b"", is_last=True)
         if before is None:
             return None
         last_key = opened.keys_of(before.slice(before.num_rows - 1))[0].as_py()
-        return RescannedRows(before, opened.definition, last_key, is_last=False)
+        return RescannedRows(*_split(before, opened), opened.definition, last_key, is_last=False)
 
     def close(self) -> None:
         """Releases everything. Closing twice is allowed."""
@@ -145,6 +153,16 @@ class RangeRescan:
             self._task.cancel()
         elif not self._task.cancelled() and self._task.exception() is None:
             self._task.result().cursor.close()
+
+
+def _split(rows: pa.RecordBatch, opened: OpenedRanges) -> tuple[pa.RecordBatch, Mask | None]:
+    """Returns the rows without the time of their last write, and which of them have expired. None: none has."""
+    schema = opened.definition.schema.arrow
+    visible = pa.RecordBatch.from_arrays(rows.columns[: len(schema)], schema=schema)
+    if opened.unexpired is None:
+        return visible, None
+    alive: Mask = evaluate(opened.unexpired, rows).to_numpy(zero_copy_only=False)
+    return visible, None if alive.all() else ~alive
 
 
 def union_of(ranges: Sequence[KeyRange], after: bytes | None = None) -> KeyRanges:

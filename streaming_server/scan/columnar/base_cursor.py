@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from scankv.model.tables.columns import Schema
     from streaming_server.scan.chunk_source import StoredRows
     from streaming_server.scan.columnar.delta import MergedDelta
-    from streaming_server.storage.columnar.columnar_base import ColumnarBase, Zone
+    from streaming_server.storage.columnar.columnar_base import BaseInfo, ColumnarBase, Zone
     from streaming_server.storage.rows.row_codec import RowCodec
+
+
+_WRITE_TIMES: Final = -1
+"""In place of the place of a column: the time of the last write."""
 
 
 class BaseCursor:
@@ -81,13 +85,14 @@ class BaseCursor:
         self._residual = residual
         self._location = location
         self._base: ColumnarBase | None = base
+        self._info = base.info
         self._old = codec.definition.schema_at(base.info.schema_id)
-        self._output = _Columns(self._old, codec, columns)
-        self._filter_input = _Columns(self._old, codec, residual.columns if residual else ())
+        self._output = _Columns(base.info, codec, columns)
+        self._filter_input = _Columns(base.info, codec, residual.columns if residual else ())
         self._ranges: RowRanges | None = None
         # The number of views in use counts this view until the first read drops the reference.
         self._merge_delta: Callable[[], MergedDelta] | None = merge_delta
-        may_match_batch = partial(_may_match_batch, base, self._old, codec.definition.schema, residual)
+        may_match_batch = partial(_may_match_batch, base, self._old, codec, residual)
         self._start: Callable[[], RowRanges] | None = lambda: RowRanges(
             base, merge_delta(), key_range, reverse, may_match_batch
         )
@@ -193,7 +198,7 @@ class BaseCursor:
         if number is None or self._residual is None or not isinstance(self._residual.predicate, Unexpired):
             return False
         assert self._base is not None
-        zone = _zone_of(self._base, self._old, self._codec.definition.schema, number, self._residual.columns[0])
+        zone = _zone_of(self._base, self._old, self._codec, number, self._residual.columns[0])
         return zone is not None and (zone.least is None or bool(zone.least.value > self._residual.predicate.bound))
 
     def _next_range(self, max_rows: int, max_bytes: int) -> RowRange | None:
@@ -223,7 +228,7 @@ class BaseCursor:
 
     @cached_property
     def _all(self) -> _Columns:
-        return _Columns(self._old, self._codec, None)
+        return _Columns(self._info, self._codec, None)
 
     def _locate(self, error: DataLoss) -> DataLoss:
         return locate(error, self._location)
@@ -243,15 +248,17 @@ class _KeptRows:
 
 
 def _may_match_batch(
-    base: ColumnarBase, old: Schema, new: Schema, residual: BoundPredicate | None, number: int
+    base: ColumnarBase, old: Schema, codec: RowCodec, residual: BoundPredicate | None, number: int
 ) -> bool:
     """Whether a batch of the base, whose rows have the schema `old`, may contain matching rows."""
-    return residual is None or may_match(residual.predicate, partial(_zone_of, base, old, new, number))
+    return residual is None or may_match(residual.predicate, partial(_zone_of, base, old, codec, number))
 
 
-def _zone_of(base: ColumnarBase, old: Schema, new: Schema, number: int, name: str) -> Zone | None:
+def _zone_of(base: ColumnarBase, old: Schema, codec: RowCodec, number: int, name: str) -> Zone | None:
     """Returns the zone of a column in a batch of the base, in the column's current type. None: unknown."""
-    column = new.column(name)
+    column = codec.column(name)
+    if column is codec.write_time:
+        return base.zone(number, name)
     stored = old.by_id.get(column.id)
     zone = None if stored is None else base.zone(number, stored.name)
     if zone is None or stored is None or stored.type == column.type:
@@ -265,7 +272,7 @@ class _Columns:
     """Some columns of base rows and stored delta rows. Caches the delta rows decoded last.
 
     Args:
-        old: The schema version of the base.
+        base: What the base contains.
         codec: The codec of the table as of the view.
         columns: The columns. None: all.
 
@@ -274,10 +281,13 @@ class _Columns:
         are_none: Whether there are no columns.
     """
 
-    def __init__(self, old: Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
+    def __init__(self, base: BaseInfo, codec: RowCodec, columns: Sequence[str] | None) -> None:
         self._decoder = codec.decoder(columns)
-        self._columns = [codec.definition.schema.column(name) for name in self._decoder.schema.names]
+        self._columns = [codec.column(name) for name in self._decoder.schema.names]
+        old = codec.definition.schema_at(base.schema_id)
         places = {column.id: place for place, column in enumerate(old.columns)}
+        if codec.write_time is not None and base.time_restarts is not None:
+            places[codec.write_time.id] = _WRITE_TIMES
         self._places = [places.get(column.id) for column in self._columns]
         # Decoding a few rows takes almost as long as decoding a thousand, so a block is decoded once.
         self._block = EMPTY_DELTA
@@ -293,7 +303,11 @@ class _Columns:
         if self.are_all_of_base and row_range.indices is None and rows.schema.equals(self._decoder.schema):
             return rows
         arrays = [
-            initial_values(column, rows.num_rows) if place is None else widened(rows.column(place), column)
+            initial_values(column, rows.num_rows)
+            if place is None
+            else row_range.write_times()
+            if place == _WRITE_TIMES
+            else widened(rows.column(place), column)
             for place, column in zip(self._places, self._columns, strict=True)
         ]
         if row_range.indices is not None:

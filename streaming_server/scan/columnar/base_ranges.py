@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.tables.expiry import WRITE_TIME
 from streaming_server.arrays.arrow_buffers import var_offsets
 from streaming_server.arrays.sorted_merge import Merge
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, MergedDelta
@@ -40,6 +41,7 @@ class RowRange:
         rows: Rows of the base. The delta may replace or delete some of them.
         keys: Returns the encoded key of the base row at an index.
         all_keys: Returns the encoded keys of all base rows.
+        write_times: Returns the times of their last write, if the base has them.
         block: Delta rows without deletions: those of this range, and of some ranges after it.
         first: Where the delta rows of this range start in `block`.
         stop: Where they end.
@@ -53,6 +55,7 @@ class RowRange:
     rows: pa.RecordBatch
     keys: Callable[[int], bytes]
     all_keys: Callable[[], pa.BinaryArray]
+    write_times: Callable[[], pa.TimestampArray]
     block: MergedDelta
     first: int
     stop: int
@@ -248,17 +251,17 @@ class RowRanges:
         def key(index: int) -> bytes:
             return self._key(first + index)
 
-        all_keys = partial(self._keys, first, count)
+        all_keys, times = partial(self._keys, first, count), partial(self._write_times, first, count)
         delta = self._delta.slice(delta_first, delta_stop)
         end = self._end_key(first, stop, delta)
         if not len(delta):
             if self._reverse:
                 return RowRange(
-                    rows, key, all_keys, EMPTY_DELTA, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end
+                    rows, key, all_keys, times, EMPTY_DELTA, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end
                 )
             number = self._batch_of(first)
             whole_batch = number if count == self._base.rows_in(number) else None
-            return RowRange(rows, key, all_keys, EMPTY_DELTA, 0, 0, None, end, whole_batch)
+            return RowRange(rows, key, all_keys, times, EMPTY_DELTA, 0, 0, None, end, whole_batch)
         kept = delta.values.is_valid().to_numpy(zero_copy_only=False) if delta.values.null_count else None
         merge = Merge.of(self._keys(first, count), delta.keys, kept)
         block = self._block_containing(delta_first, delta_stop)
@@ -266,6 +269,7 @@ class RowRanges:
             rows,
             key,
             all_keys,
+            times,
             block.rows,
             int(block.before[delta_first - block.first]),
             int(block.before[delta_stop - block.first]),
@@ -303,6 +307,12 @@ class RowRanges:
             return EMPTY_DELTA.keys
         number = self._batch_of(first)
         return self._keys_of(number).slice(first - self._starts[number], count)
+
+    def _write_times(self, first: int, count: int) -> pa.TimestampArray:
+        if not count:
+            return pa.array([], WRITE_TIME)
+        number = self._batch_of(first)
+        return self._base.write_times(number).slice(first - self._starts[number], count)
 
     def _keys_of(self, number: int) -> pa.BinaryArray:
         """Returns the encoded keys of a batch. Consecutive calls mostly ask for the same batch."""

@@ -237,6 +237,7 @@ class Bucket:
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
             last_drop=self._state.last_drop if change.last_drop is None else change.last_drop,
+            time_restarts=self._state.time_restarts + change.restarts_times,
         )
         batch = self._store.batch()
         for keys in change.delete_ranges:

@@ -84,6 +84,8 @@ class BucketChange:
             the table is not partitioned.
         last_drop: After a drop of the partitions in `delete_ranges`, the number of the last drop that the bucket has
             followed completely. None: no partitions are dropped.
+        restarts_times: Whether the time of the last write is all that differs in some of the rows to put, so that no
+            change stands for them.
     """
 
     put_keys: Binary
@@ -99,6 +101,7 @@ class BucketChange:
     inserted: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
     partitions: Mapping[bytes, int | None] = field(default_factory=dict)
     last_drop: int | None = None
+    restarts_times: bool = False
 
     @classmethod
     def of_deleted_range(

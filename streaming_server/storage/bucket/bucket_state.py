@@ -48,6 +48,7 @@ class BucketState:
         changelog_starts: For each change of the table option `changelog`, the number of changes before the first one
             that was recorded with the new value. Fewer than the table has had: the bucket still records as before.
         last_drop: The number of the last drop of partitions that the bucket has followed. 0: none.
+        time_restarts: How many WriteBatches have set the time of the last write of rows without a change of them.
     """
 
     epoch: int = 0
@@ -68,6 +69,7 @@ class BucketState:
     last_marker: int = 0
     changelog_starts: tuple[int, ...] = ()
     last_drop: int = 0
+    time_restarts: int = 0
 
     @property
     def log_offset(self) -> int:
@@ -120,7 +122,7 @@ class BucketState:
 
 
 _FIELDS: Final = tuple(field.name for field in fields(BucketState))
-_LATER_FIELDS: Final = ("last_marker", "changelog_starts", "last_drop")
+_LATER_FIELDS: Final = ("last_marker", "changelog_starts", "last_drop", "time_restarts")
 
 
 def load_state(store: RocksStore) -> BucketState:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from streaming_server.arrays.arrow_buffers import var_offsets
 from streaming_server.storage.bucket.bucket_change import FewBytes
+from streaming_server.storage.changelog.records import RowKind
 
 if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_change import Binary, BucketChange
@@ -23,7 +24,17 @@ def set_write_times(change: BucketChange, codec: RowCodec, micros: int) -> Bucke
         return change
     slot = codec.layout.slots[-1]
     places = codec.layout.bitmap_start + slot.index // 8, 1 << slot.index % 8, slot.start
-    return replace(change, put_values=_with_time(change.put_values, *places, struct.pack("<q", micros)))
+    values = _with_time(change.put_values, *places, struct.pack("<q", micros))
+    return replace(change, put_values=values, restarts_times=_has_unlogged_rows(change))
+
+
+def _has_unlogged_rows(change: BucketChange) -> bool:
+    """Whether no change stands for some of the rows to put. If changes are not tracked, a marker stands for all."""
+    if change.changes is None:
+        return False
+    kinds = change.changes.kinds
+    after = np.count_nonzero(kinds == RowKind.INSERT) + np.count_nonzero(kinds == RowKind.UPDATE_AFTER)
+    return bool(after < len(change.put_keys))
 
 
 def _with_time(values: Binary, valid_at: int, bit: int, start: int, time: bytes) -> Binary:

@@ -17,6 +17,7 @@ from streaming_server.storage.columnar.columnar_base import (
     KEYS_SCHEMA,
     MANIFEST_FILE,
     ROWS_FILE,
+    TIMED_KEYS_SCHEMA,
     UNFINISHED,
     ZONES_FILE,
     BaseManifest,
@@ -53,7 +54,8 @@ class BaseWriter:
 
     Args:
         directory: The directory of the bucket's bases; created if missing. Only one writer at a time may use it.
-        definition: The definition of the table. The rows have its current schema.
+        definition: The definition of the table. The rows have its current schema, and after its columns, if they have
+            it, the time of the last write.
         bucket: The number of the bucket.
         now_micros: The current commit time.
         zone_columns: The columns other than the key columns that get zone maps. None: all columns of integers, floats,
@@ -77,6 +79,7 @@ class BaseWriter:
         self._definition = definition
         self._bucket = bucket
         self._schema = definition.schema.arrow
+        self._write_time = definition.write_time(definition.schema)
         self._cut_millis = now_micros // 1000
         self._name = _next_name(directory, now_micros)
         self._path = directory / (self._name + UNFINISHED)
@@ -89,11 +92,13 @@ class BaseWriter:
             if (zone_columns is None or field.name in {*zone_columns, *definition.primary_key})
             and not pat.is_nested(field.type)
         ]
+        if self._write_time is not None:
+            self._zones.append(_ZoneColumn(pa.field(self._write_time.name, self._write_time.type)))
         self._files: list[_MessageFile] = []
         self._path.mkdir()
         try:
             self._rows = self._file(ROWS_FILE, self._schema)
-            self._keys = self._file(KEYS_FILE, KEYS_SCHEMA)
+            self._keys = self._file(KEYS_FILE, KEYS_SCHEMA if self._write_time is None else TIMED_KEYS_SCHEMA)
         except BaseException:
             self.discard()
             raise
@@ -102,7 +107,7 @@ class BaseWriter:
         """Appends rows. Blocks.
 
         Args:
-            rows: Any number of rows of the table's current schema.
+            rows: Any number of rows.
             keys: The encoded keys of the rows, ascending, all greater than the keys written before.
 
         Raises:
@@ -121,11 +126,12 @@ class BaseWriter:
             if count < left.num_rows or self._pending_rows == BATCH_ROWS:
                 self._write_batch()
 
-    def finish(self, log_offset: int) -> Path:
+    def finish(self, log_offset: int, time_restarts: int = 0) -> Path:
         """Completes the base durably. Blocks.
 
         Args:
             log_offset: The offset of the first change that is not in the base.
+            time_restarts: The bucket's number at that offset: see `BaseInfo`.
 
         Returns:
             The directory of the base.
@@ -139,7 +145,7 @@ class BaseWriter:
             self._write_zones()
             for file in self._files:
                 file.close()
-            write_checked_json(self._path / MANIFEST_FILE, self._manifest(log_offset).to_json())
+            write_checked_json(self._path / MANIFEST_FILE, self._manifest(log_offset, time_restarts).to_json())
             path = self._directory / self._name
             self._path.rename(path)
             sync_directory(self._directory)
@@ -181,8 +187,13 @@ class BaseWriter:
         rows, keys = self._join_pending()
         entry = BatchEntry(rows.num_rows, keys[0].as_py(), keys[-1].as_py())
         assert not self._batches or self._batches[-1].last_key < entry.first_key, "rows do not ascend by key"
-        self._rows.append(rows)
-        self._keys.append(pa.RecordBatch.from_arrays([keys], schema=KEYS_SCHEMA))
+        if self._write_time is None:
+            self._rows.append(rows)
+            self._keys.append(pa.RecordBatch.from_arrays([keys], schema=KEYS_SCHEMA))
+        else:
+            *columns, times = rows.columns
+            self._rows.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._keys.append(pa.RecordBatch.from_arrays([keys, times], schema=TIMED_KEYS_SCHEMA))
         for zone in self._zones:
             zone.add(rows.column(zone.field.name))
         self._batches.append(entry)
@@ -195,7 +206,7 @@ class BaseWriter:
         )
         self._file(ZONES_FILE, zones.schema).append(zones)
 
-    def _manifest(self, log_offset: int) -> BaseManifest:
+    def _manifest(self, log_offset: int, time_restarts: int) -> BaseManifest:
         return BaseManifest(
             name=self._name,
             incarnation=self._definition.incarnation,
@@ -207,6 +218,7 @@ class BaseWriter:
             schema=self._schema,
             batches=self._batches,
             files={file.name: file.blocks for file in self._files},
+            time_restarts=None if self._write_time is None else time_restarts,
         )
 
 

@@ -1,7 +1,8 @@
 """A columnar base: all rows of a bucket at one log offset, in key order, in Arrow files that are mapped into memory.
 
 <table>/bases/<bucket>/<name>/rows.arrow     the rows, as an Arrow IPC file that every Arrow library can read
-<table>/bases/<bucket>/<name>/keys.arrow     the encoded keys of the rows, in the same batches
+<table>/bases/<bucket>/<name>/keys.arrow     the encoded keys of the rows, in the same batches; if rows have it, also
+                                             the time of their last write
 <table>/bases/<bucket>/<name>/zones.arrow    zone maps: the least and greatest values of columns, one row for each batch
 <table>/bases/<bucket>/<name>/manifest.json  what the base contains, and the offset and checksum of each message
 <table>/bases/<bucket>/<name>.tmp            a base that is being written or removed
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, NewerFormat
+from scankv.model.tables.expiry import WRITE_TIME
 from streaming_server.storage.columnar.mapped_file import FileBlock, MappedFile
 from streaming_server.storage.files.checked_json import read_checked_json
 from streaming_server.storage.files.formats import check_format, locate
@@ -38,10 +40,14 @@ KEYS_FILE: Final = "keys.arrow"
 ZONES_FILE: Final = "zones.arrow"
 MANIFEST_FILE: Final = "manifest.json"
 KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
+TIMED_KEYS_SCHEMA: Final = KEYS_SCHEMA.append(pa.field("written", WRITE_TIME))
+"""With the time of the last write of each row. `rows.arrow` lacks it, so that its batches can be sent as they are."""
 UNFINISHED: Final = ".tmp"
 """The suffix of directories that are not yet, or no longer, a base."""
 
 _FORMAT: Final = 2
+_TIMED_FORMAT: Final = 3
+"""The format of bases with the time of the last write of each row."""
 _NAME: Final = re.compile(r"([0-9a-f]{16})(\.tmp)?")
 _log = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class BaseInfo:
         cut_millis: When the bucket had this offset and the build began, in milliseconds since 1970 UTC.
         rows: The number of rows.
         disk_bytes: Bytes of the files.
+        time_restarts: `BucketState.time_restarts` at that offset. None: the base lacks the time of the last write.
     """
 
     name: str
@@ -69,6 +76,7 @@ class BaseInfo:
     cut_millis: int
     rows: int
     disk_bytes: int
+    time_restarts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,7 @@ class BaseManifest:
     """The manifest of a base.
 
     Attributes:
-        name: See `BaseInfo`, as for the fields up to `rows`.
+        name: See `BaseInfo`, as for the fields up to `rows`, and for `time_restarts`.
         schema: The schema of the rows.
         batches: The batches in key order.
         files: The blocks of each file, by name. They cover the file: its head, its messages, and its tail.
@@ -118,11 +126,14 @@ class BaseManifest:
     schema: pa.Schema
     batches: Sequence[BatchEntry]
     files: Mapping[str, Sequence[FileBlock]]
+    time_restarts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the manifest as JSON values."""
+        is_timed = self.time_restarts is not None
         return {
-            "format": _FORMAT,
+            "format": _TIMED_FORMAT if is_timed else _FORMAT,
+            **({"time_restarts": self.time_restarts} if is_timed else {}),
             "name": self.name,
             "incarnation": self.incarnation,
             "bucket": self.bucket,
@@ -138,9 +149,9 @@ class BaseManifest:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BaseManifest:
         """Reads the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        check_format("the manifest of a columnar base", values["format"], _FORMAT)
-        if values["format"] != _FORMAT:
-            raise ValueError(f"it has format {values['format']}, not {_FORMAT}")
+        check_format("the manifest of a columnar base", values["format"], _TIMED_FORMAT)
+        if values["format"] < _FORMAT:
+            raise ValueError(f"it has format {values['format']}, not {_FORMAT} or {_TIMED_FORMAT}")
         return cls(
             name=values["name"],
             incarnation=values["incarnation"],
@@ -154,6 +165,7 @@ class BaseManifest:
                 BatchEntry(rows, bytes.fromhex(first), bytes.fromhex(last)) for rows, first, last in values["batches"]
             ],
             files={name: [FileBlock(*block) for block in blocks] for name, blocks in values["files"].items()},
+            time_restarts=values["time_restarts"] if values["format"] == _TIMED_FORMAT else None,
         )
 
 
@@ -178,6 +190,7 @@ class ColumnarBase:
         self.first_keys: Sequence[bytes] = [batch.first_key for batch in manifest.batches]
         self.last_keys: Sequence[bytes] = [batch.last_key for batch in manifest.batches]
         self._counts = [batch.rows for batch in manifest.batches]
+        self._keys_schema = KEYS_SCHEMA if manifest.time_restarts is None else TIMED_KEYS_SCHEMA
         self._rows = MappedFile(path / ROWS_FILE, location, manifest.files[ROWS_FILE])
         self._keys = MappedFile(path / KEYS_FILE, location, manifest.files[KEYS_FILE])
         zones = MappedFile(path / ZONES_FILE, location, manifest.files[ZONES_FILE])
@@ -193,6 +206,7 @@ class ColumnarBase:
             cut_millis=manifest.cut_millis,
             rows=manifest.rows,
             disk_bytes=(path / MANIFEST_FILE).stat().st_size + self._rows.size + self._keys.size + zones.size,
+            time_restarts=manifest.time_restarts,
         )
 
     @classmethod
@@ -230,7 +244,11 @@ class ColumnarBase:
 
     def keys(self, number: int) -> pa.BinaryArray:
         """Returns the encoded keys of a batch's rows, ascending, without a copy. Raises DataLoss for damage."""
-        return self._keys.batch(number, KEYS_SCHEMA, self._counts[number]).column(0)
+        return self._keys.batch(number, self._keys_schema, self._counts[number]).column(0)
+
+    def write_times(self, number: int) -> pa.TimestampArray:
+        """Returns the times of the last write of a batch's rows, as `keys`. Only if the base has them."""
+        return self._keys.batch(number, self._keys_schema, self._counts[number]).column(1)
 
     def message(self, number: int) -> pa.Buffer:
         """Returns the rows of a batch as by `RecordBatch.serialize`, without a copy. Raises DataLoss for damage."""

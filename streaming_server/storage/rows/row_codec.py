@@ -148,10 +148,23 @@ class RowCodec:
         names = schema.names if columns is None else columns
         hidden = self.write_time
         if hidden is not None and hidden.name in names:
-            chosen = [hidden if name == hidden.name else schema.column(name) for name in names]
+            chosen = [self.column(name) for name in names]
             fields = [pa.field(column.name, column.type, column.nullable) for column in chosen]
             return RowDecoder(self._layouts, self._layout, chosen, pa.schema(fields))
         return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
+
+    def column(self, name: str) -> ColumnDefinition:
+        """Returns a column of the current schema, or the hidden one with the time of the last write.
+
+        Raises SchemaMismatch.
+        """
+        hidden = self.write_time
+        return hidden if hidden is not None and name == hidden.name else self.definition.schema.column(name)
+
+    @property
+    def timed_columns(self) -> tuple[str, ...]:
+        """The columns of the current schema, and then the one with the time of the last write, if rows have it."""
+        return (*self.schema.names, *(() if self.write_time is None else (self.write_time.name,)))
 
     def merge_decoder(self) -> RowDecoder:
         """Creates a decoder for all columns in table order, then the hidden ones. All of them may be null."""

@@ -201,14 +201,13 @@ async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_ba
     tmp_path: Path, kind: Any, changes: str
 ) -> None:
     clocks = FakeClocks()
-    base = "eager" if kind is by_event_time else "off"
     async with serving(tmp_path, clocks, base_maintenance_seconds=0.02) as (server, client):
-        table = await kind(client, ttl_changes=changes, indexes=[["value"]], columnar_base=base)
+        table = await kind(client, ttl_changes=changes, indexes=[["value"]], columnar_base="eager")
         await table.upsert([row(number, number % 2 * 30, number) for number in range(1000)])
         if kind is by_write_time:
             clocks.pass_time(30)
             await table.upsert([row(number, 0, number) for number in range(0, 1000, 2)])
-        await until_based(table, base)
+        await until_based(table)
         clocks.pass_time(30)
         state = server._tables.table("t.events").state
         await server._tables._sweep.sweep_table(state)
@@ -227,12 +226,63 @@ async def test_the_sweep_removes_expired_rows_with_their_entries_and_from_the_ba
         assert await table.count() == 500
 
 
-async def until_based(table: Table, base: str) -> None:
-    """Waits until scans read columnar bases, if the table has the option."""
-    while base != "off" and not all(
-        each.base is not None and not each.base.unused_reason for each in await table.statistics()
-    ):
+async def until_based(table: Table) -> None:
+    """Waits until scans read columnar bases."""
+    while not all(each.base is not None and not each.base.unused_reason for each in await table.statistics()):
         await table.scan(columns=["id"]).to_arrow()
+
+
+async def based_ids(table: Table) -> list[int]:
+    """Returns the ids that a scan of columnar bases sees, ascending."""
+    return sorted((await table.scan(columns=["id"]).read_path("columnar").to_arrow())["id"].to_pylist())
+
+
+async def test_a_base_has_the_times_of_the_last_writes_and_older_rows_that_of_the_alteration(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    rows = [row(number, None, number) for number in range(3000)]
+    async with serving(tmp_path, clocks, base_maintenance_seconds=0.02) as (_, client):
+        table = await client.create_table(
+            "t.events", SCHEMA, primary_key=["id"], buckets=2, columnar_base="eager", indexes=[["value"]]
+        )
+        await table.upsert(rows)
+        await until_based(table)
+        clocks.pass_time(100)
+        table = await client.alter_table("t.events", ttl_seconds=60)
+        await until_based(table)
+        clocks.pass_time(30)
+        await table.upsert(rows[:10])  # into the delta
+        snapshot = await table.snapshot()
+        clocks.pass_time(29)
+        assert await based_ids(table) == list(range(3000))
+        clocks.pass_time(1)
+        assert await based_ids(table) == await ids(table) == list(range(10))
+        assert (await table.top_n(3, by="value")).column("id").to_pylist() == [9, 8, 7]
+        assert await table.count(where=col("value") < 20) == 10
+        pinned = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+        assert len(pinned) == 3000
+
+
+@pytest.mark.parametrize("touched", [range(0), range(0, 3000, 3)])
+async def test_a_base_on_disk_is_not_read_if_rows_were_written_again_without_a_change(
+    tmp_path: Path, touched: range
+) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks, base_maintenance_seconds=0.02) as (_, client):
+        table = await by_write_time(client, columnar_base="eager", buckets=1)
+        await table.upsert([row(number, None, number) for number in range(3000)])
+        await until_based(table)
+        clocks.pass_time(30)
+        await table.upsert([row(7, None, 8)])
+        if touched:
+            await table.upsert([row(number, None, number) for number in touched])
+    async with serving(tmp_path, clocks, base_maintenance_seconds=1000) as (_, client):
+        table = await client.table("t.events")
+        assert len(await ids(table)) == 3000
+        (bucket,) = await table.statistics()
+        assert bucket.base is not None
+        assert bool(bucket.base.unused_reason) == bool(touched)
+        clocks.pass_time(30)
+        assert await ids(table) == sorted({7, *touched})
 
 
 async def test_a_mirror_leaves_out_expired_rows_before_the_sweep_has_removed_them(tmp_path: Path) -> None:
@@ -292,7 +342,6 @@ async def test_bad_options_are_refused_with_what_is_allowed(tmp_path: Path) -> N
             ({"ttl_seconds": -1}, "between 0 and 3,153,600,000"),
             ({"ttl_column": "at"}, "set both or neither"),
             ({"ttl_seconds": 60, "ttl_changes": "some"}, '"delete" or "none"'),
-            ({"ttl_seconds": 60, "columnar_base": "auto"}, "name a column with ttl_column"),
         ):
             with pytest.raises(InvalidOption, match=message):
                 await client.create_table("t.bad", SCHEMA, primary_key=["id"], **options)
@@ -404,3 +453,32 @@ async def test_a_date_that_becomes_a_timestamp_goes_on_expiring(tmp_path: Path) 
         midnight = dt.datetime.combine(NOW.date() + dt.timedelta(days=1), dt.time(), dt.UTC)
         clocks.pass_time((midnight - NOW).total_seconds())
         assert await ids(table) == [1]
+
+
+async def test_a_later_snapshot_of_an_unchanged_table_lacks_the_rows_that_have_expired_since(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 0), row(2, 30)])
+        first = await table.snapshot()
+        clocks.pass_time(30)
+        second = await table.snapshot()
+        clocks.pass_time(30)
+        for snapshot, expected in ((first, [1, 2]), (second, [1])):
+            found = await table.scan(columns=["id"]).at(snapshot).to_arrow()
+            assert sorted(found["id"].to_pylist()) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"ttl_changes": "none", "changelog": "upsert"}])
+@pytest.mark.parametrize("kind", [by_event_time, by_write_time])
+async def test_a_rescan_returns_expired_rows_as_deletes(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await kind(client, buckets=1, **options)
+        await table.upsert([row(number, 0, number) for number in range(200)], track_changes=False)
+        clocks.pass_time(50)
+        await table.upsert([row(number, -50, number) for number in range(100)], track_changes=False)
+        clocks.pass_time(10)
+        changes = table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).with_untracked("rescan")
+        found = {each["id"]: each["_change_type"] for each in (await changes.to_arrow()).to_pylist()}
+        assert found == {number: "+U" if number < 100 else "-D" for number in range(200)}

@@ -115,7 +115,7 @@ def test_newer_records_of_a_bucket_are_refused() -> None:
 def test_a_newer_columnar_base_is_neither_read_nor_removed(tmp_path: Path) -> None:
     base = tmp_path / f"{0:016x}"
     base.mkdir()
-    write_checked_json(base / "manifest.json", {"format": 3})
+    write_checked_json(base / "manifest.json", {"format": 4})
     before = (base / "manifest.json").read_bytes()
     assert newest_base(tmp_path, "bucket 0") is None
     assert (base / "manifest.json").read_bytes() == before
