@@ -403,8 +403,9 @@ class PartitionHistory:
 
 def _equal(values: Partition) -> Predicate:
     """Returns the predicate that the first columns of the key have some values."""
-    first, *others = [col(name) == value for name, value in zip(KEY, values, strict=False)]
-    return reduce(operator.and_, others, first)
+    predicates: list[Predicate] = [col(name) == value for name, value in zip(KEY, values, strict=False)]
+    predicate: Predicate = reduce(operator.and_, predicates)
+    return predicate
 
 
 def _renamed(row: Row, old: str, new: str) -> Row:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-SETTINGS = ("follow_heartbeat_seconds=0.2", "partition_expiry_seconds=0.05", "max_clock_step_seconds=86400")
+SETTINGS = ("follow_heartbeat_seconds=0.2", "partition_expiry_seconds=0.05", "clock_trust_seconds=0")
 ARGUMENTS = [each for setting in SETTINGS for each in ("--set", setting)]
 
 
