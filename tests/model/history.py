@@ -59,14 +59,13 @@ class History:
         columnar_base: str = "off",
         *,
         evolved: bool = False,
-        expiring: bool = False,
+        partitioned: bool = False,
     ) -> History:
         """Creates a random table without rows, which has had other columns before if `evolved` is set.
 
-        With `expiring`, its rows expire decades after their last write.
+        With `partitioned`, it is partitioned by the first column of its key, and its rows expire decades later.
         """
         layout = Layout.random(random)
-        expiry: dict[str, Any] = {"ttl_seconds": 2_000_000_000} if expiring else {}
         create = partial(create_evolved_table, client) if evolved else client.create_table
         table = await create(
             "test.history",
@@ -78,7 +77,7 @@ class History:
             changelog=changelog,
             columnar_base=columnar_base,
             **layout.options,
-            **expiry,
+            **(layout.partitioned if partitioned else {}),
         )
         return cls(server, client, table, random)
 

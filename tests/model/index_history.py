@@ -49,10 +49,13 @@ class IndexHistory(History):
         columnar_base: str = "off",
         *,
         evolved: bool = False,
-        expiring: bool = False,
+        partitioned: bool = False,
     ) -> IndexHistory:
-        """Creates a random table without rows, with or without indexes."""
-        assert not expiring, "no test asks for it"
+        """Creates a random table without rows, with or without indexes.
+
+        With `partitioned`, it is partitioned by the first column of its key. Its rows do not expire, because that
+        changes versions without a write.
+        """
         assert not evolved, "the indexes are of columns that the table has had from the beginning"
         layout = Layout.random(random)
         indexes: list[tuple[str, ...]] = []
@@ -67,6 +70,7 @@ class IndexHistory(History):
             indexes=indexes,
             changelog=changelog,
             columnar_base=columnar_base,
+            partition_by=layout.primary_key[:1] if partitioned else [],
             **layout.options,
         )
         return cls(server, client, table, random)

@@ -28,13 +28,27 @@ async def test_indexes_and_versions_equal_those_of_the_dictionary(server: Server
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "operations"), [(2, 12), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(3, 7))]
+    ("seed", "operations", "partitioned"),
+    [
+        (2, 12, False),
+        *(pytest.param(seed, 400, seed % 2 == 0, marks=pytest.mark.soak) for seed in range(3, 7)),
+    ],
 )
 async def test_queries_over_constantly_rebuilt_bases_equal_those_of_the_dictionary(
-    tmp_path: Path, seed: int, operations: int
+    tmp_path: Path, seed: int, operations: int, partitioned: bool
 ) -> None:
     with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
-        await check_history(server, seed, operations, columnar_base="eager")
+        await check_history(server, seed, operations, columnar_base="eager", partitioned=partitioned)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "operations"), [(8, 20), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(20, 24))]
+)
+async def test_indexes_of_partitioned_tables_equal_those_of_the_dictionary(
+    server: ServerProcess, seed: int, operations: int
+) -> None:
+    await check_history(server, seed, operations, partitioned=True)
 
 
 @pytest.mark.soak
@@ -46,11 +60,15 @@ async def test_indexes_and_versions_equal_those_of_the_dictionary_in_a_long_hist
     await check_history(server, seed, operations=400)
 
 
-async def check_history(server: ServerProcess, seed: int, operations: int, columnar_base: str = "off") -> Counter[str]:
+async def check_history(
+    server: ServerProcess, seed: int, operations: int, columnar_base: str = "off", *, partitioned: bool = False
+) -> Counter[str]:
     """Runs the history of a seed, then checks the files on disk. Returns the counts of the history."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            history = await IndexHistory.begin(server, client, Random(seed), columnar_base=columnar_base)
+            history = await IndexHistory.begin(
+                server, client, Random(seed), columnar_base=columnar_base, partitioned=partitioned
+            )
             await history.run(operations)
             await history.check()
             if columnar_base != "off":

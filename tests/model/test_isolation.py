@@ -102,6 +102,14 @@ async def wait_until_held(client: Client, scans: int) -> None:
     await await_until(live, f"{scans} live scans on the server")
 
 
+def options_of(seed: int, columnar_base: str) -> dict[str, Any]:
+    """Returns the options of the table: every second one is partitioned, and without bases, its rows expire."""
+    partitioned: dict[str, Any] = {} if seed % 2 else {"partition_by": KEY[:1]}
+    if partitioned and columnar_base == "off":
+        partitioned["ttl_seconds"] = 2_000_000_000
+    return partitioned | {"columnar_base": columnar_base}
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("columnar_base", ["off", pytest.param("eager", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
@@ -115,7 +123,7 @@ async def test_many_open_scans_each_show_the_instant_of_their_opening(
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client, AsyncExitStack() as stack:
             table = await client.create_table(
-                "test.isolation", SCHEMA, primary_key=KEY, buckets=4, columnar_base=columnar_base
+                "test.isolation", SCHEMA, primary_key=KEY, buckets=4, **options_of(seed, columnar_base)
             )
             model = ModelTable(table)
             await table.upsert(rows := random_rows(random, 600, 0))
@@ -152,7 +160,7 @@ async def test_a_scan_during_writes_equals_the_changelog_up_to_its_offsets(
     with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
         async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client:
             table = await client.create_table(
-                "test.isolation", SCHEMA, primary_key=KEY, buckets=3, columnar_base=columnar_base
+                "test.isolation", SCHEMA, primary_key=KEY, buckets=3, **options_of(seed, columnar_base)
             )
             await table.upsert(random_rows(Random(seed), 300, 0))
             if columnar_base == "eager":

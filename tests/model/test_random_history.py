@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "changelog", "operations", "evolved", "expiring"),
+    ("seed", "changelog", "operations", "evolved", "partitioned"),
     [
         (1, "full", 100, False, False),
         (2, "full", 60, True, False),
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     ],
 )
 async def test_a_table_equals_a_dictionary_with_the_same_history(
-    server: ServerProcess, seed: int, changelog: str, operations: int, evolved: bool, expiring: bool
+    server: ServerProcess, seed: int, changelog: str, operations: int, evolved: bool, partitioned: bool
 ) -> None:
-    await check_history(server, seed, operations, changelog, evolved=evolved, expiring=expiring)
+    await check_history(server, seed, operations, changelog, evolved=evolved, partitioned=partitioned)
 
 
 @pytest.mark.asyncio
@@ -51,7 +51,9 @@ async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_th
     tmp_path: Path, seed: int, changelog: str, operations: int
 ) -> None:
     with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
-        await check_history(server, seed, operations, changelog, columnar_base="eager", evolved=seed % 2 == 1)
+        await check_history(
+            server, seed, operations, changelog, columnar_base="eager", evolved=seed % 2 == 1, partitioned=seed % 4 == 0
+        )
         assert "incident" not in server.log
 
 
@@ -61,7 +63,7 @@ async def test_a_table_with_constantly_rebuilt_bases_equals_a_dictionary_with_th
 async def test_a_table_equals_a_dictionary_with_the_same_long_history(server: ServerProcess, seed: int) -> None:
     changelog = ("full", "upsert", "full", "none")[seed % 4]
     await check_history(
-        server, seed, operations=1500, changelog=changelog, evolved=seed % 3 == 0, expiring=seed % 2 == 0
+        server, seed, operations=1500, changelog=changelog, evolved=seed % 3 == 0, partitioned=seed % 2 == 0
     )
 
 
@@ -73,13 +75,13 @@ async def check_history(
     columnar_base: str = "off",
     *,
     evolved: bool = False,
-    expiring: bool = False,
+    partitioned: bool = False,
 ) -> None:
     """Runs the history of a seed, then checks the files on disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             history = await History.begin(
-                server, client, Random(seed), changelog, columnar_base, evolved=evolved, expiring=expiring
+                server, client, Random(seed), changelog, columnar_base, evolved=evolved, partitioned=partitioned
             )
             await history.run(operations)
             await history.check()

@@ -131,8 +131,9 @@ class UndoOperation:
                 )
             if bucket.state.has_markers_since(start):
                 raise RangeNotTracked(
-                    f"{live.location}: rows were written or deleted with track_changes=False after offset {start}, so "
-                    "what was there before is unknown; nothing was undone: undo only to offsets after that write",
+                    f"{live.location}: rows were written or deleted with track_changes=False after offset {start}, or "
+                    "partitions were dropped, so what was there before is unknown; nothing was undone: undo only to "
+                    "offsets after that",
                     table=live.table,
                     bucket=live.number,
                 )

@@ -339,3 +339,20 @@ async def test_a_transaction_that_has_staged_rows_creates_the_partition_again(sh
         with pytest.raises(TransactionConflict):
             await transaction.commit()
         assert counts(await table.partitions()) == [(day(1), 10)]
+
+
+@pytest.mark.asyncio
+async def test_no_undo_passes_a_dropped_partition(shared_server: ServerProcess) -> None:
+    async with await connect(shared_server.url) as client:
+        table = await create(client, "partitions.undone", buckets=1)
+        before = await table.log_offsets()
+        async with table.writer(id="job") as writer:
+            await writer.upsert(rows_of(range(2)))
+        await table.drop_partition({"day": day(0)})
+        after = await table.log_offsets()
+        with pytest.raises(RangeNotTracked, match="or partitions were dropped"):
+            await table.undo("job", before)
+        assert await table.count() == 10
+        async with table.writer(id="job") as writer:
+            await writer.upsert(rows_of(range(1)))
+        assert (await table.undo("job", after)).deleted == 10
