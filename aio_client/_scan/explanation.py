@@ -43,6 +43,8 @@ class ScanExplanation:
         read_path_reason: Why the server reads from there, in words.
         partitions_read: How many partitions of a partitioned table are read. None: the table is not partitioned.
         partitions: How many partitions the buckets have. None: the table is not partitioned.
+        by_offset: Whether the rows of a bucket are in the order of their log offsets, because the table has no primary
+            key.
     """
 
     source: Literal["live", "pinned"]
@@ -67,6 +69,7 @@ class ScanExplanation:
     read_path_reason: str
     partitions_read: int | None
     partitions: int | None
+    by_offset: bool
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -94,12 +97,14 @@ class ScanExplanation:
             read_path_reason=message.read_path_reason,
             partitions_read=message.partitions_read if message.HasField("partitions_read") else None,
             partitions=message.partitions if message.HasField("partitions") else None,
+            by_offset=message.by_offset,
         )
 
     @property
     def order(self) -> str:
         """The order of the rows in words."""
-        return f"{'descending' if self.reverse else 'ascending'} by key " + (
+        by = "log offset" if self.by_offset else "key"
+        return f"{'descending' if self.reverse else 'ascending'} by {by} " + (
             "over all buckets" if self.ordered else "within each bucket, one bucket after another"
         )
 

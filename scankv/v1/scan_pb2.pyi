@@ -1120,6 +1120,7 @@ class ExplainScanResponse(_message.Message):
     INDEX_RANGE_COUNT_FIELD_NUMBER: _builtins.int
     PARTITIONS_READ_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    BY_OFFSET_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot to read. Empty: the live table."""
     points: _builtins.int
@@ -1147,6 +1148,8 @@ class ExplainScanResponse(_message.Message):
     exist. Absent: the table is not partitioned.
     """
     partitions: _builtins.int
+    by_offset: _builtins.bool
+    """Whether the rows of a bucket come in the order of their log offsets, because the table has no primary key."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets to read, ascending: those of the requested buckets that can have requested keys. Empty: nothing is
@@ -1203,10 +1206,11 @@ class ExplainScanResponse(_message.Message):
         index_range_count: _builtins.int = ...,
         partitions_read: _builtins.int | None = ...,
         partitions: _builtins.int | None = ...,
+        by_offset: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "limit", b"limit", "partitions", b"partitions", "partitions_read", b"partitions_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_partitions", b"_partitions", "_partitions_read", b"_partitions_read", "all_keys", b"all_keys", "buckets", b"buckets", "by_offset", b"by_offset", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "partitions", b"partitions", "partitions_read", b"partitions_read", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -16,6 +16,7 @@ from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.log_cursor import LogCursor
+from streaming_server.scan.rows.rows_without_key import buckets_of_rows
 from streaming_server.storage.rows.row_codec import RowDecoder
 from streaming_server.storage.rows.row_expiry import ExpirySlot
 
@@ -100,7 +101,8 @@ class RowReader:
         where: The complete predicate, if only it restricts the keys. None: all rows match, or the keys are also
             restricted in another way.
         indexed: The keys that an index lookup has found; only these are read. None: no index was used.
-        by_bucket: `ranges` by bucket, if there are many, because sorting them takes milliseconds. None: few ranges.
+        by_bucket: `ranges` by bucket, if there are many, because sorting them takes milliseconds; or if the rows are in
+            few buckets of a table without a key. None: the keys say which buckets they can be in.
     """
 
     codec: RowCodec
@@ -193,7 +195,9 @@ class RowReader:
         ranges = plan.ranges & keys_within(key_range, keys)
         decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
         alone = where if key_range == KeyRange() else None
-        return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual, alone)
+        numbers = buckets_of_rows(where, codec.definition)
+        by_bucket = None if numbers is None else dict.fromkeys(numbers, ranges)
+        return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual, alone, by_bucket=by_bucket)
 
 
 def _decoder(

@@ -79,6 +79,7 @@ def explain(
         read_path=scan_pb2.READ_PATH_COLUMNAR if read_path[0] is ReadPath.COLUMNAR else scan_pb2.READ_PATH_ROCKSDB,
         read_path_reason=read_path[1],
         partitions=len(partitions) if definition.partition_by else None,
+        by_offset=not definition.has_key,
         partitions_read=_count_partitions(partitions, read) if definition.partition_by else None,
     )
 

@@ -25,11 +25,7 @@ class KeyEncoder:
         self._buckets = definition.buckets
         self._places = KeyPlaces(key, definition.bucket_key, definition.buckets)
         self._bucket_names = list(definition.bucket_key)
-        self._bucket_codec = (
-            self.codec
-            if self._bucket_names == self.names
-            else _bucket_codec(definition.schema.select(self._bucket_names))
-        )
+        self._bucket_codec = self.codec if self._bucket_names == self.names else bucket_codec(definition)
 
     @property
     def has_bucket_key(self) -> bool:
@@ -67,8 +63,9 @@ class KeyEncoder:
         return keys, bucket_of(self._bucket_codec.encode(columns), self._buckets)
 
 
-def _bucket_codec(columns: pa.Schema) -> KeyCodec:
-    """Returns the codec of bucket keys that are not the primary key. A table without a key may have nulls in them."""
+def bucket_codec(definition: TableDefinition) -> KeyCodec:
+    """Returns the codec of the bucket keys of a table. A table without a primary key may have nulls in them."""
+    columns = definition.schema.select(definition.bucket_key)
     return KeyCodec(columns.types, columns.names, [column.nullable for column in columns])
 
 

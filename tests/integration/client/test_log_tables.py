@@ -100,6 +100,32 @@ async def test_a_bucket_keeps_the_order_of_appends(client: Client, name: str, bu
     assert last.num_rows == 5
 
 
+async def test_a_predicate_on_the_bucket_key_reads_one_bucket(client: Client, name: str) -> None:
+    table = await made(client, name, bucket_key=["who"], buckets=8)
+    await table.append(rows(0, 1000))
+    complete = await table.scan().to_arrow()
+    async with table.snapshot() as pinned:
+        for where, expected in (("who = 'user 3'", "user 3"), ("who IS NULL", None)):
+            wanted = [
+                number
+                for number, who in zip(ids(complete), complete["who"].to_pylist(), strict=True)
+                if who == expected
+            ]
+            assert await table.count(where=where) == len(wanted) > 80
+            for scan in (table.scan(where=where), table.scan(where=where).at(pinned)):
+                explanation = await scan.explain()
+                assert len(explanation.buckets) == 1
+                assert explanation.order == "ascending by log offset within each bucket, one bucket after another"
+                assert ids(await scan.to_arrow()) == wanted
+                assert ids(await scan.reverse().to_arrow()) == wanted[::-1]
+                async with scan.stream() as stream:
+                    assert [batch async for batch in stream]
+                    assert stream.statistics().rows_scanned < 500
+            splits = await table.scan(where=where).at(pinned).splits(3)
+            assert sorted(ids(pa.concat_tables([await split.to_arrow() for split in splits]))) == wanted
+    assert len((await table.scan(where="v > 3").explain()).buckets) == 8
+
+
 @distributions
 async def test_a_resumed_scan_of_a_snapshot_has_exactly_the_rest(
     client: Client, name: str, bucket_key: list[str]
