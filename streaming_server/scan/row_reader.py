@@ -16,7 +16,7 @@ from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.log_cursor import LogCursor
-from streaming_server.scan.rows.rows_without_key import buckets_of_rows
+from streaming_server.scan.rows_without_key import buckets_of_rows
 from streaming_server.storage.rows.row_codec import RowDecoder
 from streaming_server.storage.rows.row_expiry import ExpirySlot
 

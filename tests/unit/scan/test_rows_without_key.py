@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scankv.model.expressions import Predicate, bind, col, evaluate
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.scan.rows.rows_without_key import buckets_of_rows
+from streaming_server.scan.rows_without_key import buckets_of_rows
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from tests.support.examples import examples
 from tests.unit.model.expression_strategies import batches, conjunctions, disjunctions
