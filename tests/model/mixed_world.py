@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from aio_client import ConnectionFailed, ServerRefused, agg
-from tests.support.table_kinds import TableKind
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from aio_client import Client, ScanKvError, Table, Transaction
+    from tests.support.table_kinds import TableKind
 
 WRITERS: Final = 3
 FREE: Final = 60
@@ -157,9 +157,7 @@ async def open_tables(client: Client) -> WorldTables:
 
 async def create_tables(client: Client, kind: TableKind) -> None:
     """Creates the three tables."""
-    # Rows that expire by their last write cannot have a columnar base.
-    base = "off" if kind is TableKind.PARTITIONED else "eager"
-    await kind.create(client, "mixed.accounts", ACCOUNTS, buckets=4, columnar_base=base)
+    await kind.create(client, "mixed.accounts", ACCOUNTS, buckets=4, columnar_base="eager")
     functions = {"amount": agg.sum(), "latest": agg.max()}
     await kind.create(client, "mixed.totals", TOTALS, buckets=2, merge_engine="aggregate", aggregates=functions)
     for name, index in (("accounts", "score"), ("totals", "amount")):
