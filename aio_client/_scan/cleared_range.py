@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from aio_client._input.keys import keys_of
 from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_parts import range_text
 from scankv.model.keys.key_range import KeyRange
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class ClearedRange:
         start = keys.start if keys.HasField("start") else None
         end = keys.end if keys.HasField("end") else None
         return cls(message.bucket, message.offset, start, end, table)
+
+    @property
+    def text(self) -> str:
+        """The range, for people: `day = 3 and id >= 5`, or `all keys`."""
+        schema = self._table.key_schema
+        return range_text(self.keys, KeyCodec(schema.types, schema.names))
 
     def contains(self, keys: object) -> pa.BooleanArray:
         """Returns which of some keys are in the range, and in its bucket.

@@ -1,7 +1,9 @@
 """`tail`: the changes of a table as they happen."""
 
+import json
 import sys
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Final
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from aio_client import ScanSource
+from aio_client import ClearedRange, ScanSource
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, split_names
 from scankv.cli.positions import parse_start, parse_stop
@@ -70,8 +72,9 @@ def tail(
     untracked: Annotated[
         Untracked,
         typer.Option(
-            help="What to do where rows were written without tracking of changes: fail, or print all rows of the "
-            "written key ranges again, as updates. With rescan, WHERE may need --unmatched delete.",
+            help="What to do where rows were written or deleted without tracking of changes: fail, or print all rows "
+            "of the written key ranges again, as updates, and each deleted range as one deletion. With rescan, "
+            "WHERE may need --unmatched delete.",
         ),
     ] = Untracked.FAIL,
     clamp: Annotated[
@@ -91,8 +94,12 @@ def tail(
         scan = client.table(table).scan(columns=split_names(columns) or None, where=where, limit=limit)
         changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
         changes = changes.with_unmatched(unmatched.value).with_untracked(untracked.value)
+        stream = changes.stream()
+        # Debezium has no event for some rows of a table.
+        if untracked is Untracked.RESCAN and chosen is not TailFormat.DEBEZIUM_JSON:
+            stream.on_cleared(partial(_print_cleared, chosen))
         try:
-            for rows in changes.stream():
+            for rows in stream:
                 _print(rows, chosen, table)
         except KeyboardInterrupt:
             return
@@ -111,6 +118,18 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
     sys.stdout.flush()
 
 
+def _print_cleared(format_: TailFormat, cleared: ClearedRange) -> None:
+    """Prints a line that says which rows were deleted at once."""
+    if format_ is TailFormat.JSON:
+        values = {"_change_type": "-D", "_log_offset": cleared.offset, "_bucket": cleared.bucket}
+        typer.echo(json.dumps(values | {"_deleted": cleared.text}, ensure_ascii=False))
+    else:
+        where = f"{cleared.bucket}:{cleared.offset}"
+        line = Text(f"{'':15}  -D  {where:>8}  rows deleted at once: {printable(cleared.text)}", style=_STYLES["-D"])
+        _print_line(line)
+    sys.stdout.flush()
+
+
 def _print_lines(rows: pa.RecordBatch) -> None:
     """Prints one line per change: time, row kind, bucket and offset, and the columns by name."""
     names = rows.schema.names[len(CHANGE_COLUMNS) :]
@@ -118,14 +137,16 @@ def _print_lines(rows: pa.RecordBatch) -> None:
     cells = [text_cells(rows.column(name)) for name in names]
     kinds = rows.column("_change_type").to_pylist()
     locations = zip(rows.column("_bucket").to_pylist(), rows.column("_log_offset").to_pylist(), strict=True)
-    console = Console(soft_wrap=True, highlight=False)
     for time, kind, (bucket, offset), *row in zip(times.to_pylist(), kinds, locations, *cells, strict=True):
         where = f"{bucket}:{'' if offset is None else offset}"
         values = "  ".join(
             f"{printable(name)}={'null' if value is None else value}" for name, value in zip(names, row, strict=True)
         )
-        line = Text(f"{time:15.15}  {kind}  {where:>8}  {values}", style=_STYLES[kind])
-        if is_terminal():
-            console.print(line)
-        else:
-            typer.echo(line.plain)
+        _print_line(Text(f"{time:15.15}  {kind}  {where:>8}  {values}", style=_STYLES[kind]))
+
+
+def _print_line(line: Text) -> None:
+    if is_terminal():
+        Console(soft_wrap=True, highlight=False).print(line)
+    else:
+        typer.echo(line.plain)

@@ -43,7 +43,7 @@ class RepeatedKeys:
         self._requests.append(request)
 
     def add_rows(self, rows: int) -> None:
-        """Adds rows of a table without a primary key, each of which counts as a key that no other request writes."""
+        """Adds rows each of which counts as a key that no other request writes. Not together with `add`."""
         self._rows += rows
 
     def close(self) -> None:

@@ -164,6 +164,21 @@ def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) 
     scankv("top", scores, "--by", "score", "-n", "0", code=2)
 
 
+def test_tail_shows_ranges_of_keys_that_were_deleted_at_once(scankv: CommandLine, scores: str) -> None:
+    before = scankv("tail", scores, "--from", "earliest", "--until", "latest", "--format", "json").text.splitlines()
+    scankv("delete", scores, "--where", "player >= 'b'", "--no-track-changes")
+    arguments = ("tail", scores, "--from", "earliest", "--until", "latest", "--untracked", "rescan")
+    *changes, deleted = scankv(*arguments, "--format", "json").text.splitlines()
+    assert changes == before
+    shown = json.loads(deleted)
+    assert isinstance(shown.pop("_log_offset"), int)
+    assert shown == {"_change_type": "-D", "_bucket": 0, "_deleted": "player >= 'b'"}
+    line = scankv(*arguments, "--format", "table").text.splitlines()[-1]
+    assert line.endswith("rows deleted at once: player >= 'b'")
+    for format_, options in (("debezium-json", arguments), ("json", arguments[:-2])):
+        assert "deleted" in scankv.fails(*options, "--format", format_)
+
+
 def test_limits_have_one_name(scankv: CommandLine, scores: str) -> None:
     for limit in ("--limit", "-n"):
         assert scankv("scan", scores, limit, "2").text.count("\n") == 3

@@ -183,17 +183,17 @@ async def test_readers_of_changes_clear_the_range_or_fail_there(client: Client, 
 
 async def test_a_mirror_drops_the_rows_of_a_deleted_range(client: Client, name: str) -> None:
     table = await made(client, name)
-    async with mirror(table) as whole, mirror(table, where="v < 5") as part:
+    async with mirror(table) as complete, mirror(table, where="v < 5") as part:
         offsets = (await table.delete(where="day < 5", track_changes=False)).log_offsets
-        for copy in (whole, part):
+        for copy in (complete, part):
             await copy.wait_for(offsets)
-        assert (len(whole), len(part)) == (100, 25)
-        assert whole.get((4, "i1")) is None
+        assert (len(complete), len(part)) == (100, 25)
+        assert complete.get((4, "i1")) is None
         offsets = (await table.truncate(track_changes=False)).log_offsets
-        for copy in (whole, part):
+        for copy in (complete, part):
             await copy.wait_for(offsets)
-        assert len(whole) == len(part) == 0
-        state = whole.state()
+        assert len(complete) == len(part) == 0
+        state = complete.state()
     await table.upsert(rows({(1, "a"): 1}))
     await table.truncate(track_changes=False)
     await table.upsert(rows({(2, "b"): 2}))
