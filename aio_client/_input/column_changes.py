@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
 from aio_client._input.arguments import is_text
 from scankv.model.errors import UsageError
 from scankv.model.types.default_values import values_to_ipc
+
+_MAX_INT64: Final = 2**63 - 1
 
 
 def texts_of(values: object, option: str) -> dict[str, str]:
@@ -38,7 +40,7 @@ def defaults_of(values: object, option: str) -> bytes:
     scalars = {}
     for name, value in _by_name(values, option).items():
         try:
-            scalars[name] = value if isinstance(value, pa.Scalar) else pa.scalar(value)
+            scalars[name] = value if isinstance(value, pa.Scalar) else pa.scalar(value, _type_of(value))
         except (pa.ArrowException, OverflowError) as error:
             raise UsageError(
                 f'{option}: {value!r:.80} for column "{name}" is no value of an Arrow type: {error}', option=option
@@ -52,3 +54,8 @@ def _by_name(values: object, option: str) -> dict[str, Any]:
     if not isinstance(values, Mapping) or not all(map(is_text, values)):
         raise UsageError(f"{option} must be a mapping by column name, not {values!r:.80}", option=option)
     return dict(values)
+
+
+def _type_of(value: object) -> pa.DataType | None:
+    """Returns the type of a value that Arrow does not infer. None: Arrow infers it."""
+    return pa.uint64() if isinstance(value, int) and value > _MAX_INT64 else None

@@ -208,7 +208,7 @@ class Client(BlockingClient):
             add_columns: The columns to add at the end, all nullable. Rows written before have the default of such a
                 column, or null.
             add_indexes: The columns of each index to add, as in `create_table`, also of columns that this call adds.
-            drop_indexes: The exact columns of each index to drop.
+            drop_indexes: The exact columns of each index to drop, by their names before this change.
             add_aggregates: The aggregate functions of added columns, as `aggregates` of `create_table`.
             drop_columns: The columns to drop. A column that is added later under the same name is another column, which
                 does not have the old values.

@@ -31,12 +31,14 @@ class TableHandle:
         shape: What the server says about the table, as of when it was opened or a write needed a column that was added
             later. Rows to write must have its columns, so reads do not change it.
         read_shape: What the server says about the table, as of the last read that has found another shape.
+        is_outdated: Whether the columns of `shape` have other names or types by now, or are gone.
     """
 
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
         self.transport = transport
         self.shape: TableShape = TableShape.of(description)
         self.read_shape: TableShape = self.shape
+        self.is_outdated = False
         self._python_rows: PythonRows | None = None
         self._read_rows: PythonRows | None = None
         # Predicates by their text, which `where` arguments often repeat, and the shape for which they were parsed.
@@ -97,6 +99,15 @@ class TableHandle:
     async def refresh(self) -> None:
         """Asks the server for the table's shape."""
         self.shape = self.read_shape = TableShape.of((await self.describe()).table)
+        self.is_outdated = False
+
+    async def follow(self) -> None:
+        """Asks the server for the table's shape, and uses it if rows for the known shape mean the same in it."""
+        newer = TableShape.of((await self.describe()).table)
+        if self.shape.is_part_of(newer):
+            self.shape = self.read_shape = newer
+        else:
+            self.is_outdated = True
 
 
 class TableMethods:

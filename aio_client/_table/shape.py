@@ -41,6 +41,14 @@ class TableShape:
         key_schema = pa.schema([schema.field(name) for name in description.primary_key])
         return cls(description, schema, key_schema, values_from_ipc(description.column_defaults))
 
+    def is_part_of(self, newer: TableShape) -> bool:
+        """Whether a later shape of the table has all of its columns, with their names and types."""
+        columns = dict(zip(newer.description.column_ids, newer.schema, strict=True))
+        return self.description.incarnation == newer.description.incarnation and all(
+            id_ in columns and columns[id_] == field
+            for id_, field in zip(self.description.column_ids, self.schema, strict=True)
+        )
+
     def require_key(self, consequence: str) -> None:
         """Raises NoPrimaryKey, which states the consequence, if the table has no primary key."""
         require_key(self.name, self.key_schema.names, consequence)

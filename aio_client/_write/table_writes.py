@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aio_client._input.arguments import names_of, text_of
@@ -26,7 +25,7 @@ from scankv.model.errors import TableRecreated, UsageError
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aio_client._input.data import Data
     from aio_client._table.handle import TableHandle
@@ -117,12 +116,12 @@ class WriteMethods(TableMethods):
             ConnectionFailed: No answer came within the operation timeout.
         """
         is_plain = columns is None and mode == "merge" and if_version is None and not locks and track_changes
-        if self._row_writes.are_usable and is_plain:
+        if self._takes_few and is_plain:
             encoded = self._handle.python_rows.encode_rows(data)
             if encoded is not None:
-                with suppress(TableRecreated, NeedsArrowError):
-                    return await self._row_writes.upsert(self._few(encoded))
-                await self._handle.refresh()
+                written = await self._write_few(self._row_writes.upsert, encoded)
+                if written is not None:
+                    return written
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._handle.build_for_shape(
@@ -202,13 +201,13 @@ class WriteMethods(TableMethods):
         locks: Sequence[ColumnLock | str],
     ) -> WriteResult:
         """Deletes the rows with some keys. See `Table.delete`."""
-        if self._row_writes.are_usable and columns is None and mode == "merge" and if_version is None and not locks:
+        if self._takes_few and columns is None and mode == "merge" and if_version is None and not locks:
             python_rows = self._handle.python_rows
             encoded = python_rows.encode_keys(keys) if python_rows.can_delete else None
             if encoded is not None:
-                with suppress(TableRecreated, NeedsArrowError):
-                    return await self._row_writes.delete(self._few(encoded))
-                await self._handle.refresh()
+                written = await self._write_few(self._row_writes.delete, encoded)
+                if written is not None:
+                    return written
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._write(pieces, if_version, locks)
 
@@ -362,8 +361,22 @@ class WriteMethods(TableMethods):
         """
         return ColumnLockOpener(self._handle.transport, self._handle.name, columns, owner, ttl, take_over=take_over)
 
-    def _few(self, encoded: Sequence[bytes]) -> EncodedRows:
-        return EncodedRows(encoded, self._handle.shape.description.incarnation)
+    @property
+    def _takes_few(self) -> bool:
+        """Whether the server may take encoded rows."""
+        return self._row_writes.are_usable and not self._handle.is_outdated
+
+    async def _write_few(
+        self, write: Callable[[EncodedRows], Awaitable[WriteResult]], encoded: Sequence[bytes]
+    ) -> WriteResult | None:
+        """Writes encoded rows, or deletes the rows of encoded keys. None: Arrow data must be sent instead."""
+        try:
+            return await write(EncodedRows(encoded, self._handle.shape.description.incarnation))
+        except TableRecreated:
+            await self._handle.refresh()
+        except NeedsArrowError:
+            await self._handle.follow()
+        return None
 
     async def _write(
         self, pieces: WritePieces, if_version: Mapping[int, int] | None, locks: Sequence[ColumnLock | str]

@@ -194,14 +194,17 @@ def random_changes(
 
 
 def change_indexes(
-    random: Random, arguments: dict[str, Any], columns: list[ModelColumn], indexes: set[int]
+    random: Random, arguments: dict[str, Any], before: list[ModelColumn], columns: list[ModelColumn], indexes: set[int]
 ) -> set[int]:
-    """Adds a random index to the arguments of `alter_table`, or drops one. Returns the indexes after it."""
+    """Adds a random index to the arguments of `alter_table`, or drops one. Returns the indexes after it.
+
+    Indexes are dropped before columns change, and added after that.
+    """
     if random.random() < 0.6:
         return indexes
     chosen = random.choice(columns[1:])
     if chosen.id in indexes:
-        arguments["drop_indexes"] = [chosen.name]
+        arguments["drop_indexes"] = [each.name for each in before if each.id == chosen.id]
     elif chosen.id != 1 and is_key_type(chosen.type):
         arguments["add_indexes"] = [chosen.name]
     else:

@@ -305,7 +305,7 @@ class EvolutionHistory:
             return
         indexes = self.indexes
         if self.engine == "indexed":
-            indexes = change_indexes(self.random, arguments, columns, indexes)
+            indexes = change_indexes(self.random, arguments, self.columns, columns, indexes)
         before = max(self.versions)
         altering = asyncio.ensure_future(self.client.alter_table(self.table.name, **arguments))
         if may_kill and self.random.random() < 0.15:
