@@ -93,6 +93,23 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
         "full_start_vs_scan",
         "commit_to_consumer_vs_call",
         "ticks",
+        "append_vs_upsert",
+        "untracked_ascending",
+        "untracked_shuffled",
+        "untracked_existing",
+        "delete_where_key",
+        "delete_where_column",
+        "delete_range",
+        "evolution_older",
+        "evolution_mixed",
+        "evolution_change",
+        "expiry_scan_column",
+        "expiry_scan_write",
+        "expiry_upsert_column",
+        "expiry_upsert_write",
+        "partition_drop",
+        "partition_drop_wait",
+        "partition_pin_hold",
     }
     assert set(found["results"]) == set(WORKLOADS) - ON_REQUEST
 

@@ -144,11 +144,16 @@ def check_partition_by(schema: Schema, primary_key: tuple[str, ...], partition_b
     """Returns the columns that a table is partitioned by.
 
     Raises:
-        InvalidRequest: They are not the first columns of the key, all of them, or too many; the message shows a key
-            that would do.
+        InvalidRequest: The table has no key, or they are not the first columns of the key, all of them, or too many;
+            the message shows a key that would do.
         SchemaMismatch: A column does not exist, or its type is a float, whose values are rarely equal.
     """
     chosen = tuple(partition_by)
+    if chosen and not primary_key:
+        raise InvalidRequest(
+            f"partition_by ({', '.join(chosen)}): a table without a primary key has no partitions: let old rows go by "
+            "age with log_retention_seconds, or create the table with a primary key that begins with these columns"
+        )
     check_unique(chosen, "is in partition_by twice", InvalidRequest)
     for name in chosen:
         type_ = schema.column(name).type

@@ -132,6 +132,7 @@ async def test_rows_are_not_counted_where_writes_do_not_read_the_old_ones(shared
         ({"partition_by": ["day", "day"]}, InvalidRequest, "twice"),
         ({"partition_by": KEY}, InvalidRequest, "leave out its last column"),
         ({"partition_by": ["dya"]}, SchemaMismatch, "day"),
+        ({"primary_key": []}, InvalidRequest, "without a primary key has no partitions.*log_retention_seconds"),
         ({"partition_by": ["share"], "primary_key": ["share", "id"]}, SchemaMismatch, "partitioned by double"),
     ],
 )
