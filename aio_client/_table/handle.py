@@ -38,7 +38,7 @@ class TableHandle:
         self.transport = transport
         self.shape: TableShape = TableShape.of(description)
         self.read_shape: TableShape = self.shape
-        self.is_outdated = False
+        self.is_outdated: bool = False
         self._python_rows: PythonRows | None = None
         self._read_rows: PythonRows | None = None
         # Predicates by their text, which `where` arguments often repeat, and the shape for which they were parsed.
