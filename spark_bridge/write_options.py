@@ -40,6 +40,7 @@ _NAMES: Final = (
     "columns",
     "create",
     "primary_key",
+    "bucket_key",
     "buckets",
     "merge_engine",
     "aggregates",
@@ -50,7 +51,15 @@ _NAMES: Final = (
     "replace_where",
     "traceparent",
 )
-_CREATE_ONLY: Final = ("primary_key", "buckets", "merge_engine", "aggregates", "version_column", "sequence_column")
+_CREATE_ONLY: Final = (
+    "primary_key",
+    "bucket_key",
+    "buckets",
+    "merge_engine",
+    "aggregates",
+    "version_column",
+    "sequence_column",
+)
 # Spark adds these to the options of a streaming query.
 _ADDED_BY_SPARK: Final = ("checkpointlocation", "queryname")
 
@@ -68,6 +77,8 @@ class WriteOptions:
             rows.
         create: Whether to create the table, with the columns of the DataFrame, if it does not exist.
         primary_key: The key columns of the new table. Empty: it has none, and rows are appended. None: not given.
+        bucket_key: The columns that choose the bucket of a row in the new table. Empty: all key columns, or in a table
+            without a key, the buckets take turns.
         buckets: The number of buckets of the new table. None: the server's default.
         merge_engine: The merge engine of the new table. None: `last_row`.
         aggregates: The aggregate function of each column, for `merge_engine="aggregate"`.
@@ -88,6 +99,7 @@ class WriteOptions:
     columns: tuple[str, ...] | None = None
     create: bool = False
     primary_key: tuple[str, ...] | None = None
+    bucket_key: tuple[str, ...] = ()
     buckets: int | None = None
     merge_engine: str | None = None
     aggregates: tuple[tuple[str, Aggregator], ...] = ()
@@ -143,7 +155,7 @@ class WriteOptions:
             )
         connect = ConnectOptions.take_from(texts)
         values: dict[str, Any] = dict(texts)
-        for name in ("columns", "primary_key", "sequence_column"):
+        for name in ("columns", "primary_key", "bucket_key", "sequence_column"):
             if name in texts:
                 values[name] = tuple(parse_names(name, texts[name]))
         if "buckets" in texts:

@@ -281,6 +281,7 @@ def _open_table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -
             options.table,
             columns,
             primary_key=options.primary_key or (),
+            bucket_key=options.bucket_key,
             buckets=options.buckets,
             merge_engine=options.merge_engine or "last_row",
             aggregates=dict(options.aggregates),

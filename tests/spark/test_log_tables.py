@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("id", pa.int64()), ("line", pa.string())])
 
 
+def test_the_bucket_key_of_a_created_table_is_an_option(
+    spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str
+) -> None:
+    options = {"url": shared_server.url, "create": "true", "primary_key": "", "buckets": "4", "bucket_key": "line"}
+    rows = spark.range(40).selectExpr("id", "concat('line ', id % 2) as line")
+    rows.write.format("scankv").options(**options).mode("append").save(name)
+    table = client.table(name)
+    assert (table.bucket_key, table.count()) == (["line"], 40)
+    assert len(table.scan(where="line = 'line 1'").explain().buckets) == 1
+
+
 def test_rows_make_a_round_trip(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, name: str, tmp_path: Path
 ) -> None:
