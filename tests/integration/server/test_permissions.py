@@ -18,7 +18,7 @@ from tests.support.secured import METHODS, SecuredServer, TokenCaller, TokenIssu
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from google.protobuf.message import Message
 
@@ -65,7 +65,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
 class MatrixTarget:
     """A table of its own, and what a call may name by an id."""
 
-    def __init__(self, server: SecuredServer) -> None:
+    def __init__(self, server: SecuredServer, primary_key: Sequence[str] = ("k",)) -> None:
         self.table = f"matrix.t{uuid.uuid4().hex}"
         self._root = server.root
         self._ids: dict[str, str] = {}
@@ -75,7 +75,7 @@ class MatrixTarget:
             f"{SERVICES}.TableService/CreateTable",
             name=self.table,
             arrow_schema=schema.serialize().to_pybytes(),
-            primary_key=["k"],
+            primary_key=primary_key,
             buckets=1,
         )
 
@@ -287,6 +287,20 @@ def test_lists_show_only_what_the_caller_may_read(secured: SecuredServer) -> Non
                 assert (foreign.table in tables) is both, what
                 if not both:
                     assert set(tables) == {mine.table}, what
+
+
+def test_rows_are_appended_and_read_with_the_roles_of_other_tables(secured: SecuredServer) -> None:
+    with MatrixTarget(secured, primary_key=()) as log:
+        append = f"{SERVICES}.WriteService/Upsert"
+        for grant, writes, reads in (
+            (f"write:{log.table}", "OK", "OK"),
+            (f"read:{log.table}", "PERMISSION_DENIED", "OK"),
+            ("admin:other.*", "PERMISSION_DENIED", "PERMISSION_DENIED"),
+        ):
+            caller = secured.caller(grant)
+            assert caller.code(append, table=log.table, rows=_rows()) == writes, grant
+            assert caller.code(f"{SERVICES}.LookupService/Count", table=log.table) == reads, grant
+        assert secured.root(f"{SERVICES}.LookupService/Count", table=log.table).rows == 1
 
 
 def test_a_transaction_over_a_foreign_table_is_hidden(secured: SecuredServer) -> None:
