@@ -99,6 +99,7 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
         "untracked_existing",
         "delete_where_key",
         "delete_where_column",
+        "delete_where_column_base",
         "delete_range",
         "evolution_older",
         "evolution_mixed",
