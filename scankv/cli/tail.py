@@ -3,7 +3,7 @@
 import json
 import sys
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Final
 
 import pyarrow as pa
@@ -147,6 +147,11 @@ def _print_lines(rows: pa.RecordBatch) -> None:
 
 def _print_line(line: Text) -> None:
     if is_terminal():
-        Console(soft_wrap=True, highlight=False).print(line)
+        _console().print(line)
     else:
         typer.echo(line.plain)
+
+
+@cache
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)
