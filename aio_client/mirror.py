@@ -109,6 +109,8 @@ class Mirror:
 
     If the rows of the table expire by a column that the copy has, reads leave out expired rows, by the clock of this
     machine and the TTL that the table had when the mirror was made. `wait_for_change` does not wait for rows to expire.
+    The changelog does not have the time of every write, so rows that expire by their last write stay in the copy until
+    the server has removed them; with `ttl_changes="none"`, until they are written or deleted again.
 
     Memory: the Arrow data of the rows, up to twice that between two compactions, and about 150 bytes per row.
     """
