@@ -122,7 +122,7 @@ def _print_cleared(format_: TailFormat, cleared: ClearedRange) -> None:
     """Prints a line that says which rows were deleted at once."""
     if format_ is TailFormat.JSON:
         values = {"_change_type": "-D", "_log_offset": cleared.offset, "_bucket": cleared.bucket}
-        typer.echo(json.dumps(values | {"_deleted": cleared.text}, ensure_ascii=False))
+        typer.echo(json.dumps(values | {"_deleted": cleared.text}, ensure_ascii=False, separators=(",", ":")))
     else:
         where = f"{cleared.bucket}:{cleared.offset}"
         line = Text(f"{'':15}  -D  {where:>8}  rows deleted at once: {printable(cleared.text)}", style=_STYLES["-D"])
