@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -12,8 +12,9 @@ from spark_bridge.planning import plan_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from aio_client import sync
     from tests.support.server_process import ServerProcess
@@ -66,3 +67,34 @@ def test_tasks_read_complete_buckets_where_that_is_enough(shared_server: ServerP
         assert len(parts) == options.get("splits", 4)
         assert sorted(bucket for part in parts for bucket in part.buckets or ()) == [0, 1, 2, 3]
         assert len({part.key_range for part in parts}) == 1
+
+
+def test_a_predicate_on_the_partition_column_reads_one_partition(
+    load: Callable[..., DataFrame], client: sync.Client
+) -> None:
+    schema = pa.schema([pa.field("day", pa.int64(), nullable=False), *SCHEMA])
+    table = client.create_table(
+        "spark.days", schema, primary_key=["day", "id", "part"], partition_by=["day"], buckets=4
+    )
+    table.upsert(pa.table({"day": [n // 1000 for n in range(ROWS)], "id": range(ROWS), "part": ["p"] * ROWS}))
+    for read in (load(table.name, rows_per_split=2000), load(table.name, where="day = 7", rows_per_split=2000)):
+        days = read.where("day = 7")
+        assert sorted(row.id for row in days.collect()) == list(range(7000, 8000))
+    assert read.rdd.getNumPartitions() == 1
+    assert load(table.name, rows_per_split=2000).rdd.getNumPartitions() == 10
+
+
+def test_a_stream_finds_partitions_that_are_created_while_it_runs(
+    spark: SparkSession, shared_server: ServerProcess, client: sync.Client, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {"primary_key": ["day", "id", "part"], "partition_by": ["day"], "delete_behavior": "ignore"}
+    schema = pa.schema([pa.field("day", pa.int64(), nullable=False), *SCHEMA])
+    table = client.create_table("spark.new_days", schema, **keys)
+    copy = client.create_table("spark.copied_days", schema, **keys)
+    changes = spark.readStream.format("scankv").option("url", shared_server.url).load(table.name)
+    for number in range(3):
+        table.upsert([{"day": number, "id": number, "part": "p"}])
+        writing = changes.select("day", "id", "part").writeStream.format("scankv").option("url", shared_server.url)
+        writing = writing.option("table", copy.name).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writing.trigger(availableNow=True).start().awaitTermination()
+        assert [each.values["day"] for each in copy.partitions()] == list(range(number + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -21,10 +21,13 @@ from aio_client import (
     connect,
 )
 from aio_client.mirror import mirror
+from tests.support.bases import SOON, await_bases
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aio_client import Client, PartitionInfo, Table
-    from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema(
     [
@@ -283,6 +286,21 @@ async def test_predicates_read_only_the_partitions_that_they_allow(shared_server
         assert (await table.scan().explain()).partitions_read == 120
         plain = await client.create_table("partitions.unpartitioned", SCHEMA, primary_key=KEY)
         assert (await plain.scan().explain()).partitions is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("read_path", ["rocksdb", "columnar"])
+async def test_a_scan_of_one_partition_touches_no_rows_of_others(
+    tmp_path: Path, read_path: Literal["rocksdb", "columnar"]
+) -> None:
+    with ServerProcess(tmp_path / "data", *SOON) as server:
+        async with connect(server.url) as client:
+            table = await create(client, "partitions.based", buckets=2, columnar_base="eager")
+            await table.upsert(rows_of(range(20), range(1000)))
+            await await_bases(table)
+            stream = table.scan(where=col("day") == day(7)).read_path(read_path).stream()
+            assert sum([batch.num_rows async for batch in stream]) == 1000
+            assert stream.statistics().rows_scanned == 1000
 
 
 @pytest.mark.asyncio
