@@ -116,6 +116,19 @@ def test_options_are_altered_and_columns_added(scankv: CommandLine, scores: str)
     assert scankv("describe", scores, "--json").json["options"] == {"log_retention_seconds": "3600"}
 
 
+def test_rows_expire_as_options_say_and_no_longer_without_them(scankv: CommandLine, scores: str) -> None:
+    scankv("alter", scores, "--add-columns", "seen timestamp[us, tz=UTC]")
+    scankv("put", scores, '{"player": "ann", "seen": "2001-01-01T00:00:00Z"}')
+    rows = int(scankv("count", scores).text)
+    scankv("alter", scores, "--set", "ttl_seconds=3600", "--set", "ttl_column=seen")
+    assert int(scankv("count", scores).text) == rows - 1
+    assert "set both or neither" in scankv.fails("alter", scores, "--reset", "ttl_seconds")
+    scankv("alter", scores, "--set", "ttl_seconds=3000000000")
+    assert int(scankv("count", scores).text) == rows
+    scankv("alter", scores, "--reset", "ttl_seconds", "--reset", "ttl_column")
+    assert not scankv("describe", scores, "--json").json["options"].keys() & {"ttl_seconds", "ttl_column"}
+
+
 def test_columns_are_changed(scankv: CommandLine, scores: str) -> None:
     scankv(
         *("alter", scores, "--rename", "score=points", "--add-columns", "team string, level int32, old int8"),

@@ -7,6 +7,7 @@ import datetime as dt
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -482,3 +483,37 @@ async def test_a_rescan_returns_expired_rows_as_deletes(tmp_path: Path, kind: An
         changes = table.changes(StartFrom.EARLIEST, stop=StopAt.LATEST).with_untracked("rescan")
         found = {each["id"]: each["_change_type"] for each in (await changes.to_arrow()).to_pylist()}
         assert found == {number: "+U" if number < 100 else "-D" for number in range(200)}
+
+
+async def test_frames_and_databases_lack_expired_rows(tmp_path: Path) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (_, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 0), row(2, 30), row(3, None)])
+        clocks.pass_time(30)
+        assert sorted((await table.scan().to_polars())["id"].to_list()) == [1, 3]
+        with duckdb.connect() as con:
+            await table.scan().to_duckdb(con, "events")
+            assert con.sql("SELECT id FROM events ORDER BY id").fetchall() == [(1,), (3,)]
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_an_undo_restores_rows_whose_successors_have_expired_unless_these_were_removed(
+    tmp_path: Path, *, removed: bool
+) -> None:
+    clocks = FakeClocks()
+    async with serving(tmp_path, clocks) as (server, client):
+        table = await by_event_time(client)
+        await table.upsert([row(1, 30, 10), row(2, 0, 20), row(3, 0, 30)])
+        before = await table.log_offsets()
+        async with table.writer(id="job") as writer:
+            await writer.upsert([row(1, None, 11), row(2, None, 21), row(3, 30, 31), row(4, 30, 41), row(5, None, 51)])
+        clocks.pass_time(30)
+        assert await ids(table) == [1, 2, 5]
+        if removed:
+            await server._tables._sweep.sweep_table(server._tables.table("t.events").state)
+        # A removal is a later change of another writer, so it is kept and reported.
+        assert (await table.undo("job", before)).conflicts == (2 if removed else 0)
+        found = {each["id"]: each["value"] for each in (await table.scan().to_arrow()).to_pylist()}
+        # Row 1 is restored, too, and has expired.
+        assert found == ({2: 20} if removed else {2: 20, 3: 30})
