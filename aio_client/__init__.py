@@ -11,6 +11,7 @@ Every error is a `ScanKvError`. `scankv.sync` is the same client for blocking co
 from typing import TYPE_CHECKING, Any
 
 from aio_client._admin.admin import LiveScan, ServerStats
+from aio_client._admin.backups import BackupStatus
 from aio_client._admin.bases import BaseStatistics, TableBases
 from aio_client._admin.check import BucketCheck, IndexCheck
 from aio_client._admin.damaged_table import DamagedTable
@@ -44,6 +45,7 @@ from aio_client._write.writer import Writer
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.changes.log_positions import ScanSource, StartFrom, StopAt
 from scankv.model.errors import (
+    BackupFailed,
     ColumnLocked,
     ConnectionFailed,
     ConsumerFenced,
@@ -113,6 +115,8 @@ if TYPE_CHECKING:
     from aio_client import sync
 
 __all__ = [
+    "BackupFailed",
+    "BackupStatus",
     "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",

@@ -237,16 +237,25 @@ class ServerClock:
         with self._lock:
             self._advance()
             self._stored_at = self._commit, self._uptime
-            return StoredTimes(
-                service=self._service_now(),
-                commit=self._commit,
-                wall=self._wall,
-                uptime=self._uptime,
-                boot=self._machine.boot,
-                jumped=self._jumped,
-                agreed=self._agreed,
-                doubtful=self._doubtful,
-            )
+            return self._times()
+
+    def times(self) -> StoredTimes:
+        """Returns the times now, for a backup."""
+        with self._lock:
+            self._advance()
+            return self._times()
+
+    def _times(self) -> StoredTimes:
+        return StoredTimes(
+            service=self._service_now(),
+            commit=self._commit,
+            wall=self._wall,
+            uptime=self._uptime,
+            boot=self._machine.boot,
+            jumped=self._jumped,
+            agreed=self._agreed,
+            doubtful=self._doubtful,
+        )
 
     @property
     def has_stepped(self) -> bool:

@@ -104,6 +104,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "storage_threads": (1, 64),
     "max_clock_step_seconds": (1, 86_400),
     "clock_trust_seconds": (0, 10 * 365 * 86_400),
+    "backup_every_seconds": (0, 365 * 86_400),
+    "backup_keep": (0, 100_000),
 }
 """The least and the greatest value of each setting that is a number."""
 
@@ -271,6 +273,11 @@ class ServerConfig:
             step is a jump: it is logged, reported by `stats`, and not followed. See docs/operations/clocks.md.
         clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as the jump is
             wide, or for this long if the jump is wider.
+        backup_location: Where backups are stored: a directory, best on another disk, or a URI such as
+            `s3://bucket/backups`. Credentials come from the environment of the server. Empty: backups are refused.
+        backup_every_seconds: How often the server creates a backup by itself. 0: only on request.
+        backup_keep: How many backups the server keeps: after each one, it removes older ones, and the files that no
+            backup needs any more. 0: all.
         aggregate_functions: The names of aggregate functions of other packages that the server loads, as in their entry
             points in the group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
     """
@@ -357,6 +364,9 @@ class ServerConfig:
     storage_threads: int = 4
     max_clock_step_seconds: float = 300.0
     clock_trust_seconds: float = 86_400.0
+    backup_location: str = ""
+    backup_every_seconds: float = 0.0
+    backup_keep: int = 0
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ from scankv.model.tracing import find_tracer
 from scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    backup_pb2,
+    backup_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
     lock_pb2,
@@ -64,6 +66,7 @@ from streaming_server.scan.queries.result_cache import ResultCache
 from streaming_server.services.admin import AdminService
 from streaming_server.services.audit import AuditTrail
 from streaming_server.services.authorization import CallGuard
+from streaming_server.services.backup import BackupService
 from streaming_server.services.calls import Calls
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
@@ -102,6 +105,7 @@ _SERVICES = tuple(
         (transaction_pb2, "TransactionService"),
         (consumer_pb2, "ConsumerService"),
         (partition_pb2, "PartitionService"),
+        (backup_pb2, "BackupService"),
         (admin_pb2, "AdminService"),
     )
 )
@@ -346,6 +350,7 @@ class Server:
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)
+        backup_pb2_grpc.add_BackupServiceServicer_to_server(BackupService(self._tables), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         # `enable_server_reflection` only works with gRPC's own server class.

@@ -41,6 +41,7 @@ from scankv.model.errors import (
 from scankv.model.tracing import find_tracer
 from scankv.v1.admin_pb2 import BucketCheck
 from scankv.v1.admin_pb2_grpc import AdminServiceStub
+from scankv.v1.backup_pb2_grpc import BackupServiceStub
 from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
 from scankv.v1.lock_pb2_grpc import LockServiceStub
 from scankv.v1.lookup_pb2_grpc import LookupServiceStub
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from scankv.model.tracing import Headers, Tracer
     from scankv.v1.admin_pb2 import CheckTableRequest
     from scankv.v1.admin_pb2_grpc import AdminServiceAsyncStub
+    from scankv.v1.backup_pb2_grpc import BackupServiceAsyncStub
     from scankv.v1.consumer_pb2_grpc import ConsumerServiceAsyncStub
     from scankv.v1.lock_pb2_grpc import LockServiceAsyncStub
     from scankv.v1.lookup_pb2_grpc import LookupServiceAsyncStub
@@ -523,6 +525,7 @@ class _Services:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.streams: int = 0
+        self.backups: BackupServiceAsyncStub = BackupServiceStub(channel)
         self.consumers: ConsumerServiceAsyncStub = ConsumerServiceStub(channel)
         self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
         self.health: health_pb2_grpc.HealthStub = health_pb2_grpc.HealthStub(channel)

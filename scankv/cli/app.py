@@ -53,6 +53,7 @@ _LOCATIONS: Final = {
     "locks": "locks.app",
     "transactions": "transactions.app",
     "snapshot": "snapshots.app",
+    "backup": "backups.app",
     "tokens": "tokens.app",
     "monitoring": "monitoring.app",
 }

@@ -43,6 +43,10 @@ def serve(
     audit_log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append a line of JSON for each change and each refused call.")
     ] = None,
+    backup_location: Annotated[
+        str | None,
+        typer.Option(metavar="LOCATION", help="Where `scankv backup create` stores backups: a directory, or s3://..."),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="Log debug, info, warning or error messages. Default: info.")
     ] = None,
@@ -78,6 +82,7 @@ def serve(
         "tls_key": tls_key,
         "tls_client_ca": tls_client_ca,
         "audit_log": audit_log,
+        "backup_location": backup_location,
         "log_level": log_level,
     }
     given = settings_of(set_) | {name: value for name, value in flags.items() if value is not None}

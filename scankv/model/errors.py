@@ -44,6 +44,7 @@
     │   ├── TransactionCommitted
     │   ├── TooManyTransactions
     │   ├── UndoConflict
+    │   ├── BackupFailed
     │   ├── DiskFull
     │   ├── DiskFailed
     │   ├── DataLoss
@@ -626,6 +627,20 @@ class UndoConflict(ServerRefused):
 
     code = "ABORTED"
     reason = "UNDO_CONFLICT"
+
+
+class BackupFailed(ServerRefused):
+    """A backup could not be created, read or restored: its location fails, or something else uses it.
+
+    No backup was created or changed. What was stored until then is removed by `scankv backup prune`, or used by the
+    next backup.
+
+    What to do:
+        See to the location as the message says, and repeat the command.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "BACKUP_FAILED"
 
 
 class DiskFull(ServerRefused):

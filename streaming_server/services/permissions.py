@@ -236,6 +236,10 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ResetConsumer": _needs(WRITE, _TABLE),
         "DeleteConsumer": _needs(WRITE, _TABLE),
     },
+    "BackupService": {
+        "CreateBackup": _needs(ADMIN, EveryTable()),
+        "GetBackupStatus": _needs(READ, EveryTable()),
+    },
     "AdminService": {
         "Stats": _needs(READ, EveryTable()),
         "ListScans": _lists("scans", "table", SomeTable()),

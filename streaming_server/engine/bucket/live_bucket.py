@@ -21,6 +21,7 @@ from streaming_server.storage.files.file_limit import has_files_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.bucket_opener import BucketOpener
@@ -112,6 +113,16 @@ class LiveBucket:
     @property
     def is_open(self) -> bool:
         return self._bucket is not None
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the bucket waits to be reopened after a failed write or sync."""
+        return self._failed_bucket is not None or (self._bucket is not None and self._needs_repair)
+
+    @property
+    def path(self) -> Path:
+        """The directory of its files."""
+        return self._opener.path
 
     @property
     def open_bucket(self) -> Bucket | None:

@@ -23,6 +23,8 @@ from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
+from streaming_server.engine.backups.backup_cut import CutTaker
+from streaming_server.engine.backups.backups import Backups
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
 from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
@@ -64,6 +66,7 @@ from streaming_server.storage.tables.data_directory import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.backups.backup_cut import BackupCut
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.table.table_partitions import PartitionStats
 
@@ -99,6 +103,7 @@ class Tables:
         consumers: The consumers of the tables' changes. They expire after `start`.
         locks: The locks on the tables' columns. They expire after `start`.
         transactions: The transactions that write to the tables. Call `recover` first; they expire after `start`.
+        backups: The backups of the tables. They are created regularly after `start`.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class Tables:
             self.transactions = Transactions(
                 self._directory.transactions, self._executor, self.table, transaction_limits(config), self.clock
             )
+            self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut)
             on_failure.pop_all()
 
     def _open_shared_resources(self, config: ServerConfig, clocks: MachineClocks | None) -> None:
@@ -226,6 +232,7 @@ class Tables:
         self._expiry.start()
         self._idle.start()
         self._sweep.start()
+        self.backups.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -471,6 +478,13 @@ class Tables:
                 self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
 
+    async def _cut(self, root: Path, left_out: dict[str, str]) -> BackupCut:
+        """Takes one instant of all tables for a backup: see `CutTaker`."""
+        async with self._ddl:
+            left_out.update(self._catalog.unusable)
+            tables = [self.table(each.name) for each in self.definitions()]
+            return await CutTaker(root, self._executor, self.clock, self.transactions, left_out).take(tables)
+
     @property
     def disk_reserve_bytes(self) -> int:
         """The free space below which writes are refused."""
@@ -507,6 +521,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends all tasks, closes every bucket cleanly, and unlocks the directory."""
+        await self.backups.close()
         await self._sweep.close()
         await self._log_maintenance.close()
         await self._bases.close()

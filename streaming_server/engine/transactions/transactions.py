@@ -156,6 +156,16 @@ class Transactions:
         return frozenset(tables)
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the transaction log."""
+        return self._decisions.epoch
+
+    def remembered(self) -> list[CommittedTransaction]:
+        """Returns the remembered commits, those included whose end is just being recorded; the oldest first."""
+        kept = {each.token: each for each in (*self._committed, *self._decisions.unwritten)}
+        return sorted(kept.values(), key=lambda each: each.number)
+
+    @property
     def default_ttl(self) -> float:
         """The time to live, in seconds, of a transaction that does not set one."""
         return self._limits.ttl_seconds

@@ -248,6 +248,17 @@ class WriterState:
         )
 
 
+def forget_transactions(store: RocksStore) -> None:
+    """Removes the record of applied transactions, durably, from a bucket that comes from another data directory.
+
+    The transaction log of the directory numbers its transactions anew.
+    """
+    batch = store.batch()
+    batch.delete_meta(_key(TRANSACTIONS))
+    store.write(batch)
+    store.sync()
+
+
 def _to_json(refusal: RefusedRow) -> list[Any]:
     error = refusal.error
     return [refusal.row, error.reason, error.message, error.details]

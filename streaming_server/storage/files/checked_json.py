@@ -27,11 +27,11 @@ def write_checked_json(path: Path, content: dict[str, Any]) -> None:
         DiskFull: The disk has no space left; the old file remains.
         OSError: Anything else.
     """
-    text = json.dumps({"format": _FORMAT, "crc32c": _checksum(content), "content": content}, indent=2)
+    data = to_checked_bytes(content)
     partial = path.with_name(path.name + ".partial")
     with translate_disk_errors(path.parent):
-        with partial.open("w") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -55,20 +55,42 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 def find_checked_json(path: Path) -> dict[str, Any] | None:
     """Reads a file like `read_checked_json`. None: the file does not exist, or was removed just now."""
     try:
-        stored = json.loads(path.read_bytes())
-        check_format(f"the file {path}", stored.get("format", _FORMAT), _FORMAT)
-        content: dict[str, Any] = stored["content"]
-        intact = stored["crc32c"] == _checksum(content)
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         if is_out_of_files(error):
             raise too_many_files(f"the file {path} cannot be read") from error
         raise DataLoss(f"the file {path} cannot be read: {error}") from error
+    return from_checked_bytes(data, f"the file {path}")
+
+
+def to_checked_bytes(content: dict[str, Any]) -> bytes:
+    """Returns the bytes of a file with this content."""
+    stored = {"format": _FORMAT, "crc32c": _checksum(content), "content": content}
+    return json.dumps(stored, indent=2).encode()
+
+
+def from_checked_bytes(data: bytes, what: str) -> dict[str, Any]:
+    """Reads the result of `to_checked_bytes`.
+
+    Args:
+        data: The bytes.
+        what: The file, for errors.
+
+    Raises:
+        NewerFormat: A newer ScanKV has written the file.
+        DataLoss: The file is damaged.
+    """
+    try:
+        stored = json.loads(data)
+        check_format(what, stored.get("format", _FORMAT), _FORMAT)
+        content: dict[str, Any] = stored["content"]
+        intact = stored["crc32c"] == _checksum(content)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataLoss(f"the file {path} cannot be read: {error}") from error
+        raise DataLoss(f"{what} cannot be read: {error}") from error
     if not intact:
-        raise DataLoss(f"the file {path} is damaged: its checksum differs; restore it from a copy")
+        raise DataLoss(f"{what} is damaged: its checksum differs; restore it from a copy")
     return content
 
 

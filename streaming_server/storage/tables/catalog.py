@@ -105,14 +105,28 @@ class Catalog:
 
     def create(self, definition: TableDefinition) -> None:
         """Adds a table. Raises TableExists, DataLoss when an unusable table has the name, or DiskFull."""
-        if definition.name in self._unusable:
-            raise copy(self._unusable[definition.name])
-        if definition.name in self._tables:
-            raise TableExists(f'table "{definition.name}" exists already', table=definition.name)
-        draft = self._directory.trash / f"new-{definition.incarnation}"
+        draft = self.draft(definition)
+        with translate_disk_errors(self._directory.path):
+            (draft / "buckets").mkdir(parents=True, exist_ok=True)
+        self.place(definition)
+
+    def draft(self, definition: TableDefinition) -> Path:
+        """Returns where the directory of a table is made before `place`. After a crash, the next start removes it."""
+        return self._directory.trash / f"new-{definition.incarnation}"
+
+    def check_free(self, name: str) -> None:
+        """Raises TableExists if a table has a name, or DataLoss if an unusable one has it."""
+        if name in self._unusable:
+            raise copy(self._unusable[name])
+        if name in self._tables:
+            raise TableExists(f'table "{name}" exists already', table=name)
+
+    def place(self, definition: TableDefinition) -> None:
+        """Adds the table of a draft, which has everything but the definition. As `create`; removes it on failure."""
+        draft = self.draft(definition)
         try:
+            self.check_free(definition.name)
             with translate_disk_errors(self._directory.path):
-                (draft / "buckets").mkdir(parents=True)
                 write_checked_json(draft / _FILE, definition.to_json())
                 path = self.path(definition.name)
                 path.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 scankv.json                              the format of the directory
 clock.json                               the service time and commit time of its servers
+restoring.json                           the backup that is being restored, until all of it is
 LOCK                                     locked by the server that uses the directory; has its process id
 tables/<database>/<table>/table.json     the definition of a table
 tables/<database>/<table>/buckets/0003   the RocksDB directory of bucket 3, with its durable watermark beside it
@@ -51,9 +52,10 @@ NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"
+_RESTORE_FILE = "restoring.json"
 _PRIVATE = 0o700
 # The root of a file system has the first; a crash during the very first start may leave the others.
-_IN_ANY_DIRECTORY = {"lost+found", "LOCK", f"{_FORMAT_FILE}.partial"}
+_IN_ANY_DIRECTORY = {"lost+found", "LOCK", f"{_FORMAT_FILE}.partial", "restoring.json", "restoring.json.partial"}
 _MOST_NAMED = 3
 
 _log = logging.getLogger(__name__)
@@ -95,7 +97,14 @@ class DataDirectory:
         DiskFull: The directory is new, and no space is left to set it up.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, restoring: str = "") -> None:
+        """Locks the directory.
+
+        Args:
+            path: The directory.
+            restoring: The backup with which the directory, which is new, is to be filled. Servers refuse the directory
+                until `end_restore`. Empty: none.
+        """
         self.path = path
         self.tables = path / "tables"
         self.trash = path / "trash"
@@ -103,6 +112,7 @@ class DataDirectory:
         try:
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
             self._refuse_foreign()
+            self._refuse_half_restored(restoring)
             # Before the lock file is touched.
             if (path / _FORMAT_FILE).exists():
                 read_format(path)
@@ -113,6 +123,8 @@ class DataDirectory:
             raise UsageError(f"the data directory {path} cannot be used: {error.strerror}") from error
         try:
             self._take_lock()
+            if restoring:
+                self._begin_restore(restoring)
             self.format = self._find_format()
             self._make_directories()
         except BaseException:
@@ -172,6 +184,30 @@ class DataDirectory:
             f"give an empty or a new directory, or restore {_FORMAT_FILE} if this one has lost it",
             path=str(self.path),
         )
+
+    def _refuse_half_restored(self, restoring: str) -> None:
+        is_half = (self.path / _RESTORE_FILE).exists()
+        if is_half and not restoring:
+            raise UsageError(
+                f"a backup was being restored to {self.path}, and that did not end: restore it again to the same "
+                "directory, which begins anew"
+            )
+        if restoring and not is_half and (self.path / _FORMAT_FILE).exists():
+            raise UsageError(
+                f"{self.path} is a data directory already: give a new or an empty directory, or name the tables that "
+                "are to be restored"
+            )
+
+    def _begin_restore(self, backup_id: str) -> None:
+        """Marks the directory as incomplete, and removes what an earlier attempt has left."""
+        write_checked_json(self.path / _RESTORE_FILE, {"backup": backup_id})
+        for directory in (self.tables, self.transactions):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def end_restore(self) -> None:
+        """Makes the restored directory usable for servers, durably."""
+        (self.path / _RESTORE_FILE).unlink()
+        sync_directory(self.path)
 
     def _find_format(self) -> int:
         """Returns the format of the directory. A new directory gets the newest one."""

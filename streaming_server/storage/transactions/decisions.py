@@ -196,6 +196,11 @@ class Decisions:
         return number
 
     @property
+    def unwritten(self) -> list[CommittedTransaction]:
+        """The applied transactions of which the log does not say so yet."""
+        return [CommittedTransaction.from_json(each["done"]) for each in list(self._unwritten) if "done" in each]
+
+    @property
     def is_uncertain(self) -> bool:
         """Whether a sync has failed, so that the outcome of the last `decide` is unknown until `rewrite`."""
         return self._log.is_uncertain

@@ -6,6 +6,8 @@ import aio_client
 from scankv.model import errors
 
 NAMES = [
+    "BackupFailed",
+    "BackupStatus",
     "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",

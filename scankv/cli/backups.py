@@ -1,0 +1,270 @@
+"""`backup`: creates, lists, verifies, restores and removes backups."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from aio_client import BackupStatus
+from scankv.cli.connecting import open_client
+from scankv.cli.options import Json, Url
+from scankv.cli.outcome import FAILED, complain, require_extra
+from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.model.errors import ScanKvError, UsageError
+
+if TYPE_CHECKING:
+    from streaming_server.storage.backup.backup_store import BackupStore
+
+app: typer.Typer = typer.Typer(
+    help="Backups of all tables of a server, in a directory or an object store.", no_args_is_help=True
+)
+
+Location = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help="The server's backup location: a directory, or a URI such as s3://bucket/backups.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def create(json: Json = False, url: Url = None) -> None:
+    """Have the server create a backup at its --backup-location.
+
+    The exit code is 1 if damaged tables had to be left out.
+    """
+    with open_client(url) as client, _bar("backup") as show:
+
+        def on_progress(status: BackupStatus) -> None:
+            show(status.done_bytes, status.total_bytes)
+
+        status = client.create_backup(on_progress=on_progress)
+    if json:
+        show_json(
+            {
+                "backup_id": status.backup_id,
+                "tables": status.tables,
+                "bytes": status.total_bytes,
+                "new_bytes": status.new_bytes,
+                "left_out": dict(status.left_out),
+            }
+        )
+    else:
+        typer.echo(
+            f"{status.backup_id}: {_number(status.tables, 'table')}, {decimal(status.total_bytes)}, of which "
+            f"{decimal(status.new_bytes)} were copied"
+        )
+    for name, why in status.left_out.items():
+        complain(f"the backup lacks {name}: {why}")
+    if status.left_out:
+        raise typer.Exit(FAILED)
+
+
+@app.command("list")
+def list_(location: Location, json: Json = False) -> None:
+    """List the backups at a location, the oldest first."""
+    with require_extra("server"):
+        from streaming_server.storage.backup.backup_manifest import read_manifest
+    store = _open(location)
+    shown: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for backup_id in store.manifests():
+        try:
+            found = read_manifest(store, backup_id)
+        except ScanKvError as error:
+            problems.append(error.message)
+            continue
+        rows = [table.rows for table in found.tables]
+        shown.append(
+            {
+                "backup_id": found.backup_id,
+                "time": dt.datetime.fromtimestamp(found.micros / 1e6, dt.UTC).isoformat(),
+                "tables": len(found.tables),
+                "rows": None if None in rows else sum(filter(None, rows)),
+                "bytes": found.bytes,
+                "new_bytes": found.new_bytes,
+                "left_out": dict(found.left_out),
+            }
+        )
+    if json:
+        show_json(shown)
+    else:
+        show_table(
+            ["backup", "tables", "rows", "size", "copied", "left out"],
+            [
+                [
+                    each["backup_id"],
+                    each["tables"],
+                    "not counted" if each["rows"] is None else each["rows"],
+                    decimal(each["bytes"]),
+                    decimal(each["new_bytes"]),
+                    ", ".join(each["left_out"]),
+                ]
+                for each in shown
+            ],
+        )
+    for problem in problems:
+        complain(problem)
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def verify(
+    location: Location,
+    backup_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[BACKUP]", help="Verify only this backup; `latest` is the newest.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare only sizes, and read nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Read all files of backups, and compare them with their checksums. The exit code is 1 if one is damaged."""
+    with require_extra("server"):
+        from streaming_server.storage.backup.backup_manifest import find_backup
+        from streaming_server.storage.backup.verify import verify as verify_backups
+    store = _open(location)
+    chosen = store.manifests() if backup_id is None else [find_backup(store, backup_id)]
+    total = sum(store.objects().values())
+    with _bar("verify") as show:
+        done = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, total)
+
+        found = verify_backups(store, chosen, quick=quick, on_bytes=on_bytes)
+    if json:
+        show_json(found)
+    else:
+        for each, problems in found.items():
+            typer.echo(f"{each}: {_number(len(problems), 'problem') if problems else 'complete'}")
+    for each, problems in found.items():
+        for problem in problems:
+            complain(f"{each}: {problem}")
+    if any(found.values()):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def restore(
+    location: Location,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The data directory to restore to, which no server uses.", show_default=False),
+    ],
+    backup_id: Annotated[
+        str, typer.Argument(metavar="[BACKUP]", help="The backup; `latest` is the newest.")
+    ] = "latest",
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE[=NEW]",
+            help="Restore only this table, under another name if one is given. Repeatable. Default: all tables.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Restore a backup to a data directory, from which a server then serves it.
+
+    Without --table, the directory must be new or empty; it gets all tables, and what the server remembered of committed
+    transactions. With --table, tables are added to a directory, which may have others.
+    """
+    with require_extra("server"):
+        from streaming_server.engine.backups.restore import restore_all, restore_tables
+        from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+    store = _open(location)
+    manifest = read_manifest(store, find_backup(store, backup_id))
+    names = _names_of(table or [])
+    total = sum(each.bytes for each in manifest.tables if not names or each.name in names)
+    with _bar("restore") as show:
+        done = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, total)
+
+        if names:
+            restored = restore_tables(store, manifest, data, names, on_bytes)
+        else:
+            restored = restore_all(store, manifest, data, on_bytes)
+    if json:
+        tables = [{"name": each.name, "restored_as": each.restored_as, "rows": each.rows} for each in restored]
+        show_json({"backup_id": manifest.backup_id, "tables": tables})
+        return
+    for each in restored:
+        rows = "" if each.rows is None else f", {each.rows:,} rows"
+        renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
+        typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}")
+    instant = dt.datetime.fromtimestamp(manifest.micros / 1e6, dt.UTC)
+    typer.echo(
+        f"restored {_number(len(restored), 'table')} as of {instant:%Y-%m-%d %H:%M:%S} UTC: scankv serve --data {data}"
+    )
+    for name, why in {} if names else manifest.left_out.items():
+        complain(f"the backup lacks {name}: {why}")
+
+
+@app.command()
+def prune(
+    location: Location,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many backups to keep.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Remove all but the newest backups, and the files that no backup needs."""
+    with require_extra("server"):
+        from streaming_server.storage.backup.prune import prune as prune_backups
+    pruned = prune_backups(_open(location), keep=keep)
+    if json:
+        show_json({"backups": pruned.backups, "files": pruned.objects, "bytes": pruned.bytes})
+        return
+    typer.echo(
+        f"removed {_number(len(pruned.backups), 'backup')}, {_number(pruned.objects, 'file')} with "
+        f"{decimal(pruned.bytes)}"
+    )
+
+
+def _open(location: str) -> BackupStore:
+    with require_extra("server"):
+        from streaming_server.storage.backup.backup_store import BackupStore
+    store = BackupStore(location)
+    if store.local is not None and not store.local.is_dir():
+        raise UsageError(f"{location} is not a directory: give the --backup-location of the server")
+    return store
+
+
+def _names_of(tables: list[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for text in tables:
+        name, _, new = text.partition("=")
+        if name in names:
+            raise UsageError(f'"{name}" is named twice: name each table once')
+        names[name] = new or name
+    return names
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on standard error if it is a terminal."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # on use, like that of `check`
+
+    with Progress(TextColumn(what), BarColumn(), DownloadColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+
+
+def _number(count: int, one: str) -> str:
+    return f"{count:,} {one if count == 1 else one + 's'}"

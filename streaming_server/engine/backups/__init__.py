@@ -1,0 +1,1 @@
+"""Backups of all tables, and their restoration."""

@@ -1,0 +1,276 @@
+"""The backups of a server: creates them on demand and regularly, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import BackupFailed, ScanKvError, ServerDraining, UsageError
+from streaming_server.engine.backups.backup_cut import BackupCut, CutTable, complete_states
+from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
+from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.backup_writer import BackupWriter
+from streaming_server.storage.backup.claims import Claim
+from streaming_server.storage.backup.prune import prune
+from streaming_server.storage.files.disk_use import directory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from streaming_server.clock import ServerClock
+    from streaming_server.config import ServerConfig
+    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.tables.data_directory import DataDirectory
+
+_LOOK_SECONDS: Final = 15.0
+"""How often the server looks whether a backup is due."""
+
+_RETRY_SECONDS: Final = 300.0
+"""How long the server waits after a failed backup, if the interval is longer."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupStatus:
+    """The backup that is running, or the last one of this server process.
+
+    Attributes:
+        number: Counts the backups of the process. 0: none was begun.
+        is_running: Whether a backup is running.
+        backup_id: Its id. Empty: it has no instant yet.
+        done_bytes: The bytes of its files that are stored so far.
+        total_bytes: The bytes of all its files. 0: not known yet.
+        new_bytes: The bytes that no earlier backup had.
+        tables: The number of its tables.
+        left_out: Why tables are not in it, by name.
+        error: Why it failed. None: it has not failed.
+        completed_micros: The instant of the last completed backup, in microseconds since 1970 UTC. 0: none is known.
+    """
+
+    number: int = 0
+    is_running: bool = False
+    backup_id: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    new_bytes: int = 0
+    tables: int = 0
+    left_out: dict[str, str]
+    error: ScanKvError | None = None
+    completed_micros: int = 0
+
+
+class Backups:
+    """Creates backups. Bound to the event loop.
+
+    Args:
+        config: The location, and the schedule.
+        directory: The data directory.
+        resources: Shared by all buckets of the process.
+        clock: The clock of the server.
+        cut: Takes the instant of all tables: given a directory for copies, and where to say which tables are left out.
+
+    Rule: a backup never keeps the server from serving. Its work runs in threads of its own, and an error only ends it.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        directory: DataDirectory,
+        resources: RocksResources,
+        clock: ServerClock,
+        cut: Callable[[Path, dict[str, str]], Awaitable[BackupCut]],
+    ) -> None:
+        self._location = config.backup_location
+        self._every = config.backup_every_seconds
+        self._keep = config.backup_keep
+        self._directory = directory
+        self._resources = resources
+        self._clock = clock
+        self._cut = cut
+        self._status = BackupStatus(left_out={})
+        self._writer: BackupWriter | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._closing = False
+        self._next_try = 0.0
+        self._looking = Background(partial(repeat, min(_LOOK_SECONDS, self._every or _LOOK_SECONDS), self._look))
+
+    @property
+    def status(self) -> BackupStatus:
+        writer = self._writer
+        if writer is None:
+            return self._status
+        return replace(self._status, done_bytes=writer.done_bytes, new_bytes=writer.new_bytes)
+
+    def start(self) -> None:
+        """Starts the schedule, if there is one. It runs until `close`."""
+        if self._location and self._every:
+            self._looking.start()
+
+    async def close(self) -> None:
+        """Ends a running backup, and returns once it has ended."""
+        self._closing = True
+        await self._looking.close()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    def create(self) -> int:
+        """Begins to create a backup, and returns its number; `status` says how far it is.
+
+        Raises:
+            BackupFailed: The server has no location for backups, or a backup is running already.
+        """
+        if not self._location:
+            raise BackupFailed(
+                "this server has no location for backups: start it with --backup-location, which names a directory or "
+                "a URI such as s3://bucket/backups"
+            )
+        if self._status.is_running:
+            raise BackupFailed("a backup is running already: wait until it has ended")
+        before = self._status
+        self._status = BackupStatus(
+            number=before.number + 1, is_running=True, left_out={}, completed_micros=before.completed_micros
+        )
+        self._running = asyncio.create_task(self._run())
+        return self._status.number
+
+    async def _look(self) -> None:
+        """Creates a backup if one is due."""
+        if self._status.is_running or self._clock.monotonic() < self._next_try:
+            return
+        if not self._status.completed_micros:
+            # After a restart, the schedule continues from the last backup.
+            newest = await asyncio.to_thread(_newest_micros, self._location)
+            self._status = replace(self._status, completed_micros=newest)
+        if self._clock.commit_micros() - self._status.completed_micros >= self._every * 1_000_000:
+            self.create()
+
+    async def _run(self) -> None:
+        try:
+            manifest = await self._create()
+        except Exception as error:
+            failure = error if isinstance(error, ScanKvError) else BackupFailed(f"the backup has failed: {error!r}")
+            trace = None if isinstance(error, ScanKvError) else error
+            _log.error("a backup has failed: %s", failure.message, exc_info=trace)
+            self._next_try = self._clock.monotonic() + min(_RETRY_SECONDS, self._every)
+            self._status = replace(self.status, is_running=False, error=failure)
+        else:
+            for name, why in manifest.left_out.items():
+                _log.error("the backup %s lacks the table %s: %s", manifest.backup_id, name, why)
+            self._status = replace(self.status, is_running=False, completed_micros=manifest.micros)
+        finally:
+            self._writer = None
+
+    async def _create(self) -> BackupManifest:
+        began = self._clock.monotonic()
+        store = await asyncio.to_thread(_open_store, self._location, self._directory.path)
+        root = self._directory.trash / f"backup-{uuid.uuid4().hex}"
+        claim = Claim(store, "create", against="prune", clock=self._clock.monotonic)
+        try:
+            await asyncio.to_thread(claim.take)
+            before = await asyncio.to_thread(_newest_manifest, store)
+            await asyncio.to_thread(root.mkdir)
+            left_out: dict[str, str] = {}
+            cut = await self._cut(root, left_out)
+            backup_id = _id_of(cut.micros)
+            total = await asyncio.to_thread(directory_bytes, root)
+            self._status = replace(
+                self._status, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
+            )
+
+            def check() -> None:
+                if self._closing:
+                    raise ServerDraining("the server is shutting down, which has ended the backup: create it again")
+                claim.renew()
+
+            writer = self._writer = await asyncio.to_thread(BackupWriter, store, before, check)
+            tables = [await asyncio.to_thread(self._store_table, each, writer, left_out) for each in cut.tables]
+            manifest = BackupManifest(
+                backup_id=backup_id,
+                micros=cut.micros,
+                pause_micros=cut.pause_micros,
+                seconds=round(self._clock.monotonic() - began, 3),
+                directory_format=self._directory.format,
+                times=cut.times,
+                epoch=cut.epoch,
+                committed=tuple(each.to_json() for each in cut.committed),
+                tables=tuple(each for each in tables if each is not None),
+                left_out=left_out,
+                new_bytes=writer.new_bytes,
+            )
+            await asyncio.to_thread(_complete, store, manifest, check)
+        finally:
+            await asyncio.to_thread(_clean_up, claim, root)
+        if self._keep:
+            await asyncio.to_thread(self._prune, store)
+        return manifest
+
+    def _store_table(self, cut: CutTable, writer: BackupWriter, left_out: dict[str, str]) -> StoredTable | None:
+        try:
+            found = complete_states(cut, self._resources)
+        except ScanKvError as error:
+            left_out[cut.definition.name] = error.message
+            return None
+        return StoredTable(
+            definition=found.definition,
+            states=found.states,
+            files=writer.copy(found.path, found.definition.incarnation),
+            consumers=found.consumers,
+        )
+
+    def _prune(self, store: BackupStore) -> None:
+        try:
+            prune(store, keep=self._keep, clock=self._clock.monotonic)
+        except ScanKvError as error:
+            _log.warning("old backups cannot be removed now: %s", error.message)
+
+
+def _open_store(location: str, data: Path) -> BackupStore:
+    store = BackupStore(location)
+    inside = store.local is not None and store.local.resolve().is_relative_to(data.resolve())
+    if inside or (store.local is not None and data.resolve().is_relative_to(store.local.resolve())):
+        raise UsageError(
+            f"the location of backups {location} and the data directory {data} contain one another: give another one, "
+            "best on another disk"
+        )
+    return store
+
+
+def _complete(store: BackupStore, manifest: BackupManifest, check: Callable[[], None]) -> None:
+    check()
+    if manifest.backup_id in store.manifests():
+        raise BackupFailed(f"{store.location} has a backup {manifest.backup_id} of another server: give each its own")
+    store.write_manifest(manifest.backup_id, manifest.to_json())
+
+
+def _clean_up(claim: Claim, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    with suppress(ScanKvError):
+        claim.release()
+
+
+def _newest_manifest(store: BackupStore) -> BackupManifest | None:
+    for backup_id in reversed(store.manifests()):
+        try:
+            return read_manifest(store, backup_id)
+        except ScanKvError as error:
+            _log.warning("the next backup copies all files again: %s", error.message)
+    return None
+
+
+def _newest_micros(location: str) -> int:
+    manifest = _newest_manifest(BackupStore(location))
+    return 0 if manifest is None else manifest.micros
+
+
+def _id_of(micros: int) -> str:
+    return f"{dt.datetime.fromtimestamp(micros / 1e6, dt.UTC):%Y%m%d-%H%M%S}-{micros % 1_000_000:06}"

@@ -1,0 +1,1 @@
+"""Backups: files of consistent instants of all tables, in a directory or an object store."""

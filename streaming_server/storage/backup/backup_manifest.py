@@ -1,0 +1,228 @@
+"""The manifest of a backup: which tables it has, and where the content of each file is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError, TableNotFound, did_you_mean
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.clock import StoredTimes
+from streaming_server.storage.bucket.bucket_state import BucketState
+from streaming_server.storage.tables.consumers import ConsumerRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streaming_server.storage.backup.backup_store import BackupStore
+
+_FORMAT: Final = 1
+# Part of the path of each restored file, so nothing else may be in it.
+_PATH: Final = re.compile(r"buckets/[0-9]{4}/[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One file of a table in a backup.
+
+    Attributes:
+        path: Its path in the directory of the table.
+        size: Its bytes.
+        sha256: The SHA-256 of its content.
+        tail: The SHA-256 of its last 4 KiB. With the name and the size, it tells whether a file of RocksDB, which never
+            changes, is the same as before.
+        pack: The object that contains it with other small files. Empty: the file is an object of its own.
+        offset: Where it begins in the pack.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    tail: str
+    pack: str = ""
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        digests = (self.sha256, self.tail, *([self.pack] if self.pack else ()))
+        if (
+            not _PATH.fullmatch(self.path)
+            or not all(map(_SHA256.fullmatch, digests))
+            or min(self.size, self.offset) < 0
+        ):
+            raise ValueError(f"{self.path!r} describes no file of a table")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTable:
+    """One table in a backup.
+
+    Attributes:
+        definition: Its definition at the instant of the backup.
+        states: The state of each bucket, by number. Buckets that were never used are absent.
+        files: The files of the buckets.
+        consumers: The consumers of its changes.
+    """
+
+    definition: TableDefinition
+    states: Mapping[int, BucketState]
+    files: tuple[StoredFile, ...]
+    consumers: tuple[ConsumerRecord, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def rows(self) -> int | None:
+        """Its rows, exact. None: unknown."""
+        rows = [state.rows for state in self.states.values()]
+        return None if None in rows else sum(filter(None, rows))
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return {
+            "definition": self.definition.to_json(),
+            "states": {str(number): state.to_bytes().decode() for number, state in self.states.items()},
+            "files": [asdict(file) for file in self.files],
+            "consumers": [{**asdict(one), "token": one.token.hex()} for one in self.consumers],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StoredTable:
+        """Reads the result of `to_json`."""
+        consumers = [ConsumerRecord(**{**one, "token": bytes.fromhex(one["token"])}) for one in values["consumers"]]
+        return cls(
+            definition=TableDefinition.from_json(values["definition"]),
+            states={int(number): BucketState.from_bytes(one.encode()) for number, one in values["states"].items()},
+            files=tuple(StoredFile(**file) for file in values["files"]),
+            consumers=tuple(consumers),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupManifest:
+    """One backup: all tables of a server as of one instant. Immutable.
+
+    Attributes:
+        backup_id: The id; ids ascend with the time.
+        micros: The instant, in microseconds since 1970 UTC.
+        pause_micros: How long writers were paused for the instant.
+        seconds: How long creating it took.
+        directory_format: The format of the data directory.
+        times: The clock of the server.
+        epoch: The epoch of the transaction log.
+        committed: The remembered commits of transactions, as the transaction log stores them.
+        tables: The tables, by name, ascending.
+        left_out: Why tables are not in the backup, by name.
+        new_bytes: The bytes of the files that no earlier backup had.
+    """
+
+    backup_id: str
+    micros: int
+    pause_micros: int
+    seconds: float
+    directory_format: int
+    times: StoredTimes
+    epoch: int
+    committed: tuple[Mapping[str, Any], ...]
+    tables: tuple[StoredTable, ...]
+    left_out: Mapping[str, str]
+    new_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.bytes for table in self.tables)
+
+    @property
+    def objects(self) -> dict[str, int]:
+        """The bytes of each object that it needs, at least, by SHA-256."""
+        needed: dict[str, int] = {}
+        for table in self.tables:
+            for file in table.files:
+                name, size = (file.pack, file.offset + file.size) if file.pack else (file.sha256, file.size)
+                needed[name] = max(size, needed.get(name, 0))
+        return needed
+
+    def table(self, name: str) -> StoredTable:
+        """Returns a table. Raises TableNotFound, which suggests similar names or says why it was left out."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        if name in self.left_out:
+            raise TableNotFound(f'the backup {self.backup_id} lacks the table "{name}": {self.left_out[name]}')
+        similar = did_you_mean(name, [table.name for table in self.tables])
+        raise TableNotFound(f'the backup {self.backup_id} has no table "{name}"{similar}', table=name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return {
+            "backup_format": _FORMAT,
+            "backup_id": self.backup_id,
+            "micros": self.micros,
+            "pause_micros": self.pause_micros,
+            "seconds": self.seconds,
+            "directory_format": self.directory_format,
+            "times": asdict(self.times),
+            "epoch": self.epoch,
+            "committed": list(self.committed),
+            "tables": [table.to_json() for table in self.tables],
+            "left_out": dict(self.left_out),
+            "new_bytes": self.new_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BackupManifest:
+        """Reads the result of `to_json`."""
+        if values["backup_format"] != _FORMAT:
+            raise NewerFormat(f"it has format {values['backup_format']}, and this version of ScanKV reads {_FORMAT}")
+        times = values["times"]
+        return cls(
+            backup_id=values["backup_id"],
+            micros=values["micros"],
+            pause_micros=values["pause_micros"],
+            seconds=values["seconds"],
+            directory_format=values["directory_format"],
+            times=StoredTimes(**{**times, "doubtful": tuple((start, end) for start, end in times["doubtful"])}),
+            epoch=values["epoch"],
+            committed=tuple(values["committed"]),
+            tables=tuple(map(StoredTable.from_json, values["tables"])),
+            left_out=values["left_out"],
+            new_bytes=values["new_bytes"],
+        )
+
+
+def read_manifest(store: BackupStore, backup_id: str) -> BackupManifest:
+    """Returns the manifest of a backup. Raises DataLoss, or NewerFormat, if it cannot be read."""
+    content = store.read_manifest(backup_id)
+    try:
+        manifest = BackupManifest.from_json(content)
+    except NewerFormat as error:
+        raise NewerFormat(f"the backup {backup_id} in {store.location} cannot be read: {error.message}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException, ScanKvError) as error:
+        raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} cannot be read: {error}") from error
+    if manifest.backup_id != backup_id:
+        raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} is that of {manifest.backup_id}")
+    return manifest
+
+
+def find_backup(store: BackupStore, backup_id: str) -> str:
+    """Returns the id of a backup; `latest` is the newest one.
+
+    Raises:
+        DataLoss: There is no such backup.
+    """
+    known = store.manifests()
+    if backup_id == "latest" and known:
+        return known[-1]
+    if backup_id not in known:
+        what = f'backup "{backup_id}"{did_you_mean(backup_id, known)}' if known else "backup"
+        raise DataLoss(f"{store.location} has no {what}: `scankv backup list {store.location}` lists the backups")
+    return backup_id

@@ -1,0 +1,250 @@
+"""Where backups are stored: a local directory, or an object store that `pyarrow.fs` knows.
+
+manifests/<backup>.json    one backup: its tables, and which object each of their files is; written last
+objects/ab/abcd...         the content of files, by SHA-256; backups share the objects of unchanged files
+claims/<name>.json         what is working on the location: a backup that is being created, or a prune
+
+Rule: an object with its final name is complete and durable, and its content never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, UsageError
+from streaming_server.storage.files.checked_json import from_checked_bytes, sync_directory, to_checked_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PIECE_BYTES: Final = 4 << 20
+"""How much of a file is in memory at once."""
+
+_MANIFESTS: Final = "manifests"
+_OBJECTS: Final = "objects"
+_CLAIMS: Final = "claims"
+_SUFFIX: Final = ".json"
+
+
+class BackupStore:
+    """The location of backups. Its methods block, and threads may call them concurrently.
+
+    Args:
+        location: A directory, or a URI such as `s3://bucket/backups`. Credentials come from the environment, as the
+            documentation of `pyarrow.fs` says.
+
+    Attributes:
+        location: The location, for people.
+        local: The directory. None: the location is not on a local file system.
+
+    Raises:
+        UsageError: The location cannot be used: it has another form, or contains credentials.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        try:
+            self._files, self._root = _open_location(location)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UsageError(
+                f'"{location}" is no location for backups ({error}): give a directory, or a URI such as '
+                "s3://bucket/backups"
+            ) from error
+        self.local = Path(self._root) if isinstance(self._files, fs.LocalFileSystem) else None
+
+    def manifests(self) -> list[str]:
+        """Returns the ids of all backups, the oldest first."""
+        return sorted(name.removesuffix(_SUFFIX) for name in self._names(_MANIFESTS) if name.endswith(_SUFFIX))
+
+    def read_manifest(self, backup_id: str) -> dict[str, Any]:
+        """Returns what `write_manifest` wrote. Raises DataLoss if it is missing or damaged."""
+        name = f"{_MANIFESTS}/{backup_id}{_SUFFIX}"
+        return from_checked_bytes(self._read(name), f"the backup manifest {self.location}/{name}")
+
+    def write_manifest(self, backup_id: str, content: dict[str, Any]) -> None:
+        """Completes a backup. All of its objects must have been put."""
+        self._put(f"{_MANIFESTS}/{backup_id}{_SUFFIX}", to_checked_bytes(content))
+
+    def remove_manifest(self, backup_id: str) -> None:
+        """Removes a backup. Its objects remain until `prune` finds that no backup needs them."""
+        self._remove(f"{_MANIFESTS}/{backup_id}{_SUFFIX}")
+
+    def objects(self) -> dict[str, int]:
+        """Returns the bytes of every object, by SHA-256."""
+        return {
+            info.base_name: info.size
+            for info in self._list(_OBJECTS, recursive=True)
+            if info.type == fs.FileType.File and len(info.base_name) == 64
+        }
+
+    def partial_objects(self) -> list[str]:
+        """Returns the names of files that a crash has left while an object was being put."""
+        root = f"{self._root}/"
+        return [
+            info.path.removeprefix(root)
+            for info in self._list(_OBJECTS, recursive=True)
+            if info.type == fs.FileType.File and ".partial-" in info.base_name
+        ]
+
+    def put_object(self, sha256: str, content: Path | bytes) -> None:
+        """Stores an object durably. The caller knows the SHA-256 of the content."""
+        self._put(_object(sha256), content)
+
+    def read_object(self, sha256: str) -> bytes:
+        """Returns a small object. Raises DataLoss if it is missing or differs."""
+        content = self._read(_object(sha256))
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise DataLoss(f"the object {self.location}/{_object(sha256)} is damaged: its SHA-256 differs")
+        return content
+
+    def find_damage(self, sha256: str) -> str | None:
+        """Reads an object, and returns what is wrong with it. None: nothing."""
+        try:
+            for _ in self.pieces_of(sha256):
+                pass
+        except DataLoss as error:
+            return error.message
+        return None
+
+    def pieces_of(self, sha256: str) -> Iterator[bytes]:
+        """Yields the content of an object in pieces. Raises DataLoss, at the latest after the last piece."""
+        name, digest = _object(sha256), hashlib.sha256()
+        try:
+            with self._files.open_input_stream(f"{self._root}/{name}") as stream:
+                while piece := stream.read(PIECE_BYTES):
+                    digest.update(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise DataLoss(f"the object {self.location}/{name} is missing") from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+        if digest.hexdigest() != sha256:
+            raise DataLoss(f"the object {self.location}/{name} is damaged: its SHA-256 differs")
+
+    def remove_object(self, sha256: str) -> None:
+        """Removes an object that no backup needs."""
+        self._remove(_object(sha256))
+
+    def remove_partial(self, name: str) -> None:
+        """Removes one of `partial_objects`."""
+        self._remove(name)
+
+    def claims(self) -> dict[str, int]:
+        """Returns when each claim was written last, in microseconds by the clock of the store."""
+        return {
+            info.base_name.removesuffix(_SUFFIX): int(info.mtime_ns // 1000)
+            for info in self._list(_CLAIMS)
+            if info.base_name.endswith(_SUFFIX)
+        }
+
+    def write_claim(self, name: str) -> None:
+        """Claims the location, or renews a claim."""
+        self._put(f"{_CLAIMS}/{name}{_SUFFIX}", json.dumps({"pid": os.getpid()}).encode())
+
+    def remove_claim(self, name: str) -> None:
+        """Ends a claim. An unknown one is no error."""
+        self._remove(f"{_CLAIMS}/{name}{_SUFFIX}")
+
+    def _put(self, name: str, content: Path | bytes) -> None:
+        path = f"{self._root}/{name}"
+        try:
+            if self.local is None:
+                # Object stores show an object only once it is complete.
+                self._write(path, content)
+                return
+            partial = f"{path}.partial-{uuid.uuid4().hex[:8]}"
+            directory = Path(path).parent
+            if not directory.is_dir():
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_directory(directory.parent)
+            try:
+                self._write(partial, content)
+                _sync_file(partial)
+                os.replace(partial, path)
+            except BaseException:
+                Path(partial).unlink(missing_ok=True)
+                raise
+            sync_directory(directory)
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+
+    def _write(self, path: str, content: Path | bytes) -> None:
+        stream = self._files.open_output_stream(path)
+        try:
+            if isinstance(content, bytes):
+                stream.write(content)
+            else:
+                with content.open("rb") as file:
+                    while piece := file.read(PIECE_BYTES):
+                        stream.write(piece)
+        except BaseException:
+            # Closing completes an object in an object store, so what is incomplete is removed right after.
+            stream.close()
+            self._files.delete_file(path)
+            raise
+        stream.close()
+
+    def _read(self, name: str) -> bytes:
+        try:
+            with self._files.open_input_stream(f"{self._root}/{name}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError as error:
+            raise DataLoss(f"the file {self.location}/{name} is missing") from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._files.delete_file(f"{self._root}/{name}")
+        except FileNotFoundError:
+            pass
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+
+    def _names(self, directory: str) -> list[str]:
+        return [info.base_name for info in self._list(directory)]
+
+    def _list(self, directory: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+        selector = fs.FileSelector(f"{self._root}/{directory}", allow_not_found=True, recursive=recursive)
+        try:
+            return list(self._files.get_file_info(selector))
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> ScanKvError:
+        return BackupFailed(f"the location of backups {self.location} cannot be read or written: {error}")
+
+
+def _open_location(location: str) -> tuple[fs.FileSystem, str]:
+    if "://" not in location:
+        return fs.LocalFileSystem(), str(Path(location).absolute())
+    parts = urlsplit(location)
+    if parts.username or parts.password:
+        # It would appear in logs and in the list of processes.
+        raise UsageError(
+            f"the location {parts.scheme}://{parts.hostname or ''}{parts.path} contains credentials: leave them out, "
+            "and set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    files, root = fs.FileSystem.from_uri(location)
+    return files, str(root).rstrip("/")
+
+
+def _object(sha256: str) -> str:
+    return f"{_OBJECTS}/{sha256[:2]}/{sha256}"
+
+
+def _sync_file(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,65 @@
+"""Removes old backups, and the objects that no backup needs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streaming_server.storage.backup.backup_manifest import read_manifest
+from streaming_server.storage.backup.claims import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streaming_server.storage.backup.backup_store import BackupStore
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a prune has removed.
+
+    Attributes:
+        backups: The ids of the backups, the oldest first.
+        objects: The number of objects.
+        bytes: The bytes of these objects.
+    """
+
+    backups: list[str]
+    objects: int
+    bytes: int
+
+
+def prune(store: BackupStore, *, keep: int, clock: Callable[[], float] = time.monotonic) -> Pruned:
+    """Removes all but the newest backups, and then the objects that no backup needs. Blocks.
+
+    A crash leaves every remaining backup complete; the next prune removes the rest.
+
+    Args:
+        store: The location.
+        keep: How many backups to keep, at least 1.
+        clock: Returns monotonic seconds.
+
+    Raises:
+        BackupFailed: A backup is being created there, or the location cannot be read or written.
+        DataLoss: The manifest of a backup that is kept cannot be read, so it is unknown what that backup needs.
+            Nothing was removed.
+    """
+    claim = Claim(store, "prune", against="create", clock=clock)
+    claim.take()
+    try:
+        known = store.manifests()
+        old, kept = known[:-keep], known[-keep:]
+        needed = {name for backup_id in kept for name in read_manifest(store, backup_id).objects}
+        for backup_id in old:
+            store.remove_manifest(backup_id)
+        unneeded = {name: size for name, size in store.objects().items() if name not in needed}
+        for name in unneeded:
+            claim.renew()
+            store.remove_object(name)
+        for name in store.partial_objects():
+            store.remove_partial(name)
+        claim.remove_ended()
+    finally:
+        claim.release()
+    return Pruned(old, len(unneeded), sum(unneeded.values()))

@@ -1,0 +1,65 @@
+"""Verifies backups: every object exists and has the content that the manifests say."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.backup.backup_manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from streaming_server.storage.backup.backup_store import BackupStore
+
+_AT_ONCE: Final = 4
+
+
+def verify(
+    store: BackupStore,
+    backup_ids: Iterable[str],
+    *,
+    quick: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[str]]:
+    """Returns what is wrong with each backup, by id. Blocks.
+
+    Args:
+        store: The location.
+        backup_ids: The backups.
+        quick: Compare only the sizes of objects, and read none.
+        on_bytes: Called with the bytes of each object after it was read, in any thread.
+
+    Raises:
+        BackupFailed: The location cannot be read.
+    """
+    sizes = store.objects()
+    found: dict[str, list[str]] = {}
+    needed: dict[str, dict[str, int]] = {}
+    for backup_id in backup_ids:
+        found[backup_id] = []
+        try:
+            needed[backup_id] = read_manifest(store, backup_id).objects
+        except DataLoss as error:
+            found[backup_id].append(error.message)
+    problems: dict[str, str] = {}
+    for objects in needed.values():
+        for name, size in objects.items():
+            if name not in sizes:
+                problems[name] = f"the object {name} is missing"
+            elif sizes[name] != size:
+                problems[name] = f"the object {name} has {sizes[name]:,} bytes instead of {size:,}"
+
+    def read(name: str) -> tuple[str, str | None]:
+        problem = store.find_damage(name)
+        on_bytes(sizes[name])
+        return name, problem
+
+    if not quick:
+        names = sorted({name for objects in needed.values() for name in objects if name not in problems})
+        with ThreadPoolExecutor(_AT_ONCE, "verify") as threads:
+            problems |= {name: problem for name, problem in threads.map(read, names) if problem is not None}
+    for backup_id, objects in needed.items():
+        found[backup_id] += [problems[name] for name in sorted(objects) if name in problems]
+    return found
