@@ -19,7 +19,7 @@ from tests.support.tables import exact_rows
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from random import Random
 
     from aio_client import Client, Scan, Table
@@ -81,10 +81,10 @@ class History:
         )
         return cls(server, client, table, random)
 
-    async def run(self, operations: int) -> None:
-        """Runs random operations, among them one drain of the server, two kills, and two alterations."""
-        moments = self._random.sample(range(1, operations), 5)
-        rare = dict(zip(moments, [self.drain, self.kill, self.kill, self.alter, self.alter], strict=True))
+    async def run(self, operations: int, *others: Callable[[], Awaitable[None]]) -> None:
+        """Runs random operations, among them one drain of the server, two kills, two alterations, and the others."""
+        chosen = [self.drain, self.kill, self.kill, self.alter, self.alter, *others]
+        rare = dict(zip(self._random.sample(range(1, operations), len(chosen)), chosen, strict=True))
         frequent = {
             self.upsert: 8,
             self.upsert_together: 2,

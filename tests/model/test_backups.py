@@ -1,0 +1,120 @@
+"""A restored backup has exactly the rows and changes that the table had at the instant of the backup."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from copy import deepcopy
+from random import Random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import TransactionConflict, connect
+from streaming_server.engine.backups.restore import restore_all
+from streaming_server.storage.backup.backup_manifest import read_manifest
+from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.verify import verify
+from tests.model.history import History, noted
+from tests.model.offline_checks import check_stored_table
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import Client
+    from tests.model.model_table import ModelTable
+
+ACCOUNTS = 40
+ALL_OF_IT = ACCOUNTS * 100
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "changelog", "operations", "moments"),
+    [
+        (1, "full", 80, 10),
+        (2, "upsert", 50, 5),
+        (3, "none", 40, 5),
+        *(
+            pytest.param(seed, ("full", "upsert", "none")[seed % 3], 600, 20, marks=pytest.mark.soak)
+            for seed in range(4, 12)
+        ),
+    ],
+)
+async def test_backups_at_random_moments_equal_the_model(
+    tmp_path: Path, seed: int, changelog: str, operations: int, moments: int
+) -> None:
+    location, random = tmp_path / "backups", Random(seed)
+    models: dict[str, ModelTable] = {}
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--backup-location", str(location)) as server:
+        async with connect(server.url) as client:
+            history = await History.begin(
+                server, client, random, changelog, evolved=seed % 2 == 0, partitioned=seed % 3 == 0
+            )
+
+            async def back_up() -> None:
+                models[(await client.create_backup()).backup_id] = deepcopy(history.model)
+
+            await history.run(operations, *[back_up] * moments)
+        store = BackupStore(str(location))
+        assert verify(store, models) == {backup_id: [] for backup_id in models}
+        for number, (backup_id, model) in enumerate(models.items()):
+            restore_all(store, read_manifest(store, backup_id), tmp_path / f"restored-{number}")
+            check_stored_table(tmp_path / f"restored-{number}", "test.history", model)
+
+
+@pytest.mark.asyncio
+async def test_backups_during_writes_have_all_tables_as_of_one_instant(tmp_path: Path) -> None:
+    location = tmp_path / "backups"
+    with ServerProcess(tmp_path / "data", "--backup-location", str(location)) as server:
+        async with connect(server.url) as client:
+            await _create_accounts(client, "bank.a")
+            await _create_accounts(client, "bank.b")
+            done = asyncio.Event()
+            moving = [asyncio.create_task(_move(client, Random(seed), done)) for seed in range(3)]
+            backups = [(await client.create_backup()).backup_id for _ in range(4)]
+            done.set()
+            moved = sum(await asyncio.gather(*moving))
+    assert moved > 4
+    store = BackupStore(str(location))
+    seen = set()
+    for backup_id in backups:
+        restore_all(store, read_manifest(store, backup_id), tmp_path / backup_id)
+        with ServerProcess(tmp_path / backup_id) as restored:
+            async with connect(restored.url) as client:
+                balances = [await _balances(client, name) for name in ("bank.a", "bank.b")]
+        assert sum(map(sum, balances)) == 2 * ALL_OF_IT
+        seen.add(tuple(map(tuple, balances)))
+    assert len(seen) == len(backups)
+
+
+async def _create_accounts(client: Client, name: str) -> None:
+    table = await client.create_table(
+        name, pa.schema([("account", pa.int64()), ("balance", pa.int64())]), primary_key=["account"]
+    )
+    await table.upsert([{"account": account, "balance": 100} for account in range(ACCOUNTS)])
+
+
+async def _move(client: Client, random: Random, done: asyncio.Event) -> int:
+    """Moves money from a random account to one in the other table, and returns how often."""
+    tables = [await client.table(name) for name in ("bank.a", "bank.b")]
+    moved = 0
+    while not done.is_set():
+        giver, taker = random.sample(tables, 2)
+        account, other, amount = random.randrange(ACCOUNTS), random.randrange(ACCOUNTS), random.randrange(1, 10)
+        with suppress(TransactionConflict):
+            async with client.transaction() as transaction:
+                has = (await transaction.get_for_update(giver, account)).to_pylist()[0]
+                gets = (await transaction.get_for_update(taker, other)).to_pylist()[0]
+                await transaction.upsert(giver, [{**has, "balance": has["balance"] - amount}])
+                await transaction.upsert(taker, [{**gets, "balance": gets["balance"] + amount}])
+            moved += 1
+    return moved
+
+
+async def _balances(client: Client, name: str) -> list[int]:
+    table = await client.table(name)
+    rows = await table.scan().to_arrow()
+    return [each["balance"] for each in sorted(rows.to_pylist(), key=lambda row: row["account"])]
