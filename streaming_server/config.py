@@ -411,6 +411,13 @@ class ServerConfig:
                 option="metrics_host",
             )
 
+        if (self.backup_every_seconds or self.backup_keep) and not self.backup_location:
+            raise UsageError(
+                "backup_every_seconds and backup_keep need backup_location: give a directory, or a URI such as "
+                "s3://bucket/backups",
+                option="backup_location",
+            )
+
     def _check_jwt(self) -> None:
         if not self.jwt_issuer:
             for name in ("jwt_audience", "jwt_keys", "jwt_ca", "jwt_grants"):

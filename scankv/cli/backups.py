@@ -203,7 +203,7 @@ def restore(
         show_json({"backup_id": manifest.backup_id, "tables": tables})
         return
     for each in restored:
-        rows = "" if each.rows is None else f", {each.rows:,} rows"
+        rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
         renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
         typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}")
     instant = dt.datetime.fromtimestamp(manifest.micros / 1e6, dt.UTC)

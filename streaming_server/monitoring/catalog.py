@@ -108,6 +108,12 @@ SERVER_METRICS: Final = (
     ),
     Metric("scankv_disk_free_bytes", "gauge", "The free space on the disk of the data directory."),
     Metric("scankv_disk_reserve_bytes", "gauge", "The free space below which the server refuses writes."),
+    Metric(
+        "scankv_backup_completed_timestamp_seconds",
+        "gauge",
+        "The instant of the last complete backup, in seconds since 1970 UTC. 0: none is known.",
+    ),
+    Metric("scankv_backups_failed_total", "counter", "The backups that have failed."),
     Metric("scankv_clock_offset_seconds", "gauge", "How far the machine's clock is ahead of the commit time."),
     Metric("scankv_clock_jumps_total", "counter", "The jumps of the machine's clock."),
     Metric("scankv_rocksdb_memtable_bytes", "gauge", "The memory of unflushed writes."),

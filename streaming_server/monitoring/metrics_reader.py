@@ -119,6 +119,8 @@ class MetricsReader:
             "scankv_commit_longest_seconds": commits.longest_micros / 1_000_000,
             "scankv_snapshot_views": tables.snapshots.views,
             "scankv_snapshot_leases": tables.snapshots.leases,
+            "scankv_backup_completed_timestamp_seconds": tables.backups.progress.completed_micros / 1_000_000,
+            "scankv_backups_failed_total": tables.backups.failed,
             "scankv_clock_offset_seconds": clock.offset_millis / 1000,
             "scankv_clock_jumps_total": clock.jumps,
             "scankv_rocksdb_block_cache_bytes": resources.block_cache.get_usage(),

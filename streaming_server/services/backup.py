@@ -34,7 +34,7 @@ class BackupService(backup_pb2_grpc.BackupServiceServicer):
         context: grpc.aio.ServicerContext[backup_pb2.GetBackupStatusRequest, backup_pb2.BackupStatus],
     ) -> backup_pb2.BackupStatus:
         async with map_errors(request, context):
-            status = self._backups.status
+            status = self._backups.progress
         error = status.error
         return backup_pb2.BackupStatus(
             number=status.number,

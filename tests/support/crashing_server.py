@@ -7,6 +7,8 @@
 - `sync N before`, `sync N after`: around the Nth sync of a write-ahead log.
 - `answer N before`: after the Nth write is done, before its response is sent.
 - `definition N before`, `definition N after`: around the Nth time that the definition of a table is stored.
+- `store N before`, `store N after`: around the Nth file that is stored for a backup.
+- `checkpoint N before`, `checkpoint N after`: around the Nth checkpoint of a bucket.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from threading import Lock
 from typing import Any
 
 from streaming_server.services.write import WriteService
+from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.tables.catalog import Catalog
 
@@ -92,7 +95,9 @@ def main(points: str, _: str, __: str, module: str, *arguments: str) -> None:
     crash = Crash(Path(points))
     crash.around(RocksStore, "write", "write")
     crash.around(RocksStore, "sync", "sync")
+    crash.around(RocksStore, "checkpoint", "checkpoint")
     crash.around(Catalog, "replace", "definition")
+    crash.around(BackupStore, "_put", "store")
     crash.before_answer("Upsert")
     crash.before_answer("Delete")
     sys.argv = [module, *arguments]

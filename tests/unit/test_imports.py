@@ -57,6 +57,7 @@ LAYERS = {
         "snapshots",
         "transactions",
         "tables",
+        "backup",
     ),
     "streaming_server.scan": ("", "admission", "rows", "columnar", "execution", "changes", "queries"),
     "streaming_server.engine": (
@@ -72,6 +73,7 @@ LAYERS = {
         "reads",
         "table",
         "transactions",
+        "backups",
         "tables",
     ),
     "aio_client": (

@@ -17,10 +17,9 @@ from streaming_server.engine.backups.backup_cut import BackupCut, CutTable, comp
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
-from streaming_server.storage.backup.backup_writer import BackupWriter
+from streaming_server.storage.backup.backup_writer import BackupWriter, files_bytes
 from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
-from streaming_server.storage.files.disk_use import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +40,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackupStatus:
+class BackupProgress:
     """The backup that is running, or the last one of this server process.
 
     Attributes:
@@ -79,6 +78,9 @@ class Backups:
         clock: The clock of the server.
         cut: Takes the instant of all tables: given a directory for copies, and where to say which tables are left out.
 
+    Attributes:
+        failed: How many backups have failed since the start.
+
     Rule: a backup never keeps the server from serving. Its work runs in threads of its own, and an error only ends it.
     """
 
@@ -97,7 +99,8 @@ class Backups:
         self._resources = resources
         self._clock = clock
         self._cut = cut
-        self._status = BackupStatus(left_out={})
+        self._progress = BackupProgress(left_out={})
+        self.failed = 0
         self._writer: BackupWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._closing = False
@@ -105,11 +108,11 @@ class Backups:
         self._looking = Background(partial(repeat, min(_LOOK_SECONDS, self._every or _LOOK_SECONDS), self._look))
 
     @property
-    def status(self) -> BackupStatus:
+    def progress(self) -> BackupProgress:
         writer = self._writer
         if writer is None:
-            return self._status
-        return replace(self._status, done_bytes=writer.done_bytes, new_bytes=writer.new_bytes)
+            return self._progress
+        return replace(self._progress, done_bytes=writer.done_bytes, new_bytes=writer.new_bytes)
 
     def start(self) -> None:
         """Starts the schedule, if there is one. It runs until `close`."""
@@ -124,7 +127,7 @@ class Backups:
             await asyncio.wait([self._running])
 
     def create(self) -> int:
-        """Begins to create a backup, and returns its number; `status` says how far it is.
+        """Begins to create a backup, and returns its number; `progress` says how far it is.
 
         Raises:
             BackupFailed: The server has no location for backups, or a backup is running already.
@@ -134,24 +137,24 @@ class Backups:
                 "this server has no location for backups: start it with --backup-location, which names a directory or "
                 "a URI such as s3://bucket/backups"
             )
-        if self._status.is_running:
+        if self._progress.is_running:
             raise BackupFailed("a backup is running already: wait until it has ended")
-        before = self._status
-        self._status = BackupStatus(
+        before = self._progress
+        self._progress = BackupProgress(
             number=before.number + 1, is_running=True, left_out={}, completed_micros=before.completed_micros
         )
         self._running = asyncio.create_task(self._run())
-        return self._status.number
+        return self._progress.number
 
     async def _look(self) -> None:
         """Creates a backup if one is due."""
-        if self._status.is_running or self._clock.monotonic() < self._next_try:
+        if self._progress.is_running or self._clock.monotonic() < self._next_try:
             return
-        if not self._status.completed_micros:
+        if not self._progress.completed_micros:
             # After a restart, the schedule continues from the last backup.
             newest = await asyncio.to_thread(_newest_micros, self._location)
-            self._status = replace(self._status, completed_micros=newest)
-        if self._clock.commit_micros() - self._status.completed_micros >= self._every * 1_000_000:
+            self._progress = replace(self._progress, completed_micros=newest)
+        if self._clock.commit_micros() - self._progress.completed_micros >= self._every * 1_000_000:
             self.create()
 
     async def _run(self) -> None:
@@ -161,12 +164,13 @@ class Backups:
             failure = error if isinstance(error, ScanKvError) else BackupFailed(f"the backup has failed: {error!r}")
             trace = None if isinstance(error, ScanKvError) else error
             _log.error("a backup has failed: %s", failure.message, exc_info=trace)
+            self.failed += 1
             self._next_try = self._clock.monotonic() + min(_RETRY_SECONDS, self._every)
-            self._status = replace(self.status, is_running=False, error=failure)
+            self._progress = replace(self.progress, is_running=False, error=failure)
         else:
             for name, why in manifest.left_out.items():
                 _log.error("the backup %s lacks the table %s: %s", manifest.backup_id, name, why)
-            self._status = replace(self.status, is_running=False, completed_micros=manifest.micros)
+            self._progress = replace(self.progress, is_running=False, completed_micros=manifest.micros)
         finally:
             self._writer = None
 
@@ -182,9 +186,9 @@ class Backups:
             left_out: dict[str, str] = {}
             cut = await self._cut(root, left_out)
             backup_id = _id_of(cut.micros)
-            total = await asyncio.to_thread(directory_bytes, root)
-            self._status = replace(
-                self._status, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
+            total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
+            self._progress = replace(
+                self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
             )
 
             def check() -> None:

@@ -68,7 +68,7 @@ class BackupStore:
     def read_manifest(self, backup_id: str) -> dict[str, Any]:
         """Returns what `write_manifest` wrote. Raises DataLoss if it is missing or damaged."""
         name = f"{_MANIFESTS}/{backup_id}{_SUFFIX}"
-        return from_checked_bytes(self._read(name), f"the backup manifest {self.location}/{name}")
+        return from_checked_bytes(self._read(name), f"the backup manifest {name} in {self.location}")
 
     def write_manifest(self, backup_id: str, content: dict[str, Any]) -> None:
         """Completes a backup. All of its objects must have been put."""
@@ -103,7 +103,7 @@ class BackupStore:
         """Returns a small object. Raises DataLoss if it is missing or differs."""
         content = self._read(_object(sha256))
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise DataLoss(f"the object {self.location}/{_object(sha256)} is damaged: its SHA-256 differs")
+            raise DataLoss(f"the object {_object(sha256)} in {self.location} is damaged: its SHA-256 differs")
         return content
 
     def find_damage(self, sha256: str) -> str | None:
@@ -124,11 +124,11 @@ class BackupStore:
                     digest.update(piece)
                     yield piece
         except FileNotFoundError as error:
-            raise DataLoss(f"the object {self.location}/{name} is missing") from error
+            raise DataLoss(f"the object {name} in {self.location} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
         if digest.hexdigest() != sha256:
-            raise DataLoss(f"the object {self.location}/{name} is damaged: its SHA-256 differs")
+            raise DataLoss(f"the object {name} in {self.location} is damaged: its SHA-256 differs")
 
     def remove_object(self, sha256: str) -> None:
         """Removes an object that no backup needs."""
@@ -198,7 +198,7 @@ class BackupStore:
             with self._files.open_input_stream(f"{self._root}/{name}") as stream:
                 return bytes(stream.read())
         except FileNotFoundError as error:
-            raise DataLoss(f"the file {self.location}/{name} is missing") from error
+            raise DataLoss(f"the file {name} in {self.location} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
 

@@ -66,7 +66,7 @@ class BackupWriter:
         Raises:
             BackupFailed: The location cannot be written.
         """
-        files = sorted(path for path in (table / "buckets").glob("*/*") if not path.name.startswith(_LEFT_OUT))
+        files = _files_of(table)
         large = [path for path in files if path.suffix == _TABLE_FILE or path.stat().st_size > _SMALL_BYTES]
         small = [path for path in files if path not in set(large)]
         with ThreadPoolExecutor(_AT_ONCE, "backup") as threads:
@@ -124,6 +124,15 @@ def link_files(source: Path, target: Path) -> None:
     for path in source.iterdir():
         if not path.name.startswith(_LEFT_OUT):
             os.link(path, target / path.name)
+
+
+def _files_of(table: Path) -> list[Path]:
+    return sorted(path for path in (table / "buckets").glob("*/*") if not path.name.startswith(_LEFT_OUT))
+
+
+def files_bytes(tables: Iterable[Path]) -> int:
+    """Returns the bytes of the files of tables that a backup copies."""
+    return sum(path.stat().st_size for table in tables for path in _files_of(table))
 
 
 def _digest(path: Path, check: Callable[[], None]) -> str:

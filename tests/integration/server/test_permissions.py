@@ -30,6 +30,7 @@ READING = {
     "AdminService/CheckTable",
     "AdminService/ListScans",
     "AdminService/Stats",
+    "BackupService/GetBackupStatus",
     "ConsumerService/CommitPosition",
     "ConsumerService/ListConsumers",
     "LockService/ListColumnLocks",

@@ -1,0 +1,364 @@
+"""Backups through a real server: what they contain, what they share, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    BackupFailed,
+    DataLoss,
+    InvalidRequest,
+    InvalidResumeToken,
+    ScanKvError,
+    StartFrom,
+    StopAt,
+    TableExists,
+    TableNotFound,
+    TableRecreated,
+    Unavailable,
+    UsageError,
+    sync,
+)
+from streaming_server.engine.backups.restore import restore_all, restore_tables
+from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
+from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.claims import Claim
+from streaming_server.storage.backup.prune import prune
+from streaming_server.storage.backup.verify import verify
+from tests.support.prepared import flip
+from tests.support.s3_server import s3_bucket
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = pa.schema([("player", pa.string()), ("score", pa.int64())])
+
+
+@contextmanager
+def serving(data: Path, location: Path | str = "", *settings: str) -> Iterator[sync.Client]:
+    """Serves a data directory for the length of the block."""
+    backups = ("--backup-location", str(location)) if location else ()
+    with ServerProcess(data, *backups, *settings) as server, sync.connect(server.url) as client:
+        yield client
+
+
+def create_scores(client: sync.Client, name: str = "game.scores", rows: int = 1000, **options: object) -> sync.Table:
+    table = client.create_table(name, SCHEMA, primary_key=["player"], **options)
+    players = [f"p{number}" for number in range(rows)]
+    table.upsert(pa.table({"player": players, "score": list(range(rows))}))
+    return table
+
+
+def latest(location: Path | str) -> tuple[BackupStore, BackupManifest]:
+    store = BackupStore(str(location))
+    return store, read_manifest(store, find_backup(store, "latest"))
+
+
+def test_unchanged_files_are_not_stored_again(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        table = create_scores(client, rows=50_000)
+        first, again = client.create_backup(), client.create_backup()
+        table.upsert([{"player": "new", "score": 1}])
+        changed = client.create_backup()
+    assert first.new_bytes == first.total_bytes > 500_000
+    assert again.new_bytes <= 0.02 * first.new_bytes
+    assert 0 < changed.new_bytes <= 0.2 * first.new_bytes
+    store = BackupStore(str(tmp_path / "backups"))
+    assert verify(store, store.manifests()) == {backup_id: [] for backup_id in store.manifests()}
+
+
+def test_buckets_that_are_closed_or_were_never_used_are_backed_up(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as client:
+        create_scores(client, "game.closed")
+        client.create_table("game.unused", SCHEMA, primary_key=["player"])
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        status = client.create_backup()
+        assert client.server_stats().open_buckets == 0
+    assert status.tables == 2
+    store, manifest = latest(tmp_path / "backups")
+    assert [(table.name, table.rows) for table in manifest.tables] == [("game.closed", 1000), ("game.unused", 0)]
+    restore_all(store, manifest, tmp_path / "restored")
+    with serving(tmp_path / "restored") as client:
+        assert client.table("game.closed").count() == 1000
+        assert client.table("game.unused").count() == 0
+        client.table("game.unused").upsert([{"player": "a", "score": 1}])
+
+
+def test_changes_consumers_and_commits_survive_and_later_positions_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        table = create_scores(client, changelog="full", indexes=[["score"]])
+        read = _consume(table)
+        with client.transaction(id="job:1") as transaction:
+            transaction.upsert(table, [{"player": "committed", "score": 1}])
+        client.create_backup()
+        with client.transaction(id="job:2") as transaction:
+            transaction.upsert(table, [{"player": "later", "score": 2}])
+        offsets = table.log_offsets()
+    store, manifest = latest(tmp_path / "backups")
+    restore_all(store, manifest, tmp_path / "restored")
+    with serving(tmp_path / "restored") as client:
+        table = client.table("game.scores")
+        assert table.count() == 1001
+        assert sorted([*read, *_consume(table)]) == sorted([*(f"p{number}" for number in range(1000)), "committed"])
+        with pytest.raises(TableRecreated):
+            table.changes(StartFrom.offsets(offsets), StopAt.LATEST).to_arrow()
+        with client.transaction(id="job:1") as transaction:
+            assert transaction.result is not None
+        with client.transaction(id="job:2") as transaction:
+            assert transaction.result is None
+            transaction.upsert(table, [{"player": "later", "score": 2}])
+        assert table.count() == 1002
+        assert all(bucket.is_consistent for bucket in client.check_table("game.scores"))
+
+
+def _consume(table: sync.Table) -> list[str]:
+    """Reads the changes that the consumer `job` has not read, and commits its position."""
+    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("job")
+    with changes.stream() as stream:
+        players = [player for rows in stream for player in rows["player"].to_pylist()]
+        stream.commit()
+    return players
+
+
+def test_a_damaged_table_is_left_out_and_all_others_are_backed_up(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data) as client:
+        create_scores(client, "game.good")
+        create_scores(client, "game.bad")
+        create_scores(client, "game.lost")
+    (data / "tables" / "game" / "bad" / "table.json").write_text("{}")
+    shutil.rmtree(data / "tables" / "game" / "lost" / "buckets" / "0001")
+    (data / "tables" / "game" / "lost" / "buckets" / "0001").mkdir()
+    (data / "tables" / "game" / "lost" / "buckets" / "0001" / "CURRENT").write_text("MANIFEST-000001\n")
+    with serving(data, tmp_path / "backups") as client:
+        status = client.create_backup()
+    assert set(status.left_out) == {"game.bad", "game.lost"}
+    store, manifest = latest(tmp_path / "backups")
+    assert [table.name for table in manifest.tables] == ["game.good"]
+    with pytest.raises(TableNotFound, match="lacks the table"):
+        restore_tables(store, manifest, tmp_path / "restored", {"game.bad": "game.bad"})
+
+
+def test_a_backup_that_has_lost_or_changed_a_file_is_detected_and_not_restored(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client)
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    objects = sorted((tmp_path / "backups" / "objects").glob("*/*"))
+    assert len(objects) >= 5
+    for number, path in enumerate(objects):
+        content, target = path.read_bytes(), tmp_path / f"restored-{number}"
+        for damage in ("lost", "shortened", "changed"):
+            if damage == "lost":
+                path.unlink()
+            elif damage == "shortened":
+                path.write_bytes(content[:-1])
+            else:
+                flip(path, 7)
+            (problems,) = verify(store, [manifest.backup_id]).values()
+            assert [path.name in problem for problem in problems] == [True]
+            with pytest.raises(DataLoss, match=path.name):
+                restore_all(store, manifest, target)
+            with pytest.raises(UsageError, match="did not end"), serving_offline(target):
+                pass
+            with pytest.raises(DataLoss, match=path.name):
+                restore_tables(store, manifest, tmp_path / "other", {"game.scores": "game.scores"})
+            path.write_bytes(content)
+        restore_all(store, manifest, target)
+    assert not list((tmp_path / "other" / "tables").iterdir())
+
+
+@contextmanager
+def serving_offline(data: Path) -> Iterator[None]:
+    """Opens a data directory as a server does."""
+    from streaming_server.storage.tables.data_directory import DataDirectory
+
+    directory = DataDirectory(data)
+    try:
+        yield
+    finally:
+        directory.close()
+
+
+def test_a_damaged_manifest_is_no_backup_and_the_next_backup_is_complete(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client)
+        client.create_backup()
+        (path,) = (tmp_path / "backups" / "manifests").iterdir()
+        flip(path, path.stat().st_size // 2)
+        store = BackupStore(str(tmp_path / "backups"))
+        with pytest.raises(DataLoss, match="manifest"):
+            read_manifest(store, path.stem)
+        with pytest.raises(DataLoss, match="manifest"):
+            prune(store, keep=1)
+        again = client.create_backup()
+    assert again.new_bytes < again.total_bytes / 2
+    assert verify(store, [again.backup_id]) == {again.backup_id: []}
+    assert verify(store, [path.stem])[path.stem]
+
+
+def test_pruning_keeps_exactly_what_the_remaining_backups_need(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        table = create_scores(client)
+        for number in range(5):
+            table.upsert([{"player": f"p{number}", "score": -number}])
+            client.create_backup()
+        client.drop_table("game.scores")
+        create_scores(client, rows=10)
+        client.create_backup()
+        known = store.manifests()
+        claim = Claim(store, "create", against="prune", clock=lambda: 0.0)
+        claim.take()
+        with pytest.raises(BackupFailed, match="being created"):
+            prune(store, keep=1)
+        assert store.manifests() == known
+        claim.release()
+        (tmp_path / "backups" / "objects" / "ab").mkdir(exist_ok=True)
+        (tmp_path / "backups" / "objects" / "ab" / "abc.partial-1").write_text("left by a crash")
+        pruned = prune(store, keep=2)
+        assert pruned.backups == known[:-2]
+        assert verify(store, store.manifests()) == {backup_id: [] for backup_id in known[-2:]}
+        prune(store, keep=1)
+        assert store.objects() == read_manifest(store, known[-1]).objects
+        assert not store.partial_objects()
+        assert not store.claims()
+        claim = Claim(store, "prune", against="create", clock=lambda: 0.0)
+        claim.take()
+        with pytest.raises(BackupFailed, match="being removed"):
+            client.create_backup()
+        claim.release()
+        assert client.create_backup().new_bytes == 0
+
+
+def test_the_server_creates_backups_by_itself_and_keeps_the_newest(tmp_path: Path) -> None:
+    settings = ("--set", "backup_every_seconds=0.05", "--set", "backup_keep=2")
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", tmp_path / "backups", *settings) as client:
+        create_scores(client, rows=10)
+        seen: set[str] = set()
+
+        def collect() -> bool:
+            seen.update(store.manifests())
+            return len(seen) >= 5
+
+        wait_until(collect, "five backups were created")
+        assert client.backup_status().last_completed is not None
+    assert len(store.manifests()) in (2, 3)
+
+
+def test_a_schedule_without_a_location_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Unavailable, match="backup_location"),
+        serving(tmp_path / "data", "", "--set", "backup_every_seconds=60"),
+    ):
+        pass
+
+
+def test_wrong_locations_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with serving(tmp_path / "none") as client, pytest.raises(BackupFailed, match="--backup-location"):
+        client.create_backup()
+    for location in (tmp_path / "data" / "backups", tmp_path):
+        with serving(tmp_path / "data", location) as client, pytest.raises(UsageError, match="contain one another"):
+            client.create_backup()
+    (tmp_path / "file").write_text("")
+    with serving(tmp_path / "data", tmp_path / "file") as client:
+        create_scores(client)
+        with pytest.raises(BackupFailed, match="cannot be read or written"):
+            client.create_backup()
+        assert client.table("game.scores").count() == 1000
+        assert not list((tmp_path / "data" / "trash").iterdir())
+    with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID") as refused:
+        BackupStore("s3://user:secret@bucket/backups")
+    assert "secret" not in refused.value.message.replace("AWS_SECRET_ACCESS_KEY", "")
+    with pytest.raises(UsageError, match="no location"):
+        BackupStore("nothing://bucket")
+
+
+def test_tables_are_restored_beside_others_under_other_names(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data, tmp_path / "backups") as client:
+        create_scores(client, indexes=[["score"]])
+        client.create_backup()
+        client.table("game.scores").upsert([{"player": "later", "score": 1}])
+    store, manifest = latest(tmp_path / "backups")
+    for names, error in (
+        ({"game.scores": "game.scores"}, TableExists),
+        ({"game.scores": "wrong"}, InvalidRequest),
+        ({"game.other": "game.other"}, TableNotFound),
+    ):
+        with pytest.raises(error):
+            restore_tables(store, manifest, data, names)
+    with pytest.raises(UsageError, match="data directory already"):
+        restore_all(store, manifest, data)
+    restored = restore_tables(store, manifest, data, {"game.scores": "archive.scores"})
+    assert [(each.restored_as, each.rows) for each in restored] == [("archive.scores", 1000)]
+    with serving(data) as client:
+        assert client.table("archive.scores").count() == 1000
+        assert client.table("game.scores").count() == 1001
+        both = [client.table(name) for name in ("archive.scores", "game.scores")]
+        with client.transaction() as transaction:
+            for table in both:
+                transaction.upsert(table, [{"player": "together", "score": 7}])
+        assert all(bucket.is_consistent for bucket in client.check_table("archive.scores"))
+
+
+def test_backups_in_an_object_store(tmp_path: Path) -> None:
+    with s3_bucket("backups") as uri:
+        location = uri % "prod/scankv"
+        with serving(tmp_path / "data", location) as client:
+            table = create_scores(client, rows=20_000)
+            first = client.create_backup()
+            table.upsert([{"player": "new", "score": 1}])
+            second = client.create_backup()
+            assert second.new_bytes < first.new_bytes / 5
+        store, manifest = latest(location)
+        assert verify(store, store.manifests()) == {first.backup_id: [], second.backup_id: []}
+        prune(store, keep=1)
+        restore_all(store, manifest, tmp_path / "restored")
+        some = next(iter(manifest.objects))
+        store.remove_object(some)
+        assert verify(store, [second.backup_id])[second.backup_id]
+        with pytest.raises(DataLoss, match=some):
+            restore_all(store, manifest, tmp_path / "refused")
+    with serving(tmp_path / "restored") as client:
+        assert client.table("game.scores").count() == 20_001
+
+
+def test_a_manifest_with_a_path_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client)
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    for path in ("../../../../tmp/x", "/tmp/x", "buckets/0000/../../x", "table.json"):
+        content = json.loads(json.dumps(manifest.to_json()))
+        content["tables"][0]["files"][0]["path"] = path
+        store.write_manifest(manifest.backup_id, content)
+        with pytest.raises(DataLoss, match="no file of a table"):
+            read_manifest(store, manifest.backup_id)
+
+
+def test_a_resume_token_from_before_is_refused_after_a_restore(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        table = create_scores(client)
+        client.create_backup()
+        with table.scan().with_chunk(rows=10).stream() as stream:
+            next(iter(stream))
+            token = stream.resume_token
+    store, manifest = latest(tmp_path / "backups")
+    restore_all(store, manifest, tmp_path / "restored")
+    with serving(tmp_path / "restored") as client, pytest.raises(InvalidResumeToken, match="earlier table"):
+        client.table("game.scores").scan().resume_from(token).to_arrow()
+
+
+def test_errors_of_backups_are_those_of_scankv() -> None:
+    assert issubclass(BackupFailed, ScanKvError)
