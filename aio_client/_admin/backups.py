@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from aio_client._transport.transport import Transport
 
-_POLL_SECONDS: Final = 0.1
+_SHORTEST_POLL_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ async def create_backup(transport: Transport, on_progress: Callable[[BackupStatu
     begun = await transport.call(
         lambda: transport.services.backups.CreateBackup, backup_pb2.CreateBackupRequest(), repeatable=False
     )
+    pause = _SHORTEST_POLL_SECONDS
     while True:
         message = await backup_message(transport)
         if message.number != begun.number:
@@ -75,7 +77,8 @@ async def create_backup(transport: Transport, on_progress: Callable[[BackupStatu
             on_progress(status)
         if not status.running:
             break
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _POLL_SECONDS)
     if message.HasField("error"):
         raise (error_for_reason(message.error.reason) or BackupFailed)(message.error.message)
     return status

@@ -19,7 +19,7 @@ from tests.support.tables import exact_rows
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from random import Random
 
     from aio_client import Client, Scan, Table
@@ -38,12 +38,14 @@ class History:
         table: The table, opened after the last change of its columns.
         earlier: The table objects that were opened before each change of the columns.
         model: What the table must be.
+        also: Operations that `run` runs once each.
     """
 
     def __init__(self, server: ServerProcess, client: Client, table: Table, random: Random) -> None:
         self.table = table
         self.earlier: list[Table] = []
         self.model = ModelTable(table)
+        self.also: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._server = server
         self._client = client
         self._random = random
@@ -81,10 +83,10 @@ class History:
         )
         return cls(server, client, table, random)
 
-    async def run(self, operations: int, *others: Callable[[], Awaitable[None]]) -> None:
-        """Runs random operations, among them one drain of the server, two kills, two alterations, and the others."""
-        chosen = [self.drain, self.kill, self.kill, self.alter, self.alter, *others]
-        rare = dict(zip(self._random.sample(range(1, operations), len(chosen)), chosen, strict=True))
+    async def run(self, operations: int) -> None:
+        """Runs random operations: one drain of the server, two kills, two alterations, and those of `also` among them."""
+        once = [self.drain, self.kill, self.kill, self.alter, self.alter, *self.also]
+        rare = dict(zip(self._random.sample(range(1, operations), len(once)), once, strict=True))
         frequent = {
             self.upsert: 8,
             self.upsert_together: 2,

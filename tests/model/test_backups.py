@@ -57,7 +57,8 @@ async def test_backups_at_random_moments_equal_the_model(
             async def back_up() -> None:
                 models[(await client.create_backup()).backup_id] = deepcopy(history.model)
 
-            await history.run(operations, *[back_up] * moments)
+            history.also = [back_up] * moments
+            await history.run(operations)
         store = BackupStore(str(location))
         assert verify(store, models) == {backup_id: [] for backup_id in models}
         for number, (backup_id, model) in enumerate(models.items()):

@@ -6,12 +6,13 @@ up are refused, because its changes since the backup are gone. Its consumers con
 
 from __future__ import annotations
 
-import hashlib
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
 
 from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
@@ -171,15 +172,18 @@ class _Restore:
                     sync_directory(path)
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
+        checksum = xxhash.xxh3_128()
         with (draft / file.path).open("xb") as target:
             if file.pack:
                 content = packs[file.pack][file.offset : file.offset + file.size]
-                if hashlib.sha256(content).hexdigest() != file.sha256:
-                    raise DataLoss(f"the object {file.pack} in {self._store.location} is damaged: its content differs")
+                checksum.update(content)
                 target.write(content)
             else:
-                for piece in self._store.pieces_of(file.sha256):
+                for piece in self._store.read_pieces(file.sha256):
+                    checksum.update(piece)
                     target.write(piece)
+            if checksum.hexdigest() != file.checksum:
+                raise self._store.damaged(file.pack or file.sha256)
             target.flush()
             os.fsync(target.fileno())
         self._on_bytes(file.size)

@@ -26,7 +26,7 @@ from streaming_server.storage.files.checked_json import from_checked_bytes, sync
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PIECE_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 1 << 20
 """How much of a file is in memory at once."""
 
 _MANIFESTS: Final = "manifests"
@@ -103,32 +103,39 @@ class BackupStore:
         """Returns a small object. Raises DataLoss if it is missing or differs."""
         content = self._read(_object(sha256))
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise DataLoss(f"the object {_object(sha256)} in {self.location} is damaged: its SHA-256 differs")
+            raise self.damaged(sha256)
         return content
 
     def find_damage(self, sha256: str) -> str | None:
         """Reads an object, and returns what is wrong with it. None: nothing."""
         try:
-            for _ in self.pieces_of(sha256):
-                pass
+            digest = hashlib.sha256()
+            for piece in self.read_pieces(sha256):
+                digest.update(piece)
         except DataLoss as error:
             return error.message
-        return None
+        return None if digest.hexdigest() == sha256 else self.damaged(sha256).message
 
-    def pieces_of(self, sha256: str) -> Iterator[bytes]:
-        """Yields the content of an object in pieces. Raises DataLoss, at the latest after the last piece."""
-        name, digest = _object(sha256), hashlib.sha256()
+    def damaged(self, sha256: str) -> DataLoss:
+        """Returns the error for an object whose content differs."""
+        return DataLoss(f"the object {_object(sha256)} in {self.location} is damaged: its content differs")
+
+    def read_pieces(self, sha256: str) -> Iterator[memoryview]:
+        """Yields the content of an object in pieces, unverified, each valid until the next one.
+
+        Raises:
+            DataLoss: The object is missing.
+        """
+        # One buffer for all pieces: new ones would take most of the time, because the system clears their pages.
+        name, buffer = _object(sha256), memoryview(bytearray(PIECE_BYTES))
         try:
             with self._files.open_input_stream(f"{self._root}/{name}") as stream:
-                while piece := stream.read(PIECE_BYTES):
-                    digest.update(piece)
-                    yield piece
+                while count := stream.readinto(buffer):
+                    yield buffer[:count]
         except FileNotFoundError as error:
             raise DataLoss(f"the object {name} in {self.location} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
-        if digest.hexdigest() != sha256:
-            raise DataLoss(f"the object {name} in {self.location} is damaged: its SHA-256 differs")
 
     def remove_object(self, sha256: str) -> None:
         """Removes an object that no backup needs."""

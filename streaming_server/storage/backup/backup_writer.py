@@ -9,6 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+import xxhash
+
 from streaming_server.storage.backup.backup_manifest import StoredFile
 from streaming_server.storage.backup.backup_store import PIECE_BYTES
 
@@ -78,9 +80,9 @@ class BackupWriter:
         name, size, tail = str(path.relative_to(table)), path.stat().st_size, _digest_of_tail(path)
         known = self._known.get((incarnation, name, size, tail)) if path.suffix == _TABLE_FILE else None
         if known is None or self._objects.get(known.sha256) != size:
-            sha256 = _digest(path, self._check)
+            sha256, checksum = _digests(path, self._check)
             self._put(sha256, path, size)
-            known = StoredFile(path=name, size=size, sha256=sha256, tail=tail)
+            known = StoredFile(path=name, size=size, sha256=sha256, checksum=checksum, tail=tail)
         with self._lock:
             self.done_bytes += size
         return known
@@ -102,6 +104,7 @@ class BackupWriter:
                 path=path,
                 size=len(content),
                 sha256=hashlib.sha256(content).hexdigest(),
+                checksum=xxhash.xxh3_128_hexdigest(content),
                 tail=hashlib.sha256(content[-_TAIL_BYTES:]).hexdigest(),
                 pack=name,
                 offset=offset,
@@ -135,13 +138,15 @@ def files_bytes(tables: Iterable[Path]) -> int:
     return sum(path.stat().st_size for table in tables for path in _files_of(table))
 
 
-def _digest(path: Path, check: Callable[[], None]) -> str:
-    digest = hashlib.sha256()
+def _digests(path: Path, check: Callable[[], None]) -> tuple[str, str]:
+    """Returns the SHA-256 of a file, and its checksum."""
+    sha256, checksum = hashlib.sha256(), xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             check()
-            digest.update(piece)
-    return digest.hexdigest()
+            sha256.update(piece)
+            checksum.update(piece)
+    return sha256.hexdigest(), checksum.hexdigest()
 
 
 def _digest_of_tail(path: Path) -> str:

@@ -97,11 +97,13 @@ class DataDirectory:
         DiskFull: The directory is new, and no space is left to set it up.
     """
 
-    def __init__(self, path: Path, *, restoring: str = "") -> None:
+    def __init__(self, path: Path, *, restoring: str = "", is_changed: bool = True) -> None:
         """Locks the directory.
 
         Args:
             path: The directory.
+            is_changed: Whether the directory may be created and changed. Otherwise it must exist, and only its lock
+                file is touched.
             restoring: The backup with which the directory, which is new, is to be filled. Servers refuse the directory
                 until `end_restore`. Empty: none.
         """
@@ -110,7 +112,8 @@ class DataDirectory:
         self.trash = path / "trash"
         self.transactions = path / "transactions"
         try:
-            path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            if is_changed:
+                path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
             self._refuse_foreign()
             self._refuse_half_restored(restoring)
             # Before the lock file is touched.
@@ -125,8 +128,9 @@ class DataDirectory:
             self._take_lock()
             if restoring:
                 self._begin_restore(restoring)
-            self.format = self._find_format()
-            self._make_directories()
+            self.format = self._find_format() if is_changed else read_format(path)
+            if is_changed:
+                self._make_directories()
         except BaseException:
             os.close(self._lock)
             raise

@@ -52,6 +52,7 @@ def test_bad_input_is_refused_with_what_to_do(backed_up: CommandLine, tmp_path: 
     assert "is not a directory" in scankv.fails("backup", "list", str(tmp_path / "missing"))
     backup_id = scankv("backup", "create", "--json").json["backup_id"]
     assert f'did you mean "{backup_id}"' in scankv.fails("backup", "verify", location, backup_id[:-1])
+    restore = ("backup", "restore", location)
     data = str(tmp_path / "data")
     assert "in use by the server" in scankv.fails(*restore, "--data", data, "--table", "game.scores")
     new = str(tmp_path / "new")

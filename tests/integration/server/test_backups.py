@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -51,7 +51,7 @@ def serving(data: Path, location: Path | str = "", *settings: str) -> Iterator[s
         yield client
 
 
-def create_scores(client: sync.Client, name: str = "game.scores", rows: int = 1000, **options: object) -> sync.Table:
+def create_scores(client: sync.Client, name: str = "game.scores", rows: int = 1000, **options: Any) -> sync.Table:
     table = client.create_table(name, SCHEMA, primary_key=["player"], **options)
     players = [f"p{number}" for number in range(rows)]
     table.upsert(pa.table({"player": players, "score": list(range(rows))}))
@@ -354,6 +354,7 @@ def test_a_resume_token_from_before_is_refused_after_a_restore(tmp_path: Path) -
         with table.scan().with_chunk(rows=10).stream() as stream:
             next(iter(stream))
             token = stream.resume_token
+            assert token is not None
     store, manifest = latest(tmp_path / "backups")
     restore_all(store, manifest, tmp_path / "restored")
     with serving(tmp_path / "restored") as client, pytest.raises(InvalidResumeToken, match="earlier table"):
