@@ -1,23 +1,39 @@
 """`check`: checks that stored tables are consistent."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aio_client import BucketCheck, TableNotFound, sync
+from scankv.cli.backups import verify
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
-from scankv.cli.outcome import FAILED, complain
+from scankv.cli.outcome import FAILED, complain, require_extra, run_async
 from scankv.cli.show import show_json, show_table, stderr_console
+from scankv.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from streaming_server.engine.backups.offline_check import CheckedPart
 
 
 def check(
     table: Annotated[
         str | None,
         typer.Argument(metavar="[TABLE]", help="Check only this table. Default: all tables.", show_default=False),
+    ] = None,
+    offline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Check a complete data directory that no server uses, or a location of backups.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -26,7 +42,15 @@ def check(
 
     Tables stay readable and writable. The exit code is 1 if something is wrong, or a table is so damaged that it
     cannot be read.
+
+    With --offline, also changelogs, columnar bases, snapshots, consumers and transactions are checked, and each problem
+    is shown with what to do about it. Nothing in the directory is changed.
     """
+    if offline is not None:
+        if table is not None:
+            raise UsageError("--offline checks all tables of the directory: leave out the table")
+        _check_offline(offline, json=json)
+        return
     checked: dict[str, list[BucketCheck]] = {}
     with open_client(url) as client:
         damaged = [] if table is not None else [each for each in client.damaged_tables() if not each.partial]
@@ -50,6 +74,46 @@ def check(
     for line in wrong:
         complain(line)
     if wrong:
+        raise typer.Exit(FAILED)
+
+
+def _check_offline(directory: Path, *, json: bool) -> None:
+    with require_extra("server"):
+        from streaming_server.engine.backups.offline_check import OfflineCheck
+    if (directory / "manifests").is_dir():
+        verify(str(directory), json=json)
+        return
+    check = OfflineCheck(directory)
+
+    async def run() -> list[CheckedPart]:
+        found = []
+        console = stderr_console()
+        with console.status("") if console.is_terminal else nullcontext() as status:
+            async for part in check.run():
+                found.append(part)
+                if status is not None:
+                    status.update(f"checked {part.table} {part.part}")
+        return found
+
+    try:
+        found = run_async(run())
+    finally:
+        check.close()
+    problems = [part for part in found if part.problem]
+    if json:
+        show_json([asdict(part) for part in found])
+    else:
+        show_table(
+            ["table", "part", "count", "result"],
+            [[part.table, part.part, part.count, part.problem or "consistent"] for part in found],
+        )
+        typer.echo(
+            f"{_number(len(found), 'part')} of {directory}: "
+            f"{_number(len(problems), 'problem') if problems else 'all consistent'}"
+        )
+    for part in problems:
+        complain(f"{part.table} {part.part}: {part.problem}. To do: {part.advice}".strip())
+    if problems:
         raise typer.Exit(FAILED)
 
 

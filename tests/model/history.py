@@ -84,7 +84,7 @@ class History:
         return cls(server, client, table, random)
 
     async def run(self, operations: int) -> None:
-        """Runs random operations: one drain of the server, two kills, two alterations, and those of `also` among them."""
+        """Runs random operations, among them a drain of the server, two kills, two alterations, and those of `also`."""
         once = [self.drain, self.kill, self.kill, self.alter, self.alter, *self.also]
         rare = dict(zip(self._random.sample(range(1, operations), len(once)), once, strict=True))
         frequent = {

@@ -19,9 +19,9 @@ from streaming_server.storage.bucket.partitions import BucketPartitions, Partiti
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, put_mark
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.changelog.range_markers import RangeMarker
+from streaming_server.storage.changelog.range_markers import RangeMarker, decode_marker
 from streaming_server.storage.changelog.record_reader import RecordReader
-from streaming_server.storage.changelog.records import LogRecord, decode_record
+from streaming_server.storage.changelog.records import LogRecord, decode_header, decode_record
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
@@ -510,6 +510,33 @@ class Bucket:
         """Yields the first `limit` records of the changelog, oldest first."""
         for key, value in islice(self._store.read_log_records(), limit):
             yield decode_record(key, value, definition)
+
+    def check_metadata(self) -> int:
+        """Reads the metadata of the bucket, and returns the number of entries. Blocks. Raises DataLoss at damage."""
+        return self._store.count_meta()
+
+    def check_changes(self, definition: TableDefinition) -> int:
+        """Decodes the complete changelog, and returns the number of its changes. Blocks.
+
+        Raises:
+            DataLoss: A record is damaged, or changes are missing.
+        """
+        expected = self._state.log_first
+        for key, value in self._store.read_log_records():
+            header = decode_header(key, value)
+            # A crash may have left records before the first change that counts.
+            if count_of(header.offset) + header.count <= expected:
+                continue
+            if count_of(header.offset) > expected:
+                break
+            if header.is_marker:
+                decode_marker(key, value)
+            else:
+                decode_record(key, value, definition)
+            expected = count_of(header.offset) + header.count
+        if expected != self._state.count:
+            raise DataLoss(f"{self.location}: the changelog ends, or has a gap, at change {expected:,}")
+        return expected - self._state.log_first
 
     def family_bytes(self) -> FamilyBytes:
         """Returns the bytes of the bucket's SST files, by column family. Takes microseconds."""

@@ -361,6 +361,20 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
 
+    def count_meta(self) -> int:
+        """Reads all metadata, and returns the number of entries. Raises DataLoss at damage."""
+        options = scan_options()
+        iterator, count = self.meta.iter(options), 0
+        iterator.seek_to_first()
+        while iterator.valid():
+            count += 1
+            iterator.next()
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self.failure(error) from error
+        return count
+
     def family_bytes(self) -> FamilyBytes:
         """Returns the bytes of SST files by column family, including files kept only by cursors. Takes microseconds."""
         rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))

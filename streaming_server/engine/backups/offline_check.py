@@ -1,0 +1,238 @@
+"""Checks a complete data directory that no server uses, and says what to do about what is wrong. Changes nothing in it.
+
+Every row, index entry and change is decoded, every checksum is verified, and counts are compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import DataLoss, InternalError, ScanKvError
+from streaming_server.clock import ServerClock
+from streaming_server.engine.bucket.bucket_checker import BucketChecker
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.bucket.durable_watermark import DurableWatermark
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.columnar.columnar_base import ColumnarBase
+from streaming_server.storage.files.checked_json import find_checked_json
+from streaming_server.storage.rocks.store import RocksResources, is_complete
+from streaming_server.storage.rows.table_codec import TableCodec
+from streaming_server.storage.snapshots.checkpoint import Checkpoint
+from streaming_server.storage.snapshots.snapshots import ViewDirectory
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.consumers import ConsumerDirectory
+from streaming_server.storage.tables.data_directory import DataDirectory
+from streaming_server.storage.transactions.staging import StagingDirectory, list_tokens
+from streaming_server.storage.transactions.transaction_log import TransactionLog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from scankv.model.tables.schema import TableDefinition
+
+_RESTORE: Final = "restore the table from a backup (`scankv backup restore`)"
+_CACHE_BYTES: Final = 32 << 20
+_READ_ONLY: Final = InternalError("the data directory is only checked")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPart:
+    """One part of a data directory, with what is wrong with it.
+
+    Attributes:
+        table: The table. Empty: the part belongs to the whole directory.
+        part: The part, such as `bucket 3`.
+        count: How many rows, changes, records or files were read.
+        problem: What is wrong. Empty: nothing.
+        advice: What to do about it.
+    """
+
+    table: str = ""
+    part: str
+    count: int = 0
+    problem: str = ""
+    advice: str = ""
+
+
+class OfflineCheck:
+    """A check of one data directory. It is locked meanwhile, so no server can start.
+
+    Args:
+        data: The data directory.
+
+    Raises:
+        UsageError, ForeignDirectory, DirectoryLocked, NewerFormat, DataLoss: The directory cannot be checked.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._directory = DataDirectory(data, is_changed=False)
+        self._catalog = Catalog(self._directory)
+        self._clock = ServerClock()
+        self._resources = RocksResources.of_sizes(
+            block_cache_bytes=_CACHE_BYTES, write_buffer_bytes=_CACHE_BYTES, files_per_store=64
+        )
+
+    async def run(self) -> AsyncIterator[CheckedPart]:
+        """Checks one part after another, and yields each when it is done."""
+        yield _found("clock", partial(_count_file, self._directory.path / "clock.json"), _CLOCK)
+        yield _found("transaction log", self._read_transaction_log, _TRANSACTION_LOG)
+        for token in list_tokens(self._directory.transactions):
+            staged = StagingDirectory(self._directory.transactions, token)
+            yield _found(f"transaction {token}", partial(_count_parts, staged), _STAGED)
+        for name, why in self._catalog.unusable.items():
+            yield CheckedPart(table=name, part="definition", problem=why, advice=_RESTORE)
+        for name in self._catalog.names():
+            async for part in self._check_table(self._catalog.get(name), self._catalog.path(name)):
+                yield part
+
+    def close(self) -> None:
+        """Unlocks the directory."""
+        self._directory.close()
+
+    async def _check_table(self, definition: TableDefinition, path: Path) -> AsyncIterator[CheckedPart]:
+        for number in range(definition.buckets):
+            bucket_path = path / "buckets" / f"{number:04}"
+            async for part in self._check_bucket(definition, number, bucket_path):
+                yield part
+            for base in sorted((path / "bases" / f"{number:04}").glob("*[!.tmp]")):
+                yield _found(
+                    f"columnar base {base.name} of bucket {number}",
+                    partial(_read_base, base, definition.name),
+                    "remove its directory: the server builds it again",
+                    definition.name,
+                )
+        for view in sorted((path / "snapshots").glob("*")):
+            yield _found(
+                f"snapshot view {view.name}",
+                partial(self._read_view, ViewDirectory(path, view.name)),
+                "release its snapshots: they cannot be read",
+                definition.name,
+            )
+        for consumer, record in ConsumerDirectory(path).read():
+            problem = record.message if isinstance(record, DataLoss) else ""
+            yield CheckedPart(
+                table=definition.name,
+                part=f"consumer {consumer}",
+                count=1,
+                problem=problem,
+                advice="reset the consumer: `scankv consumers reset`" if problem else "",
+            )
+
+    async def _check_bucket(self, definition: TableDefinition, number: int, path: Path) -> AsyncIterator[CheckedPart]:
+        location = f"bucket {number}"
+        if not is_complete(path):
+            # A bucket has no files before it is first used.
+            lost = _durable_changes(path.with_suffix(".durable"))
+            problem = f"its files are missing, and it had {lost:,} changes" if lost else ""
+            yield CheckedPart(table=definition.name, part=location, problem=problem, advice=_RESTORE if problem else "")
+            return
+        try:
+            bucket = Bucket(
+                path,
+                location,
+                compression=definition.options.compression,
+                resources=self._resources,
+                clock=self._clock,
+                read_only=_READ_ONLY,
+            )
+        except ScanKvError as error:
+            yield CheckedPart(table=definition.name, part=location, problem=error.message, advice=_RESTORE)
+            return
+        try:
+            findings = await BucketChecker(number, bucket, TableCodec.of(definition), lambda error: error).run()
+            problem = findings.problem
+            yield CheckedPart(
+                table=definition.name,
+                part=location,
+                count=findings.rows,
+                problem=problem,
+                advice=_RESTORE if problem else "",
+            )
+            for index in findings.indexes:
+                problem = index.problem
+                yield CheckedPart(
+                    table=definition.name,
+                    part=f"index ({', '.join(index.columns)}) of {location}",
+                    count=index.entries,
+                    problem=problem,
+                    advice="drop the index and add it again: `scankv index`" if problem else "",
+                )
+            yield _found(f"metadata of {location}", bucket.check_metadata, _RESTORE, definition.name)
+            yield _found(
+                f"changelog of {location}",
+                partial(bucket.check_changes, definition),
+                f"readers of the changes fail there: {_RESTORE}",
+                definition.name,
+            )
+        finally:
+            bucket.close()
+
+    def _read_transaction_log(self) -> int:
+        """Opens a copy, because opening removes what a crash has left."""
+        with tempfile.TemporaryDirectory() as copied:
+            for file in self._directory.transactions.glob("log*"):
+                shutil.copy(file, copied)
+            log = TransactionLog(Path(copied))
+            log.close()
+            return len(log.records)
+
+    def _read_view(self, view: ViewDirectory) -> int:
+        manifest, rows = view.manifest(), 0
+        for number, pinned in manifest.buckets.items():
+            compression = manifest.definition.options.compression
+            location = f"bucket {number}"
+            checkpoint = Checkpoint(
+                view.bucket(number), location, pinned, compression=compression, resources=self._resources
+            )
+            checkpoint.close()
+            rows += pinned.rows or 0
+        return rows
+
+
+_CLOCK: Final = "remove the file: service time begins at zero, and nothing expires early"
+_TRANSACTION_LOG: Final = (
+    "restore the directory from a backup; without the log, whether transactions were committed is unknown"
+)
+_STAGED: Final = "if it was committed, give it up: `scankv transactions give-up`"
+
+
+def _found(part: str, read: Callable[[], int], advice: str, table: str = "") -> CheckedPart:
+    """Reads a part, and reports the damage that reading it raises."""
+    try:
+        return CheckedPart(table=table, part=part, count=read())
+    except ScanKvError as error:
+        return CheckedPart(table=table, part=part, problem=error.message, advice=advice)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return CheckedPart(table=table, part=part, problem=f"it cannot be read: {error!r}", advice=advice)
+
+
+def _count_parts(staged: StagingDirectory) -> int:
+    return len(staged.load_parts())
+
+
+def _count_file(path: Path) -> int:
+    return int(find_checked_json(path) is not None)
+
+
+def _durable_changes(path: Path) -> int:
+    if not path.exists():
+        return 0
+    watermark = DurableWatermark(path)
+    try:
+        return count_of(watermark.read() or 0)
+    finally:
+        watermark.close()
+
+
+def _read_base(path: Path, table: str) -> int:
+    base, rows = ColumnarBase.open(path, table), 0
+    for number in range(len(base)):
+        base.message(number)
+        base.keys(number)
+        rows += base.rows_in(number)
+    return rows
