@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.workloads import (
+    backups,
     bases,
     changes,
     consumers,
@@ -62,6 +63,7 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "evolution": evolution.run,
     "expiry": expiry.run,
     "partitions": partitions.run,
+    "backups": backups.run,
     "transactions": transactions.run,
     "few-rows": few_rows.run,
     "load": load.run,
