@@ -48,9 +48,11 @@ def doctor(
         from scankv.cli.host_facts import read_host
 
     flags = {"data": data, "host": host, "port": port, "metrics_port": metrics_port}
-    settings, directory = _settings(settings_of(set_) | {k: v for k, v in flags.items() if v is not None}, config)
+    settings, directory, refusal = _settings(
+        settings_of(set_) | {k: v for k, v in flags.items() if v is not None}, config
+    )
     ports = [("port", settings.host, settings.port), ("metrics_port", settings.metrics_host, settings.metrics_port)]
-    findings = examine(read_host(directory, ports), settings)
+    findings = examine(read_host(directory, ports), settings, refusal)
     if json:
         show_json([asdict(finding) for finding in findings])
     else:
@@ -59,21 +61,32 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _settings(given: dict[str, Any], file: Path | None) -> tuple["ServerConfig", Path | None]:
-    """Returns the settings that a server would have, and its directory. None: nothing names one."""
+def _settings(given: dict[str, Any], file: Path | None) -> tuple["ServerConfig", Path | None, str | None]:
+    """Returns the settings that a server would have, its directory, and why it would not listen on its addresses.
+
+    No directory: nothing names one.
+    """
     from streaming_server.config import load_config
     from streaming_server.storage.files.memory_limit import memory_limit
 
     def load(more: dict[str, Any]) -> "ServerConfig":
         return load_config(given | more, file, os.environ, memory_bytes=memory_limit())
 
-    try:
-        settings = load({})
-    except UsageError as error:
-        if error.details.get("option") != "data":
-            raise
-        return load({"data": Path()}), None
-    return settings, settings.data
+    more: dict[str, Any] = {}
+    refusal = None
+    while True:
+        try:
+            settings = load(more)
+        except UsageError as error:
+            option = error.details.get("option")
+            if option == "data":
+                more["data"] = Path()
+            elif option in ("host", "metrics_host") and "insecure" not in more:
+                more["insecure"], refusal = True, error.message
+            else:
+                raise
+        else:
+            return settings, None if "data" in more else settings.data, refusal
 
 
 def _show(findings: list["Finding"]) -> None:

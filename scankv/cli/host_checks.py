@@ -13,6 +13,7 @@ from typing import Final
 from scankv.cli.directory_checks import check_directory, check_disk_speed, check_file_system, check_free_space
 from scankv.cli.findings import Finding, HostCheck, mebibytes
 from scankv.cli.host_facts import HostFacts, InstalledPackage
+from streaming_server.addresses import is_loopback
 from streaming_server.config import PROCESS_BYTES, SHARES_OF_MEMORY, ServerConfig
 from streaming_server.storage.files.file_limit import files_needed
 
@@ -23,9 +24,28 @@ _LARGEST_STEP_SECONDS: Final = 0.01
 """A time service adjusts the clock by at most half a millisecond in a second."""
 
 
-def examine(facts: HostFacts, config: ServerConfig) -> list[Finding]:
-    """Returns a finding for each property of a host, for a server with these settings."""
-    return [finding for check in _CHECKS for finding in check(facts, config)]
+def examine(facts: HostFacts, config: ServerConfig, refusal: str | None = None) -> list[Finding]:
+    """Returns a finding for each property of a host.
+
+    Args:
+        facts: The host.
+        config: The settings of the server.
+        refusal: Why a server with these settings does not listen where other machines can reach it. None: it would.
+    """
+    findings = [finding for check in _CHECKS for finding in check(facts, config)]
+    return [*findings, _check_protection(config, refusal)]
+
+
+def _check_protection(config: ServerConfig, refusal: str | None) -> Finding:
+    check = HostCheck("protection", "without TLS and tokens, everybody who reaches the server may do everything")
+    advice = "give --tls-certificate, --tls-key and --tokens, or --host 127.0.0.1"
+    if refusal is not None:
+        return check.fail(refusal, advice)
+    if config.missing_protection:
+        return check.warn(f"{config.host} is open to other machines, with {config.missing_protection}", advice)
+    if is_loopback(config.host):
+        return check.ok(f"{config.host} cannot be reached from other machines")
+    return check.ok(f"{config.host} has TLS and tokens")
 
 
 def _check_open_files(facts: HostFacts, config: ServerConfig) -> Iterator[Finding]:

@@ -63,6 +63,13 @@ def test_without_a_directory_its_checks_are_unknown(scankv: CommandLine) -> None
     assert {"directory", "file system", "free space", "sync latency", "write rate"} <= unknown
 
 
+def test_an_address_that_a_server_refuses_without_protection_fails(scankv: CommandLine, tmp_path: Path) -> None:
+    arguments = str(tmp_path), "--host", "0.0.0.0", "--port", "0"
+    found = run(scankv, *arguments)["protection"]
+    assert (found["verdict"], found["found"].partition(":")[0]) == ("fail", "host = 0.0.0.0")
+    assert run(scankv, *arguments, "--set", "insecure=true")["protection"]["verdict"] == "warn"
+
+
 def test_settings_come_from_where_a_server_gets_them(scankv: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text(f'data = "{tmp_path / "data"}"\nport = 0\nmax_connections = 1000000\n')
     found = run(scankv, "--config", str(tmp_path / "server.toml"))

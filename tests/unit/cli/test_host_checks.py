@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_unknown_and_never_in_order() -> None:
         field.name: None for field in fields(HostFacts) if field.name not in {"user_id", "preloaded", "ports"}
     }
     found = findings_of(replace(HOST, **nothing))
-    assert {name for name, finding in found.items() if finding.verdict == OK} == {"user", "port"}
+    assert {name for name, finding in found.items() if finding.verdict == OK} == {"user", "port", "protection"}
     assert {finding.verdict for finding in found.values()} == {OK, UNKNOWN}
     assert all(finding.advice for finding in found.values() if finding.verdict == UNKNOWN)
     unread = on_disk(owner_id=None, mount=None, free_bytes=None, speed=None)
@@ -178,6 +178,15 @@ def test_the_port_of_a_server_that_runs_on_the_directory_is_in_order() -> None:
     taken = replace(on_disk(server_pid=12), ports=(port("Address already in use", is_taken=True),))
     assert findings_of(taken)["port"].verdict == OK
     assert "process 12 uses it" in findings_of(taken)["directory"].found
+
+
+def test_an_open_address_is_reported_and_a_refused_one_fails() -> None:
+    config = ServerConfig(data=Path("/data"), host="0.0.0.0", insecure=True)
+    assert findings_of(HOST, config)["protection"].verdict == WARN
+    protected = replace(config, insecure=False, tokens="t", tls_certificate="c", tls_key="k")
+    assert findings_of(HOST, protected)["protection"].verdict == OK
+    (found,) = (each for each in examine(HOST, config, "host = 0.0.0.0: ...") if each.check == "protection")
+    assert found.verdict == FAIL
 
 
 def test_a_new_directory_is_in_order_where_it_can_be_created() -> None:
