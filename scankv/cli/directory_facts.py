@@ -14,6 +14,8 @@ from tempfile import NamedTemporaryFile
 from typing import Final
 
 from scankv.model.errors import ScanKvError
+from streaming_server.clock import SystemClocks
+from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import read_format, refuse_foreign
 
 _BLOCK: Final = 4096
@@ -73,6 +75,8 @@ class DirectoryFacts:
         free_bytes: What this user may still write.
         free_files: How many files can still be created. None: unknown, or the file system has no fixed number.
         speed: What was measured. None: nothing could be written.
+        clock_lag_seconds: By how much the wall clock is behind the last commit, which may be negative. None: the
+            directory has no commit time, or it cannot be read.
     """
 
     path: Path
@@ -89,6 +93,7 @@ class DirectoryFacts:
     free_bytes: int | None
     free_files: int | None
     speed: DiskSpeed | None
+    clock_lag_seconds: float | None
 
     @property
     def exists(self) -> bool:
@@ -99,7 +104,8 @@ class DirectoryFacts:
 def read_directory(path: Path) -> DirectoryFacts:
     """Reads the facts of a data directory, and measures its disk for up to three seconds."""
     path = Path(os.path.abspath(path))  # resolve() would name the target of a link, which nobody has given.
-    measured = next((each for each in (path, *path.parents) if each.is_dir()), Path("/"))
+    # `Path.is_dir` raises an error for what this user may not see.
+    measured = next((each for each in (path, *path.parents) if os.path.isdir(each)), Path("/"))
     owner_id, mode = None, 0
     with suppress(OSError):
         status = measured.stat()
@@ -126,7 +132,16 @@ def read_directory(path: Path) -> DirectoryFacts:
         free_bytes=free_bytes,
         free_files=free_files,
         speed=measure_disk(measured, free_bytes or 0) if is_writable else None,
+        clock_lag_seconds=_read_clock_lag(path),
     )
+
+
+def _read_clock_lag(path: Path) -> float | None:
+    with suppress(OSError, ScanKvError):
+        stored = ClockFile(path).read(is_new=True)
+        if stored is not None:
+            return (stored.commit - SystemClocks().wall_nanos()) / 1e9
+    return None
 
 
 def _read_format(path: Path) -> tuple[int | None, str | None]:

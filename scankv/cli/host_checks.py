@@ -129,7 +129,7 @@ def _check_cpus(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
         yield check.ok(f"{facts.cpus:g}")
 
 
-def _check_clock(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
+def _check_clock(facts: HostFacts, config: ServerConfig) -> Iterator[Finding]:
     check = HostCheck(
         "time service", "timestamps of commits, rows that expire and tokens follow the wall clock; nothing else does"
     )
@@ -147,7 +147,13 @@ def _check_clock(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
         "clock", "the server does not follow a clock that jumps, and starts at times in doubt are refused"
     )
     step = facts.clock_step_seconds
-    if step is None:
+    lag = None if facts.directory is None else facts.directory.clock_lag_seconds
+    if lag is not None and lag > config.max_clock_step_seconds:
+        yield check.warn(
+            f"it is {lag:,.0f} s behind the last commit in the data directory",
+            "set the clock before you start the server: chronyc makestep",
+        )
+    elif step is None:
         yield check.unknown("it was not watched", "run this command again")
     elif abs(step) > _LARGEST_STEP_SECONDS:
         yield check.warn(

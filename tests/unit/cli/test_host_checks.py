@@ -35,6 +35,7 @@ DIRECTORY = DirectoryFacts(
     free_bytes=400 * GIB,
     free_files=10_000_000,
     speed=DiskSpeed(sync_seconds=(0.0005, 0.001, 0.004), bytes_per_second=500e6),
+    clock_lag_seconds=-3600.0,
 )
 HOST = HostFacts(
     open_file_limit=65_536,
@@ -93,6 +94,7 @@ CASES = [
     (replace(HOST, cpus=0.5), "cores", WARN, "CPUQuota=200%"),
     (replace(HOST, clock_is_synchronized=False), "time service", WARN, "systemctl enable --now chrony"),
     (replace(HOST, clock_step_seconds=-3600.0), "clock", WARN, "journalctl"),
+    (on_disk(clock_lag_seconds=301.0), "clock", WARN, "chronyc makestep"),
     (replace(HOST, libc="musl 1.2"), "allocator", WARN, "glibc"),
     (replace(HOST, preloaded="libjemalloc.so"), "allocator", WARN, "unset LD_PRELOAD"),
     (replace(HOST, user_id=0), "user", WARN, "useradd --system scankv"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from scankv.cli.host_facts import (
     read_swap,
     try_port,
 )
-from streaming_server.clock import SystemClocks
+from streaming_server.clock import ServerClock, SystemClocks
 from streaming_server.storage.files.checked_json import write_checked_json
+from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.data_directory import NEWEST_FORMAT, DataDirectory
 
 MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
@@ -98,6 +100,32 @@ def test_a_directory_of_another_program_and_a_file_are_problems(tmp_path: Path) 
 def test_a_newer_format_is_a_problem(tmp_path: Path) -> None:
     write_checked_json(tmp_path / "scankv.json", {"format": NEWEST_FORMAT + 1})
     assert "newer" in (read_directory(tmp_path).problem or "")
+
+
+def test_a_directory_that_this_user_may_not_see_is_a_problem(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    (hidden / "data").mkdir(parents=True)
+    hidden.chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65_534)
+        facts = read_directory(hidden / "data")
+    finally:
+        os.seteuid(user)
+        hidden.chmod(0o700)
+    assert "Permission denied" in (facts.problem or "")
+    assert facts.speed is None
+    assert not facts.exists
+
+
+def test_a_wall_clock_before_the_last_commit_is_noticed(tmp_path: Path) -> None:
+    assert read_directory(tmp_path).clock_lag_seconds is None
+    times = ServerClock().store()
+    ClockFile(tmp_path).write(replace(times, commit=times.commit + 1000 * 10**9))
+    lag = read_directory(tmp_path).clock_lag_seconds
+    assert lag is not None
+    assert 900 < lag <= 1000
 
 
 def test_a_slow_disk_is_measured_for_two_seconds_at_most(tmp_path: Path) -> None:
