@@ -1,8 +1,8 @@
 """Builds the wheel and the sdist of a release in `dist/`, and checks what a package index and its users need.
 
-The sdist must build the same wheel, byte for byte. Twine must accept the metadata and the README. Both archives must
-install into a new environment in which the client and the command line start. `make check` runs `check_wheel.py`, which
-checks the content of the wheel.
+The sdist must build the same wheel, byte for byte, and have the changelog and what is needed to run a server. Twine
+must accept the metadata and the README. Both archives must install into a new environment in which the client and the
+command line start. `make check` runs `check_wheel.py`, which checks the content of the wheel.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST = ROOT / "dist"
+LONGEST_SUMMARY = 512  # of a package index
+PACKAGES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
+IN_SDIST = ("CHANGELOG.md", "Containerfile", "LICENSE", "README.md", "pyproject.toml", "packaging/scankv.service")
+"""What an sdist has beside the packages."""
+NEVER_IN_SDIST = ("__pycache__", ".git/", ".venv", ".pem", ".key", "tests/", "benchmarks/")
 USE = "import scankv, scankv.sync; assert scankv.__version__ == {version!r}; scankv.connect, scankv.sync.connect"
 
 
@@ -35,10 +40,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="scankv-dist-") as name:
         directory = Path(name)
         check_same_wheel(wheel, sdist, directory)
+        check_sdist(sdist)
         check_metadata(wheel)
         run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
         for archive in (wheel, sdist):
             check_install(archive, directory / archive.suffix)
+    if "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text():
+        print("not a release yet: CHANGELOG.md has unreleased changes")
     for archive in (wheel, sdist):
         print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size:,} bytes")
 
@@ -67,6 +75,17 @@ def differences(one: Path, other: Path) -> list[str]:
     return sorted(name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name))
 
 
+def check_sdist(sdist: Path) -> None:
+    """Checks that the sdist has everything to build, install and run the server, and nothing private."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = [*IN_SDIST, *(f"{package}/__init__.py" for package in PACKAGES)]
+    missing = [name for name in needed if name not in names]
+    extra = sorted(name for name in names if any(part in name for part in NEVER_IN_SDIST))
+    if missing or extra:
+        sys.exit(f"the sdist lacks {missing} and must not have {extra}")
+
+
 def check_metadata(wheel: Path) -> None:
     """Compares the metadata of the wheel with `pyproject.toml`."""
     with zipfile.ZipFile(wheel) as archive:
@@ -91,6 +110,11 @@ def check_metadata(wheel: Path) -> None:
     }
     if wrong:
         sys.exit(f"the metadata of the wheel differs from pyproject.toml: {wrong}")
+    # A package index refuses requirements with an address.
+    if direct := [each for each in values_of(metadata, "Requires-Dist") if "@" in each]:
+        sys.exit(f"the wheel requires packages by their addresses: {direct}")
+    if len(metadata["Summary"]) > LONGEST_SUMMARY:
+        sys.exit(f"the summary has {len(metadata['Summary'])} characters; the limit is {LONGEST_SUMMARY}")
     if not licenses:
         sys.exit("the wheel lacks the license")
     if any(f"{name} = {target}" not in scripts for name, target in PROJECT["scripts"].items()):

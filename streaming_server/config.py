@@ -121,7 +121,8 @@ SHARES_OF_MEMORY: Final[dict[str, int]] = {
 """Which part of the memory limit the default of a setting takes at most, as its divisor. What is given is not changed.
 """
 
-_PROCESS_BYTES: Final = 200 * _MEBIBYTE  # of a server without load
+PROCESS_BYTES: Final = 200 * _MEBIBYTE
+"""The memory of a server without load."""
 _REQUEST_COPIES: Final = 3  # while a write is carried out
 _CHUNKS_OF_SCAN: Final = 2
 
@@ -467,7 +468,7 @@ class ServerConfig:
     def memory_budget(self) -> int:
         """The bytes of memory that the settings let the server take, approximately. Most loads need much less."""
         return (
-            _PROCESS_BYTES
+            PROCESS_BYTES
             + self.block_cache_bytes
             + self.write_buffer_bytes
             + self.result_cache_bytes

@@ -43,6 +43,7 @@ _LOCATIONS: Final = {
     "describe": "inspect.describe",
     "stats": "inspect.stats",
     "check": "check.check",
+    "doctor": "doctor.doctor",
     "bench": "bench.bench",
     "ps": "scans.ps",
     "cancel": "scans.cancel",

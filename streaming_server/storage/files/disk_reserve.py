@@ -28,6 +28,11 @@ _ADVICE: Final = (
 _log: Final = logging.getLogger(__name__)
 
 
+def reserve_bytes(least_bytes: int, disk_bytes: int) -> int:
+    """Returns the reserve on a disk of a size: `least_bytes`, or a twentieth of a small disk."""
+    return min(least_bytes, disk_bytes // _LARGEST_SHARE)
+
+
 class DiskReserve:
     """Refuses writes while less than the reserve is free. Bound to the event loop.
 
@@ -101,7 +106,7 @@ class DiskReserve:
         except OSError:
             return  # A failing disk; writes report it.
         self._asked_at, self._written = now, 0
-        self._free, self._reserve = disk.free, min(self._least_bytes, disk.total // _LARGEST_SHARE)
+        self._free, self._reserve = disk.free, reserve_bytes(self._least_bytes, disk.total)
         if (is_low := disk.free < self._reserve) != self._was_low:
             self._was_low = is_low
             if is_low:

@@ -12,6 +12,8 @@ from scankv.model.errors import ServerBusy
 
 _FILES_OF_OPEN_BUCKET: Final = 40
 """Descriptors of one open bucket with a few SST files."""
+_FILES_OF_CONNECTION: Final = 4
+"""Connections take at most one of so many descriptors."""
 _LEAST_FILES: Final = 20
 """The least limit of open files that RocksDB accepts for one store."""
 _OTHER_FILES: Final = 10
@@ -91,7 +93,12 @@ def max_open_buckets(most: int) -> int:
 
 def max_connections(most: int) -> int:
     """Returns how many connections the server accepts: `most`, or fewer when the limit of files is low."""
-    return min(most, max(1, file_limit() // 4))
+    return min(most, max(1, file_limit() // _FILES_OF_CONNECTION))
+
+
+def files_needed(open_buckets: int, connections: int) -> int:
+    """Returns the least limit of open files with which the server keeps so many buckets and connections."""
+    return max(open_buckets * _FILES_OF_OPEN_BUCKET, connections * _FILES_OF_CONNECTION)
 
 
 def files_per_store(buckets: int) -> int:

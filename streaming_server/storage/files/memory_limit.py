@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-_CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_GROUPS: Final = Path("/proc/self/cgroup")
+from streaming_server.storage.files.control_groups import CONTROL_GROUPS, OWN_GROUPS, group_directories
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def memory_limit(control_groups: Path = _CONTROL_GROUPS, own_groups: Path = _OWN_GROUPS) -> int | None:
+def memory_limit(control_groups: Path = CONTROL_GROUPS, own_groups: Path = OWN_GROUPS) -> int | None:
     """Returns the least limit of memory for this process, in bytes. None: the system does not report any.
 
     A limit of a control group, such as that of a container, counts with the limits of the groups that contain it
@@ -29,23 +30,7 @@ def memory_limit(control_groups: Path = _CONTROL_GROUPS, own_groups: Path = _OWN
 
 def _group_limits(control_groups: Path, own_groups: Path) -> list[int]:
     limits = []
-    try:
-        lines = own_groups.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            root, name = control_groups, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = control_groups / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # In a container, the path may be that of the host, and the mount begins at the group of the container.
-        group = root / path.lstrip("/")
-        for each in (group, *group.parents):
-            if not each.is_relative_to(root):
-                break
-            with suppress(OSError, ValueError):
-                limits.append(int((each / name).read_text()))
+    for version, group in group_directories("memory", control_groups, own_groups):
+        with suppress(OSError, ValueError):
+            limits.append(int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text()))
     return limits

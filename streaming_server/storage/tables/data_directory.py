@@ -114,7 +114,7 @@ class DataDirectory:
         try:
             if is_changed:
                 path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-            self._refuse_foreign()
+            refuse_foreign(path)
             self._refuse_half_restored(restoring)
             # Before the lock file is touched.
             if (path / _FORMAT_FILE).exists():
@@ -175,20 +175,6 @@ class DataDirectory:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def _refuse_foreign(self) -> None:
-        """Checks the contents of the directory. Nothing in it may be created, locked or removed before this check."""
-        others = sorted(set(os.listdir(self.path)) - _IN_ANY_DIRECTORY)
-        # After the listing, because a server that starts concurrently writes the format file before anything else.
-        if not others or (self.path / _FORMAT_FILE).is_file():
-            return
-        shown = ", ".join(json.dumps(name) for name in others[:_MOST_NAMED])
-        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        raise ForeignDirectory(
-            f"the directory {self.path} is not a ScanKV data directory: it has {shown}{more}, but no {_FORMAT_FILE}; "
-            f"give an empty or a new directory, or restore {_FORMAT_FILE} if this one has lost it",
-            path=str(self.path),
-        )
-
     def _refuse_half_restored(self, restoring: str) -> None:
         is_half = (self.path / _RESTORE_FILE).exists()
         if is_half and not restoring:
@@ -231,6 +217,25 @@ class DataDirectory:
     def close(self) -> None:
         """Releases the lock."""
         os.close(self._lock)
+
+
+def refuse_foreign(data: Path) -> None:
+    """Checks the contents of a directory. Nothing in it may be created, locked or removed before this check.
+
+    Raises:
+        ForeignDirectory: The directory is neither empty nor a ScanKV data directory; the message names its contents.
+    """
+    others = sorted(set(os.listdir(data)) - _IN_ANY_DIRECTORY)
+    # After the listing, because a server that starts concurrently writes the format file before anything else.
+    if not others or (data / _FORMAT_FILE).is_file():
+        return
+    shown = ", ".join(json.dumps(name) for name in others[:_MOST_NAMED])
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    raise ForeignDirectory(
+        f"the directory {data} is not a ScanKV data directory: it has {shown}{more}, but no {_FORMAT_FILE}; "
+        f"give an empty or a new directory, or restore {_FORMAT_FILE} if this one has lost it",
+        path=str(data),
+    )
 
 
 def read_format(data: Path) -> int:
