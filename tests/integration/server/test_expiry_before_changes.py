@@ -36,8 +36,7 @@ async def replayed(table: Table, scan: Scan, offsets: LogOffsets) -> dict[int, d
     return rows
 
 
-@pytest.mark.parametrize("column", ["at", None])
-@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize(("column", "based"), [("at", False), (None, True)])
 async def test_a_deletion_after_a_snapshot_finds_its_row(tmp_path: Path, column: str | None, *, based: bool) -> None:
     clocks = FakeClocks()
     options: dict[str, Any] = {"ttl_column": column} if column else {}
