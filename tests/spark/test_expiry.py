@@ -31,7 +31,7 @@ LATER = 250
 """By how many seconds the tests set the clock forward: less than a jump that the server would not follow."""
 
 
-class Expiring:
+class ExpiringServer:
     """A server whose clock a test sets, and tables of it whose rows expire."""
 
     def __init__(self, server: ServerProcess, client: sync.Client, clock: Path) -> None:
@@ -52,24 +52,24 @@ class Expiring:
         self.clock.write_text(str(LATER))
 
 
-def start(directory: Path, **settings: float) -> Iterator[Expiring]:
+def start(directory: Path, **settings: float) -> Iterator[ExpiringServer]:
     clock = directory / "clock"
     arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     with (
         ServerProcess(directory / "data", *arguments, wrapper=jumping(clock)) as server,
         sync.connect(server.url) as client,
     ):
-        yield Expiring(server, client, clock)
+        yield ExpiringServer(server, client, clock)
 
 
 @pytest.fixture
-def unswept(tmp_path: Path) -> Iterator[Expiring]:
+def unswept(tmp_path: Path) -> Iterator[ExpiringServer]:
     """A server that does not remove expired rows while the test runs."""
     yield from start(tmp_path, sweep_seconds=3600)
 
 
 @pytest.fixture
-def swept(tmp_path: Path) -> Iterator[Expiring]:
+def swept(tmp_path: Path) -> Iterator[ExpiringServer]:
     """A server that removes expired rows all the time."""
     yield from start(tmp_path, sweep_seconds=0.05, sweep_cpu_share=1)
 
@@ -88,7 +88,7 @@ def setting_forward(clock: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 
 def test_all_stages_of_a_query_read_the_rows_that_had_not_expired_at_one_time(
-    spark: SparkSession, unswept: Expiring
+    spark: SparkSession, unswept: ExpiringServer
 ) -> None:
     table = unswept.table()
 
@@ -113,7 +113,7 @@ def test_all_stages_of_a_query_read_the_rows_that_had_not_expired_at_one_time(
 
 
 def test_a_stream_gets_the_removals_of_expired_rows_as_deletes(
-    spark: SparkSession, swept: Expiring, tmp_path: Path
+    spark: SparkSession, swept: ExpiringServer, tmp_path: Path
 ) -> None:
     table = swept.table()
     seen: list[tuple[str, int]] = []
@@ -143,7 +143,9 @@ def wait_until_stored(table: sync.Table, rows: int) -> None:
 
 
 @pytest.mark.parametrize("changes", ["delete", "none"])
-def test_a_stream_starts_with_expired_rows_if_their_removal_is_still_to_come(unswept: Expiring, changes: str) -> None:
+def test_a_stream_starts_with_expired_rows_if_their_removal_is_still_to_come(
+    unswept: ExpiringServer, changes: str
+) -> None:
     table = unswept.table(ttl_changes=changes)
     query = Query(unswept.url, table.name, splits=3, max_rows_per_trigger=60)
     query.start()
