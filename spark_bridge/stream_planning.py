@@ -260,7 +260,9 @@ class StreamPlanner:
         """Returns the scans of all parts of the snapshot. The same number of parts always gives the same scans."""
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
-            scan = options.build_scan(self._table).at(self._adopt_snapshot(rows))
+            # Only there does the server make use of it, and earlier servers do not know it.
+            expires = "ttl_seconds" in self._table.options
+            scan = options.build_scan(self._table).at(self._adopt_snapshot(rows), changes_follow=expires)
             self._specs = [part.spec for part in scan.splits(rows.parts)] if rows.parts > 1 else [scan.spec]
         return self._specs
 

@@ -69,6 +69,7 @@ def scan_request(
         read_path=_READ_PATHS[spec.read_path],
         isolation=isolation_message(spec.isolation),
         heartbeat_millis=heartbeat_millis,
+        changes_follow=spec.changes_follow,
     )
 
 

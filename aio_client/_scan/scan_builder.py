@@ -270,18 +270,21 @@ class ScanBuilder(ChangesBuilder):
             )
         return self._with(log=LogSpec()) if source == ScanSource.LOG else self._with(log=None, snapshot_id=None)
 
-    def at(self, snapshot: str | Pinned) -> Self:
+    def at(self, snapshot: str | Pinned, *, changes_follow: bool = False) -> Self:
         """Reads a pinned snapshot: all buckets as of its pin, every time the scan is started.
 
         The short form of `with_source(ScanSource.SNAPSHOT, snapshot)`.
 
         Args:
             snapshot: The snapshot, or its id, which may come from another process.
+            changes_follow: Whether you go on with the changes from `snapshot.log_offsets`. If so, the rows contain
+                those that had expired and whose `-D` the changelog will get, so that each `-D` finds its row. Matters
+                only for tables whose rows expire.
 
         Raises:
-            UsageError: `snapshot` is neither a snapshot nor an id.
+            UsageError: `snapshot` is neither a snapshot nor an id, or `changes_follow` is not a bool.
         """
-        return self._with(snapshot_id=snapshot_id_of(snapshot))
+        return self._with(snapshot_id=snapshot_id_of(snapshot), changes_follow=changes_follow)
 
     def reverse(self) -> Self:
         """Returns the rows of each bucket in descending key order. A second call restores ascending order."""

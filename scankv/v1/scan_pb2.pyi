@@ -132,6 +132,7 @@ class ScanKvRequest(_message.Message):
     ISOLATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     NO_BUCKETS_FIELD_NUMBER: _builtins.int
+    CHANGES_FOLLOW_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -170,6 +171,11 @@ class ScanKvRequest(_message.Message):
     no_buckets: _builtins.bool
     """Reads no bucket at all, for a reader whose share of the buckets is empty; `buckets` is empty then. On the
     changelog, the stream and its consumer behave normally, but no change ever comes.
+    """
+    changes_follow: _builtins.bool
+    """Whether the reader goes on with the changes from the log offsets of this scan. If so, the rows contain those that
+    have expired and whose deletion the changelog will get, because a reader that adds up changes must not get a deletion
+    of a row that it lacks. Not for the changelog, whose start `full` does so by itself.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -230,10 +236,11 @@ class ScanKvRequest(_message.Message):
         isolation: Global___Isolation.ValueType = ...,
         heartbeat_millis: _builtins.int = ...,
         no_buckets: _builtins.bool = ...,
+        changes_follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "changes_follow", b"changes_follow", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "isolation", b"isolation", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -269,7 +276,7 @@ class Changelog(_message.Message):
     `-D` has only the key columns, so all others are nullable in the schema of the header. A `where` on other columns
     cannot show which rows no longer match, and needs `unmatched_delete`.
 
-    Refused (INVALID_REQUEST): snapshot, key_range, reverse, ordered, if_changed_since; a table with `changelog` "none".
+    Refused (INVALID_REQUEST): snapshot, key_range, reverse, ordered, changes_follow, if_changed_since; a table with `changelog` "none".
     """
 
     DESCRIPTOR: _descriptor.Descriptor

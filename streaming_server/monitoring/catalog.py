@@ -156,7 +156,7 @@ TABLE_METRICS: Final = (
     Metric(
         "scankv_expired_rows_share",
         "gauge",
-        "The estimated share of the rows that have expired and are not removed yet. Should be at most 0.1.",
+        "The share of the stored rows that had expired when the last pass came to them. Should be at most 0.1.",
         _TABLE,
         "max",
     ),

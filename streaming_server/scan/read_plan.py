@@ -67,6 +67,7 @@ class ReadPlan:
         now_micros: The time as of which rows have expired, in microseconds since 1970 UTC. It is a tick, and belongs
             to the view. None: not known yet, so rows of a table whose rows expire cannot be read.
         keeps_expired: Whether to read expired rows, too.
+        changes_follow: Whether the reader goes on with the changes after the view.
     """
 
     buckets: tuple[int, ...] | None
@@ -84,6 +85,7 @@ class ReadPlan:
     binding: SchemaBinding | None = None
     now_micros: int | None = None
     keeps_expired: bool = False
+    changes_follow: bool = False
 
     def bind(self, schema: Schema) -> ReadPlan:
         """Checks columns and predicate against a schema, and returns the plan with the bound predicate.
@@ -125,6 +127,10 @@ class ReadPlan:
         """
         where, expiry = self._bound_to(codec.schema), codec.definition.expiry
         if expiry is None or self.keeps_expired:
+            return where
+        # Rule: a reader that adds up changes never gets a deletion of a row that it has not received. So it gets the
+        # expired rows whose deletion is still to come.
+        if self.changes_follow and not expiry.is_silent:
             return where
         assert self.now_micros is not None
         unexpired = expiry.unexpired(self.now_micros)

@@ -62,6 +62,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         resume_token=request.resume_token,
         read_path=_read_path(request),
         latest=reads_latest(request),
+        changes_follow=request.changes_follow,
     )
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def deaths_of(module: str, directory: Path) -> int:
+def deaths_of(module: str, directory: Path, *arguments: str) -> int:
     """Runs a module of the tests that is killed at every step. Returns the number of kills."""
-    command = [sys.executable, "-m", f"tests.support.{module}", str(directory)]
+    command = [sys.executable, "-m", f"tests.support.{module}", str(directory), *arguments]
     done = subprocess.run(command, check=False, timeout=900, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -33,6 +33,14 @@ def deaths_of(module: str, directory: Path) -> int:
 def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
     # The transaction has seven requests, one of several parts, and a dozen batches in three buckets of two tables.
     assert deaths_of("dying_transaction", tmp_path) > 40
+
+
+@pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_transaction_over_expired_rows_merges_as_of_its_commit_wherever_the_server_dies(
+    tmp_path: Path, stride: int
+) -> None:
+    assert deaths_of("dying_over_expired", tmp_path, str(stride)) > 50 // stride
 
 
 @pytest.mark.timeout(300)  # 20 kills, each with a recovery

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
+    from streaming_server.clock import MachineClocks
+
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 PLAIN, SUMS = "test.plain", "test.sums"
 BEFORE = {PLAIN: dict.fromkeys(range(20), 0), SUMS: dict.fromkeys(range(4), 100)}
@@ -128,8 +130,9 @@ DEATH = Death()
 
 
 @asynccontextmanager
-async def opened(data: Path) -> AsyncIterator[Tables]:
-    tables = Tables(ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2))
+async def opened(data: Path, clocks: MachineClocks | None = None) -> AsyncIterator[Tables]:
+    config = ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2, sweep_seconds=3600)
+    tables = Tables(config, clocks=clocks)
     try:
         await tables.recover()
         yield tables

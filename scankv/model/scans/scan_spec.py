@@ -68,6 +68,8 @@ class ScanSpec:
         log: The changes to read. None: the rows.
         resume_token: The position to continue after, from an earlier scan with the same spec; opaque. None: from the
             start.
+        changes_follow: Whether the reader goes on with the changes from the log offsets of the scan. If so, the rows
+            contain those that have expired and whose deletion the changelog will get.
         if_changed_since: The version of an earlier answer about the same buckets. If nothing has changed since, the
             scan returns no rows. None: it always returns the rows.
     """
@@ -86,6 +88,7 @@ class ScanSpec:
     read_path: str = "auto"
     isolation: Isolation = "read_committed"
     ordered: bool = False
+    changes_follow: bool = False
     resume: Resume | None = None
     log: LogSpec | None = None
     # Tokens hold keys, which do not belong in logs.
@@ -115,7 +118,11 @@ class ScanSpec:
             raise UsageError(
                 f"key_range must be a KeyRange, or None for all keys, not a {type(self.key_range).__name__}"
             )
-        for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
+        for name, value in (
+            ("reverse", self.reverse),
+            ("ordered", self.ordered),
+            ("changes_follow", self.changes_follow),
+        ):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         if self.read_path not in READ_PATHS:
@@ -161,6 +168,7 @@ class ScanSpec:
             ("reverse", self.reverse, "the changes of a bucket are always in the order of their commits"),
             ("ordered", self.ordered, "the changes of a bucket are always in the order of their commits"),
             ("read_path", self.read_path != "auto", "it selects what rows are read from"),
+            ("changes_follow", self.changes_follow, "start with StartFrom.FULL to begin with the rows"),
         ):
             if asked:
                 raise UsageError(f"{name} is not for a scan of the changelog: {why}")

@@ -27,8 +27,11 @@ class SweepRecord:
     pass_ended: float | None = None
     _interval: float | None = None
     _due: float | None = None
-    _rows: int = 0
-    _expiring_a_second: float = 0.0
+    _began: float = 0.0
+    _pass_rows: int = 0
+    _pass_removed: int = 0
+    _found: float = 0.0
+    _period: float = _MIN_SECONDS
 
     def is_due(self, now: float, ttl_seconds: int) -> bool:
         """Whether the next pass should begin."""
@@ -40,37 +43,52 @@ class SweepRecord:
             self._interval, self._due = most, self.pass_ended + most
         return now >= self._due
 
-    def end_pass(self, began: float, now: float, rows: int, removed: int, ttl_seconds: int) -> None:
-        """Records a complete pass.
+    def begin_pass(self, now: float) -> None:
+        """Records that a pass begins."""
+        self._began, self._pass_rows, self._pass_removed = now, 0, 0
+
+    def add_rows(self, rows: int) -> None:
+        """Records that the pass has come to stored rows, expired ones included."""
+        self._pass_rows += rows
+
+    def add_removed(self, rows: int) -> None:
+        """Records that the pass has removed rows."""
+        self.removed += rows
+        self._pass_removed += rows
+
+    def end_pass(self, now: float, ttl_seconds: int) -> None:
+        """Records that the pass has ended, and decides when the next one is due.
 
         Args:
-            began: When it began.
-            now: When it ended.
-            rows: The rows that it has read.
-            removed: The rows that it has removed of them.
+            now: The time.
             ttl_seconds: The TTL of the table.
         """
         most = _longest_interval(ttl_seconds)
         interval = most if self._interval is None else self._interval
-        period = max(now - (began - interval if self.pass_ended is None else self.pass_ended), _MIN_SECONDS)
-        share = removed / max(rows, 1)
-        if share > MAX_SHARE / 2:
+        self._period = max(now - (self._began - interval if self.pass_ended is None else self.pass_ended), _MIN_SECONDS)
+        self._found = self._share_of_pass()
+        if self._found > MAX_SHARE / 2:
             interval /= 2
-        elif share < MAX_SHARE / 10:
+        elif self._found < MAX_SHARE / 10:
             interval *= 1.5
         self._interval = max(_MIN_SECONDS, min(interval, most))
         self._due, self.pass_ended = now + self._interval, now
-        self._rows, self._expiring_a_second = rows - removed, removed / period
+        self._pass_rows = self._pass_removed = 0
 
     def share(self, now: float) -> float:
-        """Returns the estimated share of the rows that have expired and are not removed yet.
+        """Returns the greatest share of the stored rows that had expired since the pass before the last one.
 
-        Assumes that rows go on expiring as fast as between the last two passes.
+        It is what the last pass has found, since fewer rows had expired before it. From then on, as many rows are taken
+        to expire in the same time, so the share grows if the next pass takes longer. What a pass has found counts at
+        once.
         """
         if self.pass_ended is None:
-            return 0.0
-        expired = self._expiring_a_second * (now - self.pass_ended)
-        return expired / max(self._rows, expired, 1.0)
+            return self._share_of_pass()
+        late = max(1.0, (now - self.pass_ended) / self._period)
+        return max(min(1.0, self._found * late), self._share_of_pass())
+
+    def _share_of_pass(self) -> float:
+        return min(1.0, self._pass_removed / max(self._pass_rows, 1))
 
 
 def _longest_interval(ttl_seconds: int) -> float:

@@ -190,11 +190,7 @@ class LogOpening:
 
     def _rows_of_table(self, scanned: ScanPosition | None, ends: Mapping[int, int]) -> KvSource:
         now_micros = self._clock.commit_micros()
-        expiry = self._definition.expiry
-        # Rule: a reader that adds up changes never gets a deletion of a row that it has not received. So the stream
-        # includes expired rows whose deletion is still to come.
-        keeps_expired = expiry is not None and not expiry.is_silent
-        plan = replace(self._plan.of_rows().as_of(now_micros), keeps_expired=keeps_expired)
+        plan = replace(self._plan.of_rows().as_of(now_micros), changes_follow=True)
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = choose_bases(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)

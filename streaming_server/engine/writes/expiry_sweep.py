@@ -16,7 +16,7 @@ from streaming_server.engine.writes.bucket_steps import remove_expired
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
@@ -29,6 +29,8 @@ _SLICE_ROWS: Final = 2048
 _SLICE_BYTES: Final = 1 << 20
 _SLICE_STEPS: Final = 4
 """The most steps of a slice, where many deleted rows lie between the others."""
+_COMMIT_SECONDS: Final = 0.001
+"""The processor time that other threads need for a WriteBatch, about."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -55,19 +57,30 @@ class ExpirySweep(Background):
     A pass reads a bucket in slices, and removes the expired rows of a slice with one WriteBatch under the same hold of
     the bucket's mutex. Nothing is remembered on disk: after a restart, the next pass begins again.
 
+    Rule: after each slice, it pauses in proportion to the processor time of the slice, whatever comes next. So many
+    small buckets take no greater share than a large one.
+
     Args:
         tables: Returns the tables.
         seconds: The pause between two checks of what is due.
         cpu_share: The most processor time, as a share of one core.
         clock: The server's clock.
+        pause: Waits for some seconds.
     """
 
     def __init__(
-        self, tables: Callable[[], Iterable[TableState]], *, seconds: float, cpu_share: float, clock: ServerClock
+        self,
+        tables: Callable[[], Iterable[TableState]],
+        *,
+        seconds: float,
+        cpu_share: float,
+        clock: ServerClock,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._tables = tables
         self._cpu_share = cpu_share
         self._clock = clock
+        self._pause = pause
         super().__init__(partial(repeat, seconds, self._look))
 
     async def _look(self) -> None:
@@ -78,39 +91,38 @@ class ExpirySweep(Background):
 
     async def sweep_table(self, table: TableState) -> None:
         """Makes one pass over a table."""
-        began, rows, removed = self._clock.monotonic(), 0, 0
+        table.sweep.begin_pass(self._clock.monotonic())
         for live in table.buckets:
             try:
-                found = await self._sweep_bucket(table, live)
+                await self._sweep_bucket(table, live)
             except ScanKvError as error:
                 # The disk is full, or the bucket is damaged, and its readers get an error.
                 _log.warning("expired rows of bucket %s of %s: %s", live.number, live.table, error.message)
-                continue
-            rows, removed = rows + found[0], removed + found[1]
         if (expiry := table.definition.expiry) is not None:
-            table.sweep.end_pass(began, self._clock.monotonic(), rows, removed, expiry.seconds)
+            table.sweep.end_pass(self._clock.monotonic(), expiry.seconds)
 
-    async def _sweep_bucket(self, table: TableState, live: LiveBucket) -> tuple[int, int]:
-        """Returns how many rows were read, and how many of them removed."""
-        rows = removed = 0
+    async def _sweep_bucket(self, table: TableState, live: LiveBucket) -> None:
         start: bytes | None = None
         while table.definition.expiry is not None:
             async with live.mutex:
                 bucket = await live.open()
                 codec = table.codec
                 if bucket.state.rows == 0:
-                    break
+                    return
+                stored = bucket.state.rows
                 found: _Slice = await live.run(_read_slice, bucket, codec, bucket.commit_time(), start)
                 spent = [found.seconds]
                 if found.expired:
                     await live.write(_remove, live, bucket, found.expired, codec, spent)
-            rows, removed = rows + found.scanned, removed + len(found.expired)
-            table.sweep.removed += len(found.expired)
+                    spent.append(_COMMIT_SECONDS)
+            # A time in the key has only expired rows read. A bucket of an early version does not know its rows.
+            if stored is None or start is None:
+                table.sweep.add_rows(found.scanned if stored is None else stored)
+            table.sweep.add_removed(len(found.expired))
+            await self._pause(sum(spent) * (1 / self._cpu_share - 1))
             if found.last_key is None:
-                break
+                return
             start = found.last_key + b"\0"
-            await asyncio.sleep(sum(spent) * (1 / self._cpu_share - 1))
-        return rows, removed
 
 
 def _remove(

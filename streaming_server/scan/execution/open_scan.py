@@ -141,6 +141,7 @@ def _fingerprint(
             plan.ordered,
             # Nothing for `read_committed`, so that tokens of earlier servers fit.
             *(("latest",) if plan.latest else ()),
+            *(("changes_follow",) if plan.changes_follow else ()),
             *plan.reused_names(definition),
         ),
     )
