@@ -25,6 +25,7 @@ from streaming_server.storage.changelog.records import LogRecord, decode_record
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
 
 if TYPE_CHECKING:
@@ -182,11 +183,11 @@ class Bucket:
         """Returns the stored rows of some encoded keys, None for a key without a row.
 
         Where no row lies between the least and the greatest of many keys, as when rows arrive in key order, this takes
-        a few lookups in all.
+        a few lookups in all. Where few others do, all rows between the two are read.
         """
-        if len(keys) >= _MANY_KEYS and not self.has_rows_among(keys):
-            return [None] * len(keys)
-        return self._store.get_rows(keys)
+        if len(keys) < _MANY_KEYS:
+            return self._store.get_rows(keys)
+        return get_dense_rows(self._store, keys) if self.has_rows_among(keys) else [None] * len(keys)
 
     def has_rows_among(self, keys: list[bytes]) -> bool:
         """Whether a row may exist between the least and the greatest of some keys. Takes up to three lookups."""
