@@ -115,6 +115,8 @@ class Bucket:
         self._clock = clock
         self.mark_every(mark_seconds)
         self._builds: dict[int, IndexBuild] = {}
+        # Keys that were read since the last write, if all rows from the first to the last are theirs.
+        self._all_between: list[bytes] = []
         try:
             self._watermark = self._open_watermark(path)
             try:
@@ -187,7 +189,11 @@ class Bucket:
         """
         if len(keys) < _MANY_KEYS:
             return self._store.get_rows(keys)
-        return get_dense_rows(self._store, keys) if self.has_rows_among(keys) else [None] * len(keys)
+        if not self.has_rows_among(keys):
+            return [None] * len(keys)
+        rows, are_all = get_dense_rows(self._store, keys)
+        self._all_between = keys if are_all else []
+        return rows
 
     def has_rows_among(self, keys: list[bytes]) -> bool:
         """Whether a row may exist between the least and the greatest of some keys. Takes up to three lookups."""
@@ -241,6 +247,12 @@ class Bucket:
             time_restarts=self._state.time_restarts + change.restarts_times,
         )
         batch = self._store.batch()
+        deleted: list[bytes] = change.delete_keys.to_pylist()
+        if deleted and deleted == self._all_between:
+            # Before the puts. One mark slows readers less than many do, and is written sooner.
+            batch.delete_adjacent_rows(deleted)
+            deleted = []
+        self._all_between = []
         for keys in change.delete_ranges:
             batch.delete_row_range(keys.start or b"", keys.end)
         for keys in change.delete_entry_ranges:
@@ -248,7 +260,7 @@ class Bucket:
             assert keys.end is not None
             batch.delete_entry_range(keys.start, keys.end)
         batch.put_rows(change.put_keys.to_pylist(), change.put_values.to_pylist())
-        batch.delete_rows(change.delete_keys.to_pylist())
+        batch.delete_rows(deleted)
         for entries in change.entries:
             batch.put_entries(entries.put_keys.to_pylist(), entries.put_values.to_pylist())
             batch.delete_entries(entries.delete_keys.to_pylist())

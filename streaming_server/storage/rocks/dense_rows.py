@@ -20,10 +20,13 @@ _ROWS_PER_KEY: Final = 3
 _MAX_SKIPS: Final = 64
 
 
-def get_dense_rows(store: RocksStore, keys: list[bytes]) -> list[bytes | None]:
+def get_dense_rows(store: RocksStore, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
     """Returns what `RocksStore.get_rows` returns, sooner where most rows between ascending keys are asked for.
 
     Other keys cost one block more. Call it while nothing is written.
+
+    Returns:
+        The rows, and whether each key has one and it is known that no other row lies between the first and the last.
     """
     found: dict[bytes, bytes] = {}
     done = 0  # The keys up to the last row that was read.
@@ -45,9 +48,11 @@ def get_dense_rows(store: RocksStore, keys: list[bytes]) -> list[bytes | None]:
     finally:
         del rows  # before its options, which it only borrows
     if not done:
-        return store.get_rows(keys)
+        return store.get_rows(keys), False
     read: list[bytes | None] = list(map(found.get, keys[:done]))
-    return read + store.get_rows(keys[done:]) if done < len(keys) else read
+    if done < len(keys):
+        return read + store.get_rows(keys[done:]), False
+    return read, len(found) == len(keys) and None not in read
 
 
 def _ascend(keys: list[bytes]) -> bool:
