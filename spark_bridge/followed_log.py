@@ -84,7 +84,10 @@ class FollowedLog:
         changes = self._change_scan(StartFrom.offsets(start), StopAt.offsets(end), columns)
         reached: Mapping[int, int] = {}
         rows = size = 0
-        with changes.with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2)).stream() as stream:
+        stream = changes.with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2)).stream()
+        if self._options.skips_deleted_ranges:
+            stream.on_cleared(lambda _: None)  # The tasks report the ranges.
+        with stream:
             for chunk in stream:
                 rows, size = rows + chunk.num_rows, size + chunk.nbytes
                 if reached and (rows > most_rows or size > most_bytes):

@@ -54,6 +54,7 @@ STREAM_NAMES: Final = (
     "max_bytes_per_trigger",
     "consumer_id",
     "untracked",
+    "deleted_ranges",
 )
 """Options of `readStream` only, see `StreamOptions`."""
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from aio_client._scan.scan import Scan
 from scankv.model.errors import ScanKvError, SchemaMismatch, SnapshotLost
 from spark_bridge.change_rows import make_shaper, recreated_error
 
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from aio_client import Client, ClientConfig, ScanSpec, ScanStream, Snapshot
+    from aio_client import ClearedRange, Client, ClientConfig, ScanSpec, ScanStream, Snapshot
     from spark_bridge.executions import Execution
 
+_log: Final = logging.getLogger(__name__)
 _MOST_SECONDS_BETWEEN_RENEWALS: Final = 20.0
 
 
@@ -142,12 +145,30 @@ class FollowedPart(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesPart(FollowedPart):
-    """The changes of some buckets between two offsets of each. The query's consumer holds them on the server."""
+    """The changes of some buckets between two offsets of each. The query's consumer holds them on the server.
+
+    Attributes:
+        skips_deleted_ranges: Whether to warn of deleted ranges and continue, rather than fail there.
+    """
+
+    skips_deleted_ranges: bool = False
 
     @asynccontextmanager
     async def open_stream(self, client: Client, execution: Execution) -> AsyncIterator[ScanStream]:
-        async with client.scan(self.spec).stream() as stream:
+        stream = client.scan(self.spec).stream()
+        if self.skips_deleted_ranges:
+            of_table = (await client.table(self.spec.table)).scan()
+            stream = Scan(of_table._transport, self.spec, of_table.of_table).stream()
+            stream.on_cleared(self._warn)
+        async with stream:
             yield stream
+
+    def _warn(self, deleted: ClearedRange) -> None:
+        _log.warning(
+            "table %s, bucket %d, offset %d: all rows of a key range were deleted at once, and the query gets no "
+            "change for each of them (option deleted_ranges=skip)",
+            *(self.spec.table, deleted.bucket, deleted.offset),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

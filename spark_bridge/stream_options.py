@@ -61,6 +61,8 @@ class StreamOptions:
         consumer_id: The consumer that holds the changes. None: one is created for the query.
         snapshot_ttl: Seconds that the snapshot of the initial rows lives while the query does not run.
         untracked: What the query does where rows were written without tracking of changes.
+        skips_deleted_ranges: Whether the query continues where the rows of a key range were deleted at once. It does
+            not learn which rows these were. If not, it fails there.
     """
 
     read: ReadOptions
@@ -72,12 +74,19 @@ class StreamOptions:
     consumer_id: str | None = None
     snapshot_ttl: float = SNAPSHOT_TTL
     untracked: Untracked = Untracked.FAIL
+    skips_deleted_ranges: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError, naming the option, if a value is out of range."""
         # At least 2, since the row before an update and the row after it stay together.
         check_number("max_rows_per_trigger", self.max_rows, 2, 2**63 - 1)
         check_number("max_bytes_per_trigger", self.max_bytes, 1, 2**63 - 1)
+        if self.skips_deleted_ranges and self.untracked is not Untracked.RESCAN:
+            raise option_error(
+                "deleted_ranges",
+                'can be skip only with option("untracked", "rescan"), because the rows that a deleted range has now '
+                "are read again",
+            )
         if self.consumer_id is not None:
             try:
                 check_consumer_id(self.consumer_id)
@@ -111,6 +120,8 @@ class StreamOptions:
             values["consumer_id"] = own["consumer_id"]
         if "untracked" in own:
             values["untracked"] = _parse_untracked(own["untracked"])
+        if "deleted_ranges" in own:
+            values["skips_deleted_ranges"] = _parse_deleted_ranges(own["deleted_ranges"])
         ttl_is_given = "snapshot_ttl" in texts
         read = ReadOptions.parse_texts(texts)
         if ttl_is_given:
@@ -142,6 +153,12 @@ def _parse_untracked(text: str) -> Untracked:
         return Untracked(text.strip().lower())
     except ValueError:
         raise option_error("untracked", f"must be fail or rescan, not {text!r:.80}") from None
+
+
+def _parse_deleted_ranges(text: str) -> bool:
+    if (choice := text.strip().lower()) not in ("fail", "skip"):
+        raise option_error("deleted_ranges", f"must be fail or skip, not {text!r:.80}")
+    return choice == "skip"
 
 
 def _parse_stop(text: str) -> StopAt:

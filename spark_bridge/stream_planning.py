@@ -152,8 +152,12 @@ class StreamPlanner:
             ]
         since = after.since if before is None else before.log_offsets
         changes = self._log.plan_tasks(since or {}, after.log_offsets)
+        skips = self._options.skips_deleted_ranges
         return [
-            ChangesPart(config=config, spec=spec, traceparent=traceparent, incarnation=after.table) for spec in changes
+            ChangesPart(
+                config=config, spec=spec, traceparent=traceparent, incarnation=after.table, skips_deleted_ranges=skips
+            )
+            for spec in changes
         ]
 
     def commit(self, end: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from aio_client import SchemaMismatch, UsageError
 from tests.spark.streaming_query import Query
@@ -174,3 +174,46 @@ def test_a_query_reads_what_was_written_but_not_after_the_rows(
     found = [(row["_change_type"], row["k"], row["v"]) for batch in query.batches for row in batch]
     assert sorted(found, key=lambda change: change[1:2])[:3] == [("+U", 1, 3), ("+U", 1, 3), ("-D", 1, None)]
     assert len(found) == 4
+
+
+def test_a_query_stops_at_a_deleted_range_and_continues_only_if_it_is_told_to(
+    following: Following, client: sync.Client, name: str
+) -> None:
+    table = client.table(name)
+    table.delete(where="k >= 100 AND k < 200", track_changes=False)
+    table.upsert(rows([5, 150], 7))
+    refused: list[dict[str, str]] = [{}, {"untracked": "rescan"}]
+    for options in refused:
+        with pytest.raises(StreamingQueryException, match=r"deleted at offset .*deleted_ranges=skip"):
+            following.run(**options)
+    with pytest.raises(AnalysisException, match="deleted_ranges can be skip only with option"):
+        following.run(deleted_ranges="skip")
+    following.run(untracked="rescan", deleted_ranges="skip")
+    # Only the rows that the query has not been told of are left over.
+    here = {row["k"]: row["v"] for row in table.scan().to_arrow().to_pylist()}
+    assert here == {key: value for key, value in following.sink.rows.items() if key in here}
+    assert following.sink.rows.keys() - here.keys() == set(range(100, 200)) - {150}
+    table.truncate(track_changes=False)
+    table.upsert(rows([6], 8))
+    following.run(untracked="rescan", deleted_ranges="skip")
+    assert following.sink.rows[6] == 8
+
+
+def test_a_query_of_rows_survives_that_partitions_are_dropped(
+    shared_server: ServerProcess, client: sync.Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = pa.schema([pa.field("day", pa.int64(), nullable=False), *SCHEMA])
+    table = client.create_table(
+        name, schema, primary_key=["day", "k"], buckets=2, partition_by=["day"], delete_behavior="disable"
+    )
+    days = pa.table({"day": [1, 2, 3] * 10, "k": range(30), "v": [0] * 30}, schema=schema)
+    table.upsert(days)
+    query = Query(shared_server.url, name, row_kinds="false", untracked="rescan", deleted_ranges="skip")
+    query.start()
+    query.run()
+    table.drop_partition({"day": 1})
+    table.upsert(pa.table({"day": [4], "k": [1], "v": [1]}, schema=schema))
+    query.run()
+    query.stop()
+    assert query.batches[-1] == [{"day": 4, "k": 1, "v": 1}]
+    assert f"table {name}, bucket 0" in caplog.text

@@ -208,7 +208,8 @@ class RequestStaging:
             if part is None:
                 path = transaction.parts[request_id.part].path
                 return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
-            _check_records_changes(table)
+            if not kind.tracks_changes:
+                _check_can_leave_out(table)
             table.definition.require_key("its rows are not deleted")
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admit(kind.columns or None, column_locks):
@@ -367,7 +368,18 @@ def _check_records_changes(table: LiveTable) -> None:
     if table.definition.options.changelog == "input":
         raise InvalidRequest(
             f'table {table.definition.name} has changelog="input", which records what is written; transactions merge '
-            "their rows before they write them, so they cannot write to this table: use upsert and delete",
+            "their rows before they write them, so they cannot upsert rows of this table or delete its rows by their "
+            "keys: write outside of a transaction, or delete the rows that match a predicate",
+            table=table.definition.name,
+        )
+
+
+def _check_can_leave_out(table: LiveTable) -> None:
+    """Raises InvalidRequest if the changelog records what is written, because it would lack the deletions."""
+    if table.definition.options.changelog == "input":
+        raise InvalidRequest(
+            f'table {table.definition.name} has changelog="input", which records every write, and so refuses deletions '
+            "without tracking of changes (track_changes=False): track the changes",
             table=table.definition.name,
         )
 

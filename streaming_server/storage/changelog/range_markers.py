@@ -140,8 +140,8 @@ class MarkerReached(RangeNotTracked):
             error = cls(
                 f"{location}: all rows of a key range were deleted at offset {record.offset}, and the changelog has no "
                 "change for each of them: read the rows of the table again; mirrors, and streams that read with "
-                'untracked="rescan" and a listener for cleared ranges, continue, and so does '
-                "`scankv tail --untracked rescan --format json`",
+                'untracked="rescan" and a listener for cleared ranges, continue, and so do Spark queries with '
+                "untracked=rescan and deleted_ranges=skip, and `scankv tail --untracked rescan --format json`",
                 offset=record.offset,
             )
         elif changelogs is None:

@@ -26,7 +26,7 @@ from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _COMPRESSION = {
@@ -522,6 +522,11 @@ class StoreBatch:
         """Deletes rows."""
         self.writes.set_default_column_family(self._handles["rows"])
         self._delete(keys)
+
+    def delete_adjacent_rows(self, keys: Sequence[bytes]) -> None:
+        """Deletes rows with ascending keys as one range. No other rows lie between the first and the last."""
+        self.delete_row_range(keys[0], keys[-1] + b"\0")
+        self.deletions += len(keys)
 
     def _delete(self, keys: Iterable[bytes]) -> None:
         before = self.writes.len()

@@ -126,6 +126,15 @@ class InputHistory:
             await each.delete(keys)
         self.written += [("-D", key, None, None) for key in keys]
 
+    async def delete_what_matches(self) -> None:
+        """Deletes the rows that match a predicate, rarely all."""
+        where = self._chance.choice(["k < 20", "k = 7", "v >= 5", "text IS NULL", None])
+        keys = [row["k"] for row in await self.twin.scan(columns=["k"], where=where).to_pylist()]
+        for each in (self.table, self.twin):
+            result = await (each.truncate() if where is None else each.delete(where=where))
+            assert result.rows == len(keys)
+        self.written += [("-D", key, None, None) for key in keys]
+
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_every_written_row_is_recorded_as_it_came_and_the_table_is_as_with_another_changelog(
@@ -138,7 +147,7 @@ async def test_every_written_row_is_recorded_as_it_came_and_the_table_is_as_with
     inputs = InputHistory(table, twin, chance)
     steps = [inputs.upsert, inputs.upsert_row, inputs.upsert_with_types]
     if options.get("delete_behavior") == "allow" or engine in ("last_row", "indexed", "sequence_column"):
-        steps += [inputs.delete]
+        steps += [inputs.delete, inputs.delete_what_matches]
     for _ in range(25):
         await chance.choice(steps)()
     assert by_key(await recorded(table)) == by_key(inputs.written)
@@ -189,9 +198,14 @@ async def test_writes_that_cannot_be_recorded_are_refused_and_change_nothing(cli
     with pytest.raises(InvalidRequest, match="transactions merge their rows"):
         async with client.transaction() as tx:
             await tx.upsert(table, [row])
-    with pytest.raises(InvalidRequest, match="transactions merge their rows"):
+    with pytest.raises(InvalidRequest, match=r"transactions merge their rows.*delete the rows that match a predicate"):
         async with client.transaction() as tx:
-            await tx.delete_all(table)
+            await tx.delete(table, [1])
+    with pytest.raises(InvalidRequest, match="transactions merge their rows"):
+        await table.replace([row])
+    for leaves_out in (table.truncate(track_changes=False), table.delete(where="k = 1", track_changes=False)):
+        with pytest.raises(InvalidRequest, match=r"deletions without tracking of changes .*: track the changes"):
+            await leaves_out
     with pytest.raises(InvalidRequest, match="nothing can be undone"):
         await table.undo("job", before)
     assert await table.log_offsets() == before

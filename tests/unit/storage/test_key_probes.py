@@ -10,6 +10,7 @@ import pytest
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
 
 if TYPE_CHECKING:
@@ -102,3 +103,53 @@ def test_lookups_of_many_keys_equal_lookups_of_few(tmp_path: Path, order: str) -
         if round_ % 7 == 0:
             bucket.flush()
     bucket.close()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_iterator_finds_the_same_rows_as_lookups(store: RocksStore, seed: int, flush: bool) -> None:
+    randomness = random.Random(seed)
+    batch = store.batch()
+    numbers = randomness.sample(range(20_000), 12_000)
+    batch.put_rows(map(key, numbers), [b"value of %d" % number for number in numbers])
+    store.write(batch)
+    batch = store.batch()
+    gap = randomness.randrange(18_000)  # more deleted rows side by side than the iterator skips
+    deleted = {*randomness.sample(numbers, 3000), *range(gap, gap + 500)}
+    batch.delete_rows(map(key, deleted))
+    rows = sorted(set(numbers) - deleted)
+    store.write(batch)
+    if flush:
+        store.flush()
+    for asked in (256, 2000, 15_000):
+        for span in (asked, 2 * asked, 20_000):
+            start = randomness.randrange(-100, 20_000 - asked // 2)
+            wanted = randomness.sample(range(max(start, 0), start + span), min(asked, start + span - max(start, 0)))
+            ascending = [key(number) for number in sorted(wanted)]
+            found, are_all = get_dense_rows(store, ascending)
+            assert found == store.get_rows(ascending)
+            between = [number for number in rows if min(wanted) <= number <= max(wanted)]
+            assert not are_all or between == sorted(wanted)
+            alive = [key(number) for number in between]
+            # Except after a gap of deleted rows, which ends the iterator.
+            if len(alive) > 256 and not min(wanted) - 1 < gap < max(wanted) + 1:
+                assert get_dense_rows(store, alive) == (store.get_rows(alive), True)
+            scattered = [key(number) for number in wanted]
+            assert get_dense_rows(store, scattered) == (store.get_rows(scattered), False)
+
+
+def test_rows_side_by_side_are_not_looked_up_one_by_one(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, range(10_000))
+    looked_up: list[bytes] = []
+
+    def look_up(keys: list[bytes]) -> list[bytes | None]:
+        looked_up.extend(keys)
+        return [None] * len(keys)
+
+    monkeypatch.setattr(store, "get_rows", look_up)
+    assert get_dense_rows(store, [key(number) for number in range(0, 10_000, 2)]) == ([b"value"] * 5000, False)
+    assert not looked_up
+    # Of these, the rows between the keys would take longer to read.
+    keys = [key(number) for number in range(0, 10_000, 10)]
+    get_dense_rows(store, keys)
+    assert looked_up == keys
