@@ -2,8 +2,8 @@
 
 Builds the wheel and installs it into a new environment outside the checkout. After a bare install, the client and the
 command line must start. With the extra `server`, all modules must import, except those that need the extras `oidc` and
-`http`: they must import with these. Those of the Spark bridge are left out: PySpark has half a gigabyte, and the tests of the bridge
-import them.
+`http`: they must import with these. Those of the Spark bridge are left out: PySpark has half a gigabyte, and the tests
+of the bridge import them.
 """
 
 from __future__ import annotations

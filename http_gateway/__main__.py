@@ -16,19 +16,22 @@ from http_gateway.serving import serve
 from http_gateway.settings import GatewaySettings
 from scankv.model.errors import ScanKvError
 
+_log = logging.getLogger("http_gateway")
+
 
 def main() -> int:
     """Serves until standard input ends. Returns the exit code."""
-    # The server decides when the gateway ends. Ctrl-C in a terminal reaches both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The server decides when the gateway ends. Ctrl-C in a terminal and systemd signal both.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     settings = GatewaySettings.from_json(_read_line())
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = socket.socket(fileno=int(sys.argv[1]))
     try:
         asyncio.run(serve(settings, listener, _wait_for_end))
     except ScanKvError as error:
-        sys.stderr.write(f"scankv: error: {error.message}\n")
+        _log.error("the gateway cannot start: %s", error.message)
         return 1
     return 0
 
@@ -48,7 +51,6 @@ async def _wait_for_end() -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(0, lambda: ended.set() if not os.read(0, 4096) else None)
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()
     loop.remove_reader(0)
 

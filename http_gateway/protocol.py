@@ -41,8 +41,8 @@ class GuardedProtocol(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
-        # Every byte that the reader has not taken counts, not only those beyond a mark.
-        transport.set_write_buffer_limits(high=0)
+        # What the reader has not taken counts at once, not only beyond a mark. With 0, asyncio's TLS pauses for ever.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:

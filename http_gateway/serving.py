@@ -15,7 +15,7 @@ from http_gateway.app import Application
 from http_gateway.gateway import Bound, Gateway
 from http_gateway.limits import HEAD_SECONDS, MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
 from http_gateway.protocol import GuardedProtocol
-from http_gateway.tls import https_context
+from http_gateway.tls import https_context, name_in_certificate
 
 if TYPE_CHECKING:
     import socket
@@ -78,7 +78,11 @@ def config_of(settings: GatewaySettings, tokens: CallerToken, given: ClientConfi
         given: Where the server is, and whom to trust. None: as `settings` say.
     """
     if given is None:
-        tls = Tls(ca=settings.server_ca, server_name=settings.server_name or None) if settings.server_ca else None
+        tls = None
+        if settings.server_certificate:
+            # The server's own certificate is the only one that is trusted, whatever name and authority it has.
+            name = name_in_certificate(settings.server_certificate, settings.server_key)
+            tls = Tls(ca=settings.server_certificate, server_name=name)
         given = ClientConfig(url=settings.url, tls=tls)
     return ClientConfig(url=given.url, tls=given.tls, token=tokens, operation_timeout=given.operation_timeout)
 

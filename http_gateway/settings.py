@@ -24,8 +24,9 @@ class GatewaySettings:
         tls_client_ca: The authorities that must sign the certificates of clients. Empty: clients need none.
         origins: The origins of other web sites whose pages may read answers, such as `https://example.com`.
         url: The gRPC server.
-        server_ca: The certificates that the server's must be issued by. Empty: those that the machine trusts.
-        server_name: The name in the server's certificate. Empty: the host of the url.
+        server_certificate: The certificate of the gRPC server itself, which a gateway on the same machine trusts, under
+            whichever name it has. Empty: the server has no TLS.
+        server_key: The private key of this certificate.
         insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
         log_level: As of the server.
     """
@@ -36,8 +37,8 @@ class GatewaySettings:
     tls_client_ca: str = ""
     origins: tuple[str, ...] = ()
     url: str = ""
-    server_ca: str = ""
-    server_name: str = ""
+    server_certificate: str = ""
+    server_key: str = ""
     insecure: bool = False
     log_level: str = "info"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import UsageError
 
@@ -38,6 +39,38 @@ def https_context(settings: GatewaySettings) -> ssl.SSLContext:
     first = context
     first.sni_callback = use_current
     return first
+
+
+def name_in_certificate(certificate: str, key: str) -> str:
+    """Returns a name or an address that a certificate is for.
+
+    Python decodes only the certificate of a peer, so this function shakes hands with itself in memory.
+
+    Raises:
+        UsageError: The files cannot be used, or the certificate is for nobody.
+    """
+    server_context, client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    # The chain may end at an authority that is not in the file.
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        server_context.load_cert_chain(certificate, key, password="")
+        client_context.load_verify_locations(certificate)
+        server = server_context.wrap_bio(to_server, to_client, server_side=True)
+        client = client_context.wrap_bio(to_client, to_server)
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        peer = client.getpeercert() or {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{certificate} is not a valid certificate with its key {key}: {error}") from error
+    alternatives: Any = peer.get("subjectAltName", ())
+    names = [name for kind, name in alternatives if kind in ("DNS", "IP Address")]
+    if not names:
+        raise UsageError(f"{certificate} has no name or address of a server: issue one with subjectAltName")
+    name = str(names[0])
+    return name.replace("*", "any", 1) if name.startswith("*.") else name
 
 
 def _load(settings: GatewaySettings) -> ssl.SSLContext:

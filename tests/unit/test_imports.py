@@ -53,6 +53,7 @@ LAYERS = {
         "engine",
         "services",
         "monitoring",
+        "gateway_process",
         "server",
         "testing",
     ),
