@@ -26,7 +26,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     settings = GatewaySettings.from_json(_read_line())
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     listener = socket.socket(fileno=int(sys.argv[1]))
     try:
         asyncio.run(serve(settings, listener, _wait_for_end))

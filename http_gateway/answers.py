@@ -42,8 +42,7 @@ class BodyResponse(Response):
         body = bytes(self.body)
         with self._unsent.take(len(body)):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for start in range(0, len(body), PIECE_BYTES):
-                await send(_piece(body[start : start + PIECE_BYTES], more=True))
+            await _send_pieces(send, body)
             await send(_piece(b"", more=False))
 
 
@@ -55,41 +54,50 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self, pieces: AsyncGenerator[bytes, None], media_type: str, headers: dict[str, str] | None = None
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        media_type: str,
+        headers: dict[str, str] | None = None,
     ) -> None:
+        """Called with the first piece, so that the generator has begun, and can be closed."""
         super().__init__(None, 200, headers, media_type)
         del self.headers["content-length"]
-        self._pieces = pieces
+        self._first = first
+        self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        writing = asyncio.create_task(self._write(send, is_head=scope["method"] == "HEAD"))
-        leaving = asyncio.create_task(_wait_until_gone(receive))
-        try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            is_complete = writing.done()
-            writing.cancel()
-            leaving.cancel()
-            await asyncio.wait({writing, leaving})
-        if not is_complete or writing.cancelled():
+        async with aclosing(self._rest):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            writing = asyncio.create_task(self._write(send, is_head=scope["method"] == "HEAD"))
+            leaving = asyncio.create_task(_wait_until_gone(receive))
+            try:
+                await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (writing, leaving):
+                    task.cancel()
+                await asyncio.wait({writing, leaving})
+        error = None if writing.cancelled() else writing.exception()
+        if error is None:
             return
-        error = writing.exception()
-        if error is not None:
-            if not isinstance(error, ScanKvError):
-                _log.error("an answer has failed", exc_info=error)
-            else:
-                _log.info("an answer was broken off: %s", error.message)
-            scope[ABORT]()
-            await _wait_until_gone(receive)
+        if isinstance(error, ScanKvError):
+            _log.info("an answer was broken off: %s", error.message)
+        else:
+            _log.error("an answer has failed", exc_info=error)
+        scope[ABORT]()
+        await _wait_until_gone(receive)
 
     async def _write(self, send: Send, *, is_head: bool) -> None:
-        async with aclosing(self._pieces) as pieces:
-            if not is_head:
-                async for data in pieces:
-                    for start in range(0, len(data), PIECE_BYTES):
-                        await send(_piece(data[start : start + PIECE_BYTES], more=True))
-            await send(_piece(b"", more=False))
+        if not is_head:
+            await _send_pieces(send, self._first)
+            async for data in self._rest:
+                await _send_pieces(send, data)
+        await send(_piece(b"", more=False))
+
+
+async def _send_pieces(send: Send, data: bytes) -> None:
+    for start in range(0, len(data), PIECE_BYTES):
+        await send(_piece(data[start : start + PIECE_BYTES], more=True))
 
 
 def _piece(data: bytes, *, more: bool) -> dict[str, Any]:

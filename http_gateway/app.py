@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from http_gateway.answers import ABORT
 from http_gateway.operations import OPERATIONS, Call
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
@@ -54,6 +56,10 @@ class Application:
             check_request(self._gateway.settings, scope, headers)
             answer = await self._answer(scope, headers)
             await answer(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            # Only at the end of the gateway, after the time that running answers get.
+            scope[ABORT]()
+            await asyncio.sleep(0)
         except Exception as error:
             if started:
                 raise

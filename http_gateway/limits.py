@@ -14,6 +14,7 @@ MAX_TEXT: Final = 8 * 1024
 """The most characters of one parameter."""
 
 MAX_KEYS: Final = 1000
+MAX_WATCHED_KEYS: Final = 100
 MAX_TOP: Final = 10_000
 MAX_SCAN_ROWS: Final = 10_000_000
 DEFAULT_SCAN_ROWS: Final = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from http_gateway import queries
+from http_gateway import downloads, events, queries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -97,5 +97,37 @@ OPERATIONS: Final = (
         summary="Returns the rows that some keys have.",
         handler=queries.rows_by_key,
         parameters=(queries.KEYS,),
+    ),
+    Operation(
+        name="scan",
+        path="/v1/tables/{table}/scan",
+        summary="Downloads rows, all as of one instant. An answer that ends in order is complete.",
+        handler=downloads.download,
+        parameters=downloads.PARAMETERS,
+        media_types=tuple(downloads.MEDIA_TYPES.values()),
+    ),
+    Operation(
+        name="watchTop",
+        path="/v1/tables/{table}/watch/top",
+        summary="Sends the first rows in the order of a column as an event, now and whenever they differ.",
+        handler=events.watch_top,
+        parameters=(*queries.TOP, events.EVERY),
+        media_types=(events.MEDIA_TYPE,),
+    ),
+    Operation(
+        name="watchRows",
+        path="/v1/tables/{table}/watch/rows",
+        summary="Sends the rows that some keys have as an event, now and whenever they differ.",
+        handler=events.watch_rows,
+        parameters=(events.KEYS, events.EVERY),
+        media_types=(events.MEDIA_TYPE,),
+    ),
+    Operation(
+        name="watchCount",
+        path="/v1/tables/{table}/watch/count",
+        summary="Sends a number of rows as an event, now and whenever it differs.",
+        handler=events.watch_count,
+        parameters=(queries.WHERE, events.EVERY),
+        media_types=(events.MEDIA_TYPE,),
     ),
 )

@@ -32,7 +32,7 @@ _LAST_WORDS_SECONDS: Final = 10.0
 _LEVELS: Final = {"WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.CRITICAL}
 
 
-class GatewayProcess:
+class GatewaySupervisor:
     """Keeps a gateway running, from `run` to its cancellation. Bound to the event loop.
 
     The server listens, and every child inherits the socket. So a port in use is noticed at the start, and connections

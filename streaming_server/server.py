@@ -52,7 +52,7 @@ from streaming_server.config import SHARES_OF_MEMORY
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.loop_turns import LoopTurns
-from streaming_server.gateway_process import GatewayProcess, listen_for_gateway
+from streaming_server.gateway_process import GatewaySupervisor, listen_for_gateway
 from streaming_server.monitoring.endpoint import Endpoint
 from streaming_server.monitoring.json_log import JsonFormatter
 from streaming_server.monitoring.metrics_reader import MetricsReader, StatsSources
@@ -255,7 +255,7 @@ class Server:
             ) from error
         _log.info("serving metrics on %s://%s/metrics", "http" if tls is None else "https", address)
 
-    def _make_gateway(self) -> GatewayProcess:
+    def _make_gateway(self) -> GatewaySupervisor:
         address = address_of(self.config.http_host, self.config.http_port)
         try:
             listener = listen_for_gateway(self.config)
@@ -264,7 +264,7 @@ class Server:
                 f"cannot listen on {address} for HTTP: {error.strerror}; give another --http-port or --http-host",
                 address=address,
             ) from error
-        return GatewayProcess(self.config, self.address, listener)
+        return GatewaySupervisor(self.config, self.address, listener)
 
     async def _read_metrics(self) -> tuple[str, bytes]:
         # Imported on use, because a server without the port needs none of it.

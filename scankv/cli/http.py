@@ -60,7 +60,7 @@ def http(
         insecure=insecure,
     )
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     listener = _listen(host.strip("[]"), port)
     bare = f"[{host.strip('[]')}]" if ":" in host else host
     scheme = "https" if settings.is_encrypted else "http"
