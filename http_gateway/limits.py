@@ -19,15 +19,8 @@ MAX_TOP: Final = 10_000
 MAX_SCAN_ROWS: Final = 10_000_000
 DEFAULT_SCAN_ROWS: Final = 100_000
 
-MAX_CONNECTIONS: Final = 1024
 MAX_EVENT_STREAMS: Final = 512
 MAX_DOWNLOADS: Final = 32
-
-HEAD_SECONDS: Final = 10.0
-"""How long a connection may take until its request is complete, and how long it may stay without one."""
-
-STALL_SECONDS: Final = 30.0
-"""How long a reader may take nothing of an answer before its connection is ended."""
 
 HEARTBEAT_SECONDS: Final = 15.0
 """The longest silence of a stream of events."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from http_gateway import downloads, events, queries
+from http_gateway import downloads, events, monitoring, queries
+from http_gateway.answers import BodyResponse, fields_text
+from http_gateway.openapi import describe_operations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -57,7 +59,11 @@ class Operation:
     is_open: bool = False
 
 
-OPERATIONS: Final = (
+async def _describe(gateway: Gateway, call: Call) -> Response:
+    return BodyResponse(fields_text(describe_operations(OPERATIONS)), gateway.unsent)
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="listTables",
         path="/v1/tables",
@@ -129,5 +135,33 @@ OPERATIONS: Final = (
         handler=events.watch_count,
         parameters=(queries.WHERE, events.EVERY),
         media_types=(events.MEDIA_TYPE,),
+    ),
+    Operation(
+        name="metrics",
+        path="/metrics",
+        summary="Returns the metrics of the server in the text format of Prometheus.",
+        handler=monitoring.metrics,
+        media_types=(monitoring.METRICS_TYPE,),
+    ),
+    Operation(
+        name="alive",
+        path="/healthz",
+        summary="Says that the gateway runs.",
+        handler=monitoring.alive,
+        is_open=True,
+    ),
+    Operation(
+        name="ready",
+        path="/readyz",
+        summary="Says whether the server takes requests.",
+        handler=monitoring.ready,
+        is_open=True,
+    ),
+    Operation(
+        name="openapi",
+        path="/openapi.json",
+        summary="Describes all paths.",
+        handler=_describe,
+        is_open=True,
     ),
 )

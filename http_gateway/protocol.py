@@ -11,12 +11,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from http_gateway.answers import ABORT
-from http_gateway.limits import HEAD_SECONDS, MAX_CONNECTIONS, STALL_SECONDS
 
 if TYPE_CHECKING:
     import asyncio
 
     from starlette.types import Receive, Scope, Send
+
+    from http_gateway.settings import GatewaySettings
 
 
 class GuardedProtocol(H11Protocol):
@@ -25,8 +26,9 @@ class GuardedProtocol(H11Protocol):
     uvicorn waits without a limit for the first request, for the rest of a request, and for a reader that takes nothing.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # those of uvicorn
-        super().__init__(*args, **kwargs)
+    def __init__(self, settings: GatewaySettings, **uvicorns: Any) -> None:  # noqa: ANN401
+        super().__init__(**uvicorns)
+        self._settings = settings
         self._application = self.app
         self.app = self._serve
         self._request_timer: asyncio.TimerHandle | None = None
@@ -38,7 +40,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._settings.max_connections:
             transport.abort()
             return
         # What the reader has not taken counts at once, not only beyond a mark. With 0, asyncio's TLS pauses for ever.
@@ -62,7 +64,7 @@ class GuardedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_SECONDS, self._break)
+            self._stall_timer = self.loop.call_later(self._settings.stall_seconds, self._break)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -71,7 +73,7 @@ class GuardedProtocol(H11Protocol):
             self._stall_timer = None
 
     def _await_request(self) -> None:
-        self._request_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        self._request_timer = self.loop.call_later(self._settings.request_seconds, self.transport.abort)
 
     def _stop_timers(self) -> None:
         for timer in (self._request_timer, self._stall_timer):

@@ -13,7 +13,7 @@ from aio_client import Client, ClientConfig, Tls
 from aio_client._transport.tokens import CallerToken
 from http_gateway.app import Application
 from http_gateway.gateway import Bound, Gateway
-from http_gateway.limits import HEAD_SECONDS, MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
+from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
 from http_gateway.protocol import GuardedProtocol
 from http_gateway.tls import https_context, name_in_certificate
 
@@ -103,12 +103,13 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 # The client of a request is whoever has connected: nobody may claim another address in a header.
                 proxy_headers=False,
-                timeout_keep_alive=int(HEAD_SECONDS),
+                timeout_keep_alive=max(1, int(settings.request_seconds)),
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 reset_contextvars=True,
             )
         )
+        self._settings = settings
         self._tls = https_context(settings) if settings.is_encrypted else None
 
     @contextmanager
@@ -119,7 +120,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens. uvicorn's own would let a TLS handshake take a minute."""
         loop = asyncio.get_running_loop()
-        limit = None if self._tls is None else HEAD_SECONDS
+        limit = None if self._tls is None else self._settings.request_seconds
         self.servers = [
             await loop.create_server(
                 self._protocol, sock=listener, ssl=self._tls, ssl_handshake_timeout=limit, backlog=_BACKLOG
@@ -129,7 +130,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _protocol(self) -> GuardedProtocol:
-        return GuardedProtocol(config=self.config, server_state=self.server_state, app_state={})
+        return GuardedProtocol(self._settings, config=self.config, server_state=self.server_state, app_state={})
 
 
 async def _ask(until: Callable[[], Awaitable[None]]) -> None:

@@ -29,6 +29,9 @@ class GatewaySettings:
         server_key: The private key of this certificate.
         insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
         log_level: As of the server.
+        request_seconds: How long a connection may take until its request is complete, and may stay without one.
+        stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
+        max_connections: The most connections at once. Further ones are closed as soon as they are made.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +44,9 @@ class GatewaySettings:
     server_key: str = ""
     insecure: bool = False
     log_level: str = "info"
+    request_seconds: float = 10.0
+    stall_seconds: float = 30.0
+    max_connections: int = 1000
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting and what it may be."""

@@ -332,6 +332,7 @@ class Server:
             self._loop_turns,
             self.incarnation,
             version,
+            self._read_metrics,
         )
         self._metrics = MetricsReader(
             StatsSources(

@@ -60,3 +60,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenGateway]:
         for name in ("game.scores", "other.scores"):
             client.create_table(name, SCORES, primary_key=["player"]).upsert([{"player": "ann", "score": 31}])
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def wide(client: sync.Client) -> sync.Table:
+    """A table of some 40 MB, more than the buffers between a server and a reader. No test writes to it."""
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
+    table = client.create_table("http.wide", schema, primary_key=["k"])
+    table.upsert(pa.table({"k": range(40_000), "text": [f"{number:01000}" for number in range(40_000)]}, schema))
+    return table

@@ -6,7 +6,6 @@ import csv
 import http.client
 import io
 import json
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,16 +18,7 @@ if TYPE_CHECKING:
     from aio_client.sync import Client, Table
     from tests.support.gateway import GatewayProcess
 
-SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 ROWS = 40_000
-
-
-@pytest.fixture(scope="module")
-def large(client: Client) -> Table:
-    """A table of some 40 MB, more than the buffers between a server and a reader."""
-    table = client.create_table(f"http.t{uuid.uuid4().hex}", SCHEMA, primary_key=["k"])
-    table.upsert(pa.table({"k": range(ROWS), "text": [f"{number:01000}" for number in range(ROWS)]}, SCHEMA))
-    return table
 
 
 def test_each_format_has_all_rows(gateway: GatewayProcess, scores: Table) -> None:
@@ -81,20 +71,20 @@ def test_the_header_accept_chooses_the_format(
 
 
 def test_a_slow_reader_stops_the_scan_and_holds_up_nobody(
-    gateway: GatewayProcess, client: Client, large: Table, scores: Table
+    gateway: GatewayProcess, client: Client, wide: Table, scores: Table
 ) -> None:
     connection = gateway.connection()
-    connection.request("GET", target(f"/v1/tables/{large.name}/scan"))
+    connection.request("GET", target(f"/v1/tables/{wide.name}/scan"))
     response = connection.getresponse()
     start = response.read(1000)
 
     def waits() -> bool:
-        (scan,) = [scan for scan in client.live_scans() if scan.table == large.name]
+        (scan,) = [scan for scan in client.live_scans() if scan.table == wide.name]
         before = scan.rows
         for _ in range(20):  # while other requests are answered
             assert gateway.get(f"/v1/tables/{scores.name}/count").json["count"] == 100
             assert gateway.get(f"/v1/tables/{scores.name}/scan", limit=1).status == 200
-        (scan,) = [scan for scan in client.live_scans() if scan.table == large.name]
+        (scan,) = [scan for scan in client.live_scans() if scan.table == wide.name]
         return scan.rows == before < ROWS
 
     wait_until(waits, "the scan to stop")
@@ -103,27 +93,27 @@ def test_a_slow_reader_stops_the_scan_and_holds_up_nobody(
     assert sorted(json.loads(row)["k"] for row in rows) == list(range(ROWS))
 
 
-def test_a_reader_that_goes_ends_its_scan(gateway: GatewayProcess, client: Client, large: Table) -> None:
+def test_a_reader_that_goes_ends_its_scan(gateway: GatewayProcess, client: Client, wide: Table) -> None:
     connection = gateway.connection()
-    connection.request("GET", target(f"/v1/tables/{large.name}/scan"))
+    connection.request("GET", target(f"/v1/tables/{wide.name}/scan"))
     connection.getresponse().read(1000)
-    assert large.name in [scan.table for scan in client.live_scans()]
+    assert wide.name in [scan.table for scan in client.live_scans()]
     connection.close()
-    wait_until(lambda: large.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
+    wait_until(lambda: wide.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
 @pytest.mark.parametrize("format_", ["jsonl", "csv", "arrow"])
 def test_a_broken_scan_does_not_look_complete(
-    gateway: GatewayProcess, client: Client, large: Table, format_: str, version: str
+    gateway: GatewayProcess, client: Client, wide: Table, format_: str, version: str
 ) -> None:
     connection = gateway.connection()
     # An answer to HTTP/1.0 has no length and no chunks: only its connection says whether it is complete.
     connection._http_vsn_str = version  # type: ignore[attr-defined]
-    connection.request("GET", target(f"/v1/tables/{large.name}/scan", format=format_))
+    connection.request("GET", target(f"/v1/tables/{wide.name}/scan", format=format_))
     response = connection.getresponse()
     response.read(1000)
-    (scan,) = [scan for scan in client.live_scans() if scan.table == large.name]
+    (scan,) = [scan for scan in client.live_scans() if scan.table == wide.name]
     client.cancel_scan(scan.scan_id)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         response.read()
