@@ -43,6 +43,7 @@ LOG_FORMATS = ("text", "json")
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "port": (0, 65535),
     "metrics_port": (0, 65535),
+    "http_port": (0, 65535),
     "metrics_max_tables": (0, 100_000),
     "slow_request_seconds": (0, 86_400),
     "jwt_leeway_seconds": (0, 300),
@@ -143,6 +144,12 @@ class ServerConfig:
         metrics_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
             of the server, or need `insecure`. With `tls_client_ca`, reading metrics there needs a certificate, too.
             Otherwise, whoever reaches the port can read the metrics, which name tables.
+        http_port: The port of the HTTP gateway, which runs in a process of its own; docs/guides/http.md. 0: there is
+            none.
+        http_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
+            of the server, and need tokens; without them only with `insecure`.
+        http_origins: The origins of other web sites whose pages may read what the gateway answers, such as
+            `https://example.com`. A list in TOML; comma-separated elsewhere.
         metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
         log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
@@ -289,6 +296,9 @@ class ServerConfig:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     metrics_max_tables: int = 200
+    http_port: int = 0
+    http_host: str = "127.0.0.1"
+    http_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"
     slow_request_seconds: float = 10.0
@@ -389,6 +399,7 @@ class ServerConfig:
         if self.tls_client_ca and not self.tls_certificate:
             raise UsageError("tls_client_ca needs tls_certificate and tls_key: give them too", option="tls_client_ca")
         self._check_jwt()
+        self._check_http()
         if 0 < self.max_caller_bytes_per_second < MIN_BYTES_PER_SECOND:
             raise UsageError(
                 f"max_caller_bytes_per_second must be 0 (no limit) or at least {MIN_BYTES_PER_SECOND:,}, not "
@@ -417,6 +428,30 @@ class ServerConfig:
                 "backup_every_seconds and backup_keep need backup_location: give a directory, or a URI such as "
                 "s3://bucket/backups",
                 option="backup_location",
+            )
+
+    def _check_http(self) -> None:
+        if not self.http_port:
+            return
+        if missing := self._missing_protection_of(self.http_host):
+            if not self.insecure:
+                raise UsageError(
+                    f"http_host = {self.http_host}: other machines can reach this address, and the server has "
+                    f"{missing}: give --tls-certificate, --tls-key and --tokens (or jwt_issuer), or listen on "
+                    "loopback; to let everybody in nevertheless, give --insecure",
+                    option="http_host",
+                )
+        if self.tls_client_ca:
+            raise UsageError(
+                "http_port and tls_client_ca exclude each other, because the gateway has no certificate of a client: "
+                "run `scankv http` with one",
+                option="http_port",
+            )
+        if not (self.tls_certificate or is_loopback(self.host) or self.host.strip("[]") in ("0.0.0.0", "::")):
+            raise UsageError(
+                f"http_port needs TLS if the server listens on {self.host} only: the gateway does not send tokens "
+                "unencrypted; listen on 0.0.0.0 or on loopback, or give --tls-certificate and --tls-key",
+                option="http_port",
             )
 
     def _check_jwt(self) -> None:
@@ -490,7 +525,10 @@ class ServerConfig:
     @property
     def missing_protection(self) -> str:
         """What the server lacks if other machines can reach it, as in `no TLS and no tokens`; empty for nothing."""
-        if is_loopback(self.host):
+        return self._missing_protection_of(self.host)
+
+    def _missing_protection_of(self, host: str) -> str:
+        if is_loopback(host):
             return ""
         lacking = [] if self.tls_certificate else ["no TLS"]
         return " and ".join([*lacking, *([] if self.asks_for_tokens else ["no tokens"])])

@@ -54,6 +54,7 @@ from streaming_server.config import SHARES_OF_MEMORY
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.loop_turns import LoopTurns
+from streaming_server.gateway_process import GatewaySupervisor, listen_for_gateway
 from streaming_server.monitoring.endpoint import Endpoint
 from streaming_server.monitoring.json_log import JsonFormatter
 from streaming_server.monitoring.metrics_reader import MetricsReader, StatsSources
@@ -217,9 +218,12 @@ class Server:
                 watch.append(partial(repeat, _WATCH_SECONDS, self._access.check_streams))
             if authenticator is not None:
                 watch.append(authenticator.run)
-            self._watching = Background(*watch)
             self._add_services()
             port = self._listen(credentials)
+            self.address = address_of(self.config.host, port)
+            if self.config.http_port:
+                watch.append(self._make_gateway().run)
+            self._watching = Background(*watch)
             await self._listen_for_monitoring()
             await self._tables.recover()
             self._tables.start()
@@ -229,7 +233,6 @@ class Server:
             await self._tables.close()
             await self._close_audit_log()
             raise
-        self.address = address_of(self.config.host, port)
         self._watching.start()
         if missing := self.config.missing_protection:
             _log.warning("listening on %s with %s, because of --insecure", self.address, missing)
@@ -255,6 +258,17 @@ class Server:
                 address=address,
             ) from error
         _log.info("serving metrics on %s://%s/metrics", "http" if tls is None else "https", address)
+
+    def _make_gateway(self) -> GatewaySupervisor:
+        address = address_of(self.config.http_host, self.config.http_port)
+        try:
+            listener = listen_for_gateway(self.config)
+        except OSError as error:
+            raise PortTaken(
+                f"cannot listen on {address} for HTTP: {error.strerror}; give another --http-port or --http-host",
+                address=address,
+            ) from error
+        return GatewaySupervisor(self.config, self.address, listener)
 
     async def _read_metrics(self) -> tuple[str, bytes]:
         # Imported on use, because a server without the port needs none of it.
@@ -322,6 +336,7 @@ class Server:
             self._loop_turns,
             self.incarnation,
             version,
+            self._read_metrics,
         )
         self._metrics = MetricsReader(
             StatsSources(

@@ -365,6 +365,12 @@ class Client:
         response = await self._transport.call(lambda: self._transport.services.admin.Stats, admin_pb2.StatsRequest())
         return ServerStats.of(response)
 
+    async def metrics(self) -> str:
+        """Returns the metrics of the server in the text format of Prometheus. The server opens no bucket for them."""
+        request = admin_pb2.MetricsRequest()
+        response = await self._transport.call(lambda: self._transport.services.admin.Metrics, request)
+        return response.text.decode()
+
     async def live_scans(self) -> list[LiveScan]:
         """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         response = await self._transport.call(

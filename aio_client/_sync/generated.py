@@ -332,6 +332,10 @@ class Client(BlockingClient):
         """Returns statistics of the whole server. The server opens no bucket for them."""
         return self._runner.call(self._aio.server_stats)
 
+    def metrics(self) -> str:
+        """Returns the metrics of the server in the text format of Prometheus. The server opens no bucket for them."""
+        return self._runner.call(self._aio.metrics)
+
     def live_scans(self) -> list[LiveScan]:
         """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         return self._runner.call(self._aio.live_scans)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from aio_client._transport.tokens import StoredToken, TokenFunction, expiry_of
+from aio_client._transport.tokens import CallerToken, StoredToken, TokenFunction, expiry_of
 from scankv.model.errors import Unauthenticated, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def authorization_of(source: TokenSource | None, timeout: float) -> Authorizatio
     """
     if isinstance(source, TokenFunction):
         return FunctionAuthorization(source, timeout)
+    if isinstance(source, CallerToken):
+        return CallerAuthorization(source)
     assert source is None or isinstance(source, StoredToken)
     return StoredAuthorization(source)
 
@@ -189,6 +191,25 @@ class FunctionAuthorization(Authorization):
         # By the clock of this machine, a token may seem to have expired that the server accepts.
         before_end = min(_MOST_SECONDS_BEFORE_END, _SHARE_BEFORE_END * left)
         self._due = self._clock() + left - before_end if left > 0 else math.inf
+
+
+class CallerAuthorization(Authorization):
+    """Sends with each call the token of whomever the running task makes it for."""
+
+    def __init__(self, tokens: CallerToken) -> None:
+        self._tokens = tokens
+
+    async def prepare(self) -> None:
+        """See `Authorization.prepare`. Does nothing: the task has set the token."""
+
+    def metadata(self) -> Metadata:
+        """See `Authorization.metadata`."""
+        token = self._tokens.get()
+        return None if token is None else _metadata_of(token)
+
+    async def renew(self, refused: Metadata) -> bool:
+        """See `Authorization.renew`. Only the caller could renew the token."""
+        return False
 
 
 def _metadata_of(token: str) -> Metadata:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -231,6 +232,46 @@ class TokenFunction(TokenSource):
             "it: give a TokenFile or a TokenEnv, which is pickled as a path or a name",
             option="token",
         )
+
+
+class CallerToken(TokenSource):
+    """The token of whomever this program makes a call for, for programs that make calls for many others.
+
+    Each task sets the token that its own calls send. Tasks that it starts afterwards inherit the token. So all callers
+    share the connections of one client. Rule: share no object between tasks that makes calls later or for several of
+    them at once, such as a `Table`.
+
+    Cannot be pickled, because another process has other callers.
+    """
+
+    __slots__ = ("_current",)
+
+    _current: ContextVar[str | None]
+
+    def __init__(self) -> None:
+        """Nobody has a token yet."""
+        self._set(_current=ContextVar("caller_token", default=None))
+
+    def set(self, token: str | None) -> None:
+        """Has later calls of the running task send a token.
+
+        Args:
+            token: The token. None: they send none.
+
+        Raises:
+            UsageError: The token cannot be sent.
+        """
+        self._current.set(None if token is None else check_token(token, "the caller"))
+
+    def get(self) -> str | None:
+        """Returns the token that calls of the running task send."""
+        return self._current.get()
+
+    def __repr__(self) -> str:
+        return "<the tokens of callers>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("the tokens of callers are not pickled: another process has other callers", option="token")
 
 
 def token_source(token: object) -> TokenSource | None:

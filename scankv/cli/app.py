@@ -26,6 +26,7 @@ def _print_version(asked: bool) -> None:
 _LOCATIONS: Final = {
     "serve": "serve.serve",
     "wait": "serve.wait",
+    "http": "http.http",
     "upgrade": "upgrade.upgrade",
     "create": "tables.create",
     "load": "load.load",

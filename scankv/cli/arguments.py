@@ -1,8 +1,7 @@
-"""Parses keys and rows given as arguments, by the column types of their table."""
+"""Parses rows given as arguments, by the column types of their table."""
 
 from __future__ import annotations
 
-import csv
 import json
 from typing import TYPE_CHECKING
 
@@ -12,28 +11,12 @@ from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.columns import check_no_others
 from scankv.formats.csv_reader import csv_values
 from scankv.formats.jsonl_reader import JsonlBlock, Lines
-from scankv.formats.text import from_text
+from scankv.formats.key_text import parse_values
 from scankv.model.errors import UsageError
 from scankv.model.types.conform import conform
-from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-
-def parse_keys(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the keys that the arguments name, one per argument.
-
-    Args:
-        arguments: A key of one column as its text; a key of several columns as a line of CSV.
-        schema: The key columns in key order.
-
-    Raises:
-        UsageError: A key has a wrong number of parts, or a part is not of its column's type.
-    """
-    keys = [_parts(argument, schema.names) for argument in arguments]
-    columns = [_values([key[index] for key in keys], field, from_text) for index, field in enumerate(schema)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    from collections.abc import Sequence
 
 
 def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
@@ -57,7 +40,7 @@ def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f'column "{twice}" is given twice: the arguments are one row; write rows as JSON objects')
     given = _select_fields(list(pairs), schema)
-    columns = [_values([pairs[field.name]], field, csv_values) for field in given]
+    columns = [parse_values([pairs[field.name]], field, csv_values) for field in given]
     return conform(pa.RecordBatch.from_arrays(columns, names=given.names), given)
 
 
@@ -88,25 +71,8 @@ def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
     return names[0]
 
 
-def _parts(argument: str, names: Sequence[str]) -> list[str]:
-    parts = [argument] if len(names) == 1 else next(csv.reader([argument]))
-    if len(parts) != len(names):
-        raise UsageError(f'the key "{argument}" must have {len(names)} parts, not {len(parts)}: {",".join(names)}')
-    return parts
-
-
 def _assignment(argument: str) -> tuple[str, str]:
     name, equals, value = argument.partition("=")
     if not equals:
         raise UsageError(f'"{argument}" is neither column=value nor a JSON object')
     return name.strip(), value
-
-
-def _values(
-    texts: list[str | None] | list[str], field: pa.Field, convert: Callable[[pa.Array, pa.DataType], pa.Array]
-) -> pa.Array:
-    try:
-        return convert(pa.array(texts, pa.string()), field.type)
-    except ValueError as error:
-        shown = " or ".join(f'"{text}"' for text in texts)
-        raise UsageError(f'column "{field.name}": {shown} is not {format_type(field.type)}') from error

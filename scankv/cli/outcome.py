@@ -29,7 +29,7 @@ FAILED: Final = 1
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
-_OWN_PACKAGES: Final = ("aio_client", "scankv", "streaming_server")
+_OWN_PACKAGES: Final = ("aio_client", "http_gateway", "scankv", "streaming_server")
 
 
 class Commands(TyperGroup):

@@ -6,11 +6,12 @@ import pyarrow as pa
 import typer
 
 from aio_client import sync
-from scankv.cli.arguments import parse_keys, parse_rows
+from scankv.cli.arguments import parse_rows
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
+from scankv.formats.key_text import parse_keys
 from scankv.formats.text import to_text
 from scankv.model.errors import UsageError
 from scankv.model.tables.log_tables import require_key

@@ -27,6 +27,16 @@ def serve(
         int | None, typer.Option(help="The port that serves metrics and health over HTTP. Default: none.")
     ] = None,
     metrics_host: Annotated[str | None, typer.Option(help="The address of this port. Default: 127.0.0.1.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="The port of the HTTP gateway: queries, downloads, console. Default: none.")
+    ] = None,
+    http_host: Annotated[str | None, typer.Option(help="The address of this port. Default: 127.0.0.1.")] = None,
+    http_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Let pages of another web site, such as https://example.com, read answers."
+        ),
+    ] = None,
     log_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Log as text or json. Default: text.")
     ] = None,
@@ -76,6 +86,9 @@ def serve(
         "insecure": insecure or None,
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
+        "http_port": http_port,
+        "http_host": http_host,
+        "http_origins": http_origin or None,
         "log_format": log_format,
         "tokens": tokens,
         "tls_certificate": tls_certificate,

@@ -3,6 +3,9 @@
 Strings become JSON strings, numbers JSON numbers (decimals with all their digits), lists arrays, and structs objects. A
 map becomes a list of `{"key": ..., "value": ...}`. All other values become the string that `scalar_text` defines. JSON
 has no number for some floats; they become the bare words `NaN`, `Infinity` and `-Infinity`, as in Python's `json`.
+
+Many readers, such as JavaScript, read every number as a float64. For them there is *portable* JSON: integers beyond
+2^53 - 1, decimals, and floats that JSON has no number for are strings, so no reader changes a value.
 """
 
 from __future__ import annotations
@@ -20,29 +23,35 @@ from scankv.model import lazy_compute as pc
 
 _CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")
+_LARGEST_EXACT: Final = 2**53 - 1
 _NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
+def json_lines(batch: pa.RecordBatch, *, portable: bool = False) -> pa.Buffer:
     """Returns the rows of a batch as JSON objects, one per line, each line with its newline."""
-    lines = pc.binary_join_element_wise(_objects(batch.schema.names, batch.columns, len(batch)), "\n", "")
+    objects = _objects(batch.schema.names, batch.columns, len(batch), portable=portable)
+    lines = pc.binary_join_element_wise(objects, "\n", "")
     return concatenate(lines)
 
 
-def to_json(column: pa.Array) -> pa.StringArray:
+def to_json(column: pa.Array, *, portable: bool = False) -> pa.StringArray:
     """Returns the JSON text of every value; a null becomes the text `null`."""
     type_ = column.type
     if pat.is_map(type_):
         entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
-        texts = _lists(column.cast(pa.list_(entry)))
+        texts = _lists(column.cast(pa.list_(entry)), portable=portable)
     elif pat.is_struct(type_):
-        texts = _objects([field.name for field in type_.fields], column.flatten(), len(column))
+        texts = _objects([field.name for field in type_.fields], column.flatten(), len(column), portable=portable)
     elif pat.is_nested(type_):
-        texts = _lists(column)
+        texts = _lists(column, portable=portable)
+    elif portable and pat.is_decimal(type_):
+        texts = _strings(column.cast(pa.string()))
+    elif portable and pat.is_integer(type_) and type_.bit_width == 64:
+        texts = _portable_integers(column)
     elif pat.is_boolean(type_) or pat.is_integer(type_) or pat.is_decimal(type_):
         texts = column.cast(pa.string())
     elif pat.is_floating(type_):
-        texts = _floats(column)
+        texts = _floats(column, portable=portable)
     else:
         texts = _strings(scalars_to_text(column))
     return pc.if_else(column.is_valid(), texts, "null")
@@ -100,27 +109,38 @@ def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
         raise ValueError(_READER_WORDS.sub("", str(error))) from error
 
 
-def _objects(names: list[str], columns: list[pa.Array], rows: int) -> pa.StringArray:
+def _objects(names: list[str], columns: list[pa.Array], rows: int, *, portable: bool) -> pa.StringArray:
     if not columns:
         return pa.repeat("{}", rows)
     parts: list[pa.Array | str] = []
     for name, column in zip(names, columns, strict=True):
-        parts += [f"{',' if parts else '{'}{_strings(pa.array([name]))[0].as_py()}:", to_json(column)]
+        parts += [
+            f"{',' if parts else '{'}{_strings(pa.array([name]))[0].as_py()}:",
+            to_json(column, portable=portable),
+        ]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
-def _lists(column: pa.Array) -> pa.StringArray:
+def _lists(column: pa.Array, *, portable: bool) -> pa.StringArray:
     lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    items = pa.ListArray.from_arrays(offsets, to_json(column.flatten()))
+    items = pa.ListArray.from_arrays(offsets, to_json(column.flatten(), portable=portable))
     return pc.binary_join_element_wise("[", pc.binary_join(items, ","), "]", "")
 
 
-def _floats(column: pa.Array) -> pa.StringArray:
+def _floats(column: pa.Array, *, portable: bool) -> pa.StringArray:
     texts = column.cast(pa.string())
     for text, word in _NON_FINITE.items():
-        texts = pc.if_else(pc.equal(texts, text), word, texts)
+        texts = pc.if_else(pc.equal(texts, text), f'"{word}"' if portable else word, texts)
     return texts
+
+
+def _portable_integers(column: pa.Array) -> pa.StringArray:
+    texts = column.cast(pa.string())
+    is_large = pc.greater(column, pa.scalar(_LARGEST_EXACT, column.type))
+    if not pat.is_unsigned_integer(column.type):
+        is_large = pc.or_(is_large, pc.less(column, pa.scalar(-_LARGEST_EXACT, column.type)))
+    return pc.if_else(is_large, _strings(texts), texts)
 
 
 def _strings(texts: pa.StringArray) -> pa.StringArray:

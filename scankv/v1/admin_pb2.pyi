@@ -103,6 +103,45 @@ class IndexCheck(_message.Message):
 Global___IndexCheck: _TypeAlias = IndexCheck  # noqa: Y015
 
 @_typing.final
+class MetricsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsRequest: _TypeAlias = MetricsRequest  # noqa: Y015
+
+@_typing.final
+class MetricsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    text: _builtins.bytes
+    """The text exposition format of Prometheus."""
+    content_type: _builtins.str
+    """Its media type, with its version."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.bytes = ...,
+        content_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
+
+@_typing.final
 class ListScansRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

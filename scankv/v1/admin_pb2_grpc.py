@@ -39,6 +39,11 @@ class AdminServiceStub:
                 request_serializer=scankv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_admin__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_unary(
+                '/scankv.v1.AdminService/Metrics',
+                request_serializer=scankv_dot_v1_dot_admin__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_admin__pb2.MetricsResponse.FromString,
+                _registered_method=True)
         self.ListScans = channel.unary_unary(
                 '/scankv.v1.AdminService/ListScans',
                 request_serializer=scankv_dot_v1_dot_admin__pb2.ListScansRequest.SerializeToString,
@@ -61,6 +66,13 @@ class AdminServiceServicer:
 
     def Stats(self, request, context):
         """Returns statistics of the server. Opens no bucket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Metrics(self, request, context):
+        """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +113,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=scankv_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_admin__pb2.StatsResponse.SerializeToString,
+            ),
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=scankv_dot_v1_dot_admin__pb2.MetricsRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_admin__pb2.MetricsResponse.SerializeToString,
             ),
             'ListScans': grpc.unary_unary_rpc_method_handler(
                     servicer.ListScans,
@@ -145,6 +162,33 @@ class AdminService:
             '/scankv.v1.AdminService/Stats',
             scankv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             scankv_dot_v1_dot_admin__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/Metrics',
+            scankv_dot_v1_dot_admin__pb2.MetricsRequest.SerializeToString,
+            scankv_dot_v1_dot_admin__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Stats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]
     """Returns statistics of the server. Opens no bucket."""
+    Metrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MetricsRequest, _admin_pb2.MetricsResponse]
+    """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
     ListScans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]
     """Lists the live scans, oldest first."""
     CancelScan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]
@@ -54,6 +56,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]  # type: ignore[assignment]
     """Returns statistics of the server. Opens no bucket."""
+    Metrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.MetricsRequest, _admin_pb2.MetricsResponse]  # type: ignore[assignment]
+    """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
     ListScans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]  # type: ignore[assignment]
     """Lists the live scans, oldest first."""
     CancelScan: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]  # type: ignore[assignment]
@@ -78,6 +82,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StatsResponse, _abc.Awaitable[_admin_pb2.StatsResponse]]:
         """Returns statistics of the server. Opens no bucket."""
+
+    @_abc_1.abstractmethod
+    def Metrics(
+        self,
+        request: _admin_pb2.MetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.MetricsResponse, _abc.Awaitable[_admin_pb2.MetricsResponse]]:
+        """Returns the metrics of the server, as its port for monitoring systems does. Opens no bucket."""
 
     @_abc_1.abstractmethod
     def ListScans(

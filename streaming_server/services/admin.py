@@ -17,6 +17,8 @@ from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.files.file_limit import file_limit, open_files
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import grpc
 
     from streaming_server.engine.bucket.bucket_checker import BucketFindings
@@ -44,6 +46,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         loop_turns: LoopTurns | None,
         incarnation: str,
         version: str,
+        read_metrics: Callable[[], Awaitable[tuple[str, bytes]]],
     ) -> None:
         self._tables = tables
         self._registry = registry
@@ -54,6 +57,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._loop_turns = loop_turns
         self._incarnation = incarnation
         self._version = version
+        self._read_metrics = read_metrics
+        # Several scrapes at once would only wait for each other.
+        self._scraping = asyncio.Lock()
         self._started = time.monotonic()
 
     async def Stats(
@@ -114,6 +120,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 longest_loop_turn_micros=0 if turns is None else int(turns.longest * 1_000_000),
                 damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
             )
+        raise AssertionError("map_errors ends the call")
+
+    async def Metrics(
+        self,
+        request: admin_pb2.MetricsRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.MetricsRequest, admin_pb2.MetricsResponse],
+    ) -> admin_pb2.MetricsResponse:
+        async with map_errors(request, context), self._scraping:
+            content_type, text = await self._read_metrics()
+            return admin_pb2.MetricsResponse(text=text, content_type=content_type)
         raise AssertionError("map_errors ends the call")
 
     async def ListScans(

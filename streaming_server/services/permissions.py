@@ -242,6 +242,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     },
     "AdminService": {
         "Stats": _needs(READ, EveryTable()),
+        "Metrics": _needs(READ, EveryTable()),
         "ListScans": _lists("scans", "table", SomeTable()),
         "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),
         "CheckTable": _needs(READ, _TABLE),

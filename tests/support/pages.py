@@ -47,6 +47,7 @@ HIDDEN = re.compile(r"\A<!-- (python|bash)\n(.*?)-->\s*\Z", re.DOTALL)
 END = "end of a block"
 LANGUAGES = ("bash", "python", "sql", "text")
 SHOWN_ADDRESS = "localhost:7070"
+SHOWN_GATEWAY = "localhost:7080"
 CHECKPOINT = '"checkpointLocation", "'
 QUICKSTART_ROWS = [
     {"player": "ann", "score": 99, "league": "a"},
@@ -167,6 +168,8 @@ class _InProcess:
     def run(self, block: CodeBlock, path: str) -> str:
         """Runs a block, in the event loop only if it awaits, since the blocking client refuses to run inside a loop."""
         source = "\n" * (block.line - 1) + block.code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"])
+        # A page that shows a gateway has started one, on a port that is free.
+        source = source.replace(SHOWN_GATEWAY, os.environ.get("SCANKV_SHOWN_GATEWAY", SHOWN_GATEWAY))
         # Spark's JVM has its own working directory.
         source = source.replace(CHECKPOINT, f"{CHECKPOINT}{Path.cwd()}/")
         code = compile(source, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

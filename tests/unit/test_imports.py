@@ -19,11 +19,21 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "scankv.v1": set(),
     "scankv.model": {"scankv.v1"},
+    "scankv.formats": {"scankv.model", "aio_client"},
     "streaming_server": {"scankv.v1", "scankv.model"},
     "aio_client": {"scankv.v1", "scankv.model"},
     "spark_bridge": {"scankv.model", "aio_client"},
     "pyspark_scankv": {"spark_bridge"},
-    "scankv": {"scankv.v1", "scankv.model", "streaming_server", "aio_client", "spark_bridge"},
+    "http_gateway": {"scankv.v1", "scankv.model", "scankv.formats", "aio_client"},
+    "scankv": {
+        "scankv.v1",
+        "scankv.model",
+        "scankv.formats",
+        "streaming_server",
+        "aio_client",
+        "spark_bridge",
+        "http_gateway",
+    },
 }
 
 # Lowest layer first: a module imports nothing from a later layer of the same list, for its types neither. A layer is a
@@ -43,6 +53,7 @@ LAYERS = {
         "engine",
         "services",
         "monitoring",
+        "gateway_process",
         "server",
         "testing",
     ),
@@ -114,6 +125,10 @@ PLACES = {
     "jwt": ("streaming_server/access",),
     "cryptography": ("streaming_server/access",),
     "pyspark": ("spark_bridge",),
+    "starlette": ("http_gateway",),
+    "uvicorn": ("http_gateway",),
+    "h11": ("http_gateway",),
+    "jinja2": ("http_gateway",),
     "rich": ("scankv",),
     "typer": ("scankv",),
     # Its `__init__` needs a module that no longer exists; only its data file is used.

@@ -29,6 +29,7 @@ CHECKED = sorted(method for method in METHODS if not PERMISSIONS[method].is_open
 READING = {
     "AdminService/CheckTable",
     "AdminService/ListScans",
+    "AdminService/Metrics",
     "AdminService/Stats",
     "BackupService/GetBackupStatus",
     "ConsumerService/CommitPosition",

@@ -4,8 +4,9 @@ from datetime import date
 
 import pytest
 
-from scankv.cli.arguments import parse_keys, parse_rows
+from scankv.cli.arguments import parse_rows
 from scankv.cli.options import settings_of, split_names
+from scankv.formats.key_text import parse_keys
 from scankv.model.errors import ScanKvError, UsageError
 from scankv.model.types.types import parse_schema
 

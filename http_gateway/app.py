@@ -1,0 +1,102 @@
+"""The ASGI application: routes, tokens, and errors as problems."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from http_gateway.answers import ABORT
+from http_gateway.operations import OPERATIONS, Call
+from http_gateway.parameters import read_parameters
+from http_gateway.problems import HttpRefusal, problem_response
+from http_gateway.security import add_headers, check_request, preflight_headers, token_of
+from scankv.model.errors import ScanKvError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from http_gateway.gateway import Gateway
+    from http_gateway.operations import Operation
+
+_log = logging.getLogger(__name__)
+
+
+class Application:
+    """Answers requests with calls of the gateway's client. An ASGI application."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._routes = [
+            Route(each.path, _endpoint(gateway, each), methods=["GET"], name=each.name) for each in OPERATIONS
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the gateway takes no {scope['type']}")
+        headers = Headers(scope=scope)
+        started = False
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                add_headers(self._gateway.settings, headers, MutableHeaders(scope=message))
+            await send(message)
+
+        try:
+            check_request(self._gateway.settings, scope, headers)
+            answer = await self._answer(scope, headers)
+            await answer(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            # Only at the end of the gateway, after the time that running answers get.
+            scope[ABORT]()
+            await asyncio.sleep(0)
+        except Exception as error:
+            if started:
+                raise
+            if not isinstance(error, HttpRefusal | ScanKvError):
+                _log.exception("a request has failed")
+            await problem_response(error)(scope, receive, send_with_headers)
+
+    async def _answer(self, scope: Scope, headers: Headers) -> ASGIApp:
+        for route in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.NONE:
+                continue
+            allow = ", ".join(sorted({*(route.methods or ()), "OPTIONS"}))
+            if scope["method"] == "OPTIONS":
+                return Response(status_code=204, headers=preflight_headers(self._gateway.settings, headers, allow))
+            if match is Match.PARTIAL:
+                message = f"{scope['method']:.20} is not allowed here: use {allow}"
+                raise HttpRefusal(405, "METHOD_NOT_ALLOWED", message, {"Allow": allow})
+            scope.update(child)
+            answer: ASGIApp = await scope["endpoint"](Request(scope))
+            return answer
+        raise HttpRefusal(404, "NO_SUCH_PATH", "there is nothing at this path: /openapi.json describes all paths")
+
+
+def _endpoint(gateway: Gateway, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        values = read_parameters(operation.parameters, request.query_params.multi_items())
+        set_token(gateway, token_of(request.headers))
+        call = Call(table=request.path_params.get("table", ""), values=values, request=request)
+        return await operation.handler(gateway, call)
+
+    return answer
+
+
+def set_token(gateway: Gateway, token: str | None) -> None:
+    """Has the calls of this request send a token. Raises HttpRefusal if it cannot be one."""
+    try:
+        gateway.tokens.set(token)
+    except UsageError as error:
+        raise HttpRefusal(401, "UNAUTHENTICATED", error.message) from None

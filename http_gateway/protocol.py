@@ -1,0 +1,90 @@
+"""Connections of the gateway: uvicorn's, with limits against clients that are slow, silent or too many."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from http_gateway.answers import ABORT
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from starlette.types import Receive, Scope, Send
+
+    from http_gateway.settings import GatewaySettings
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. It is ended if a request does not arrive in time, or if an answer is not read.
+
+    uvicorn waits without a limit for the first request, for the rest of a request, and for a reader that takes nothing.
+    """
+
+    def __init__(self, settings: GatewaySettings, **uvicorns: Any) -> None:  # noqa: ANN401
+        super().__init__(**uvicorns)
+        self._settings = settings
+        self._application = self.app
+        self.app = self._serve
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ABORT] = self._break
+        await self._application(scope, receive, send)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.max_connections:
+            transport.abort()
+            return
+        # What the reader has not taken counts at once, not only beyond a mark. With 0, asyncio's TLS pauses for ever.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # The timer runs from the first byte of a request to its last one, whatever arrives in between.
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            if self._request_timer is None:
+                self._await_request()
+        elif self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self._settings.stall_seconds, self._break)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _await_request(self) -> None:
+        self._request_timer = self.loop.call_later(self._settings.request_seconds, self.transport.abort)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._request_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._request_timer = self._stall_timer = None
+
+    def _break(self) -> None:
+        """Breaks the connection so that its reader sees an error, and does not take the answer for complete."""
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None:
+            with suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()

@@ -1,0 +1,137 @@
+"""Runs a gateway: its client, its application, and uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from aio_client import Client, ClientConfig, Tls
+from aio_client._transport.tokens import CallerToken
+from http_gateway.app import Application
+from http_gateway.gateway import Bound, Gateway
+from http_gateway.limits import MAX_DOWNLOADS, MAX_EVENT_STREAMS, MAX_HEAD_BYTES
+from http_gateway.protocol import GuardedProtocol
+from http_gateway.tls import https_context, name_in_certificate
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from http_gateway.settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_SECONDS: Final = 5
+_BACKLOG: Final = 256
+
+
+async def serve(
+    settings: GatewaySettings,
+    listener: socket.socket,
+    until: Callable[[], Awaitable[None]],
+    config: ClientConfig | None = None,
+) -> None:
+    """Serves until `until` returns. Then running answers get some seconds to end.
+
+    Args:
+        settings: The settings of the gateway.
+        listener: A socket that is bound.
+        until: Waits until the gateway shall end.
+        config: The settings of the client. None: those that follow from `settings`.
+
+    Raises:
+        UsageError: A certificate cannot be used.
+    """
+    tokens = CallerToken()
+    async with Client(config_of(settings, tokens, config)) as client:
+        gateway = Gateway(
+            client=client,
+            tokens=tokens,
+            settings=settings,
+            event_streams=Bound("streams of events", MAX_EVENT_STREAMS),
+            downloads=Bound("downloads", MAX_DOWNLOADS),
+        )
+        server = _Server(Application(gateway), settings)
+        serving = asyncio.create_task(server.serve([listener]))
+        ending = asyncio.create_task(_ask(until))
+        try:
+            await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            gateway.ending.set()
+            server.should_exit = True
+            await serving
+        finally:
+            ending.cancel()
+            serving.cancel()
+            await asyncio.wait({serving, ending})
+
+
+def config_of(settings: GatewaySettings, tokens: CallerToken, given: ClientConfig | None) -> ClientConfig:
+    """Returns the settings of the client, whose calls send the tokens of callers.
+
+    Args:
+        settings: The settings of the gateway.
+        tokens: The tokens of callers.
+        given: Where the server is, and whom to trust. None: as `settings` say.
+    """
+    if given is None:
+        tls = None
+        if settings.server_certificate:
+            # The server's own certificate is the only one that is trusted, whatever name and authority it has.
+            name = name_in_certificate(settings.server_certificate, settings.server_key)
+            tls = Tls(ca=settings.server_certificate, server_name=name)
+        given = ClientConfig(url=settings.url, tls=tls)
+    return ClientConfig(url=given.url, tls=given.tls, token=tokens, operation_timeout=given.operation_timeout)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its handlers of signals, and with TLS that follows its files."""
+
+    def __init__(self, application: Application, settings: GatewaySettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,
+                http=GuardedProtocol,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # The client of a request is whoever has connected: nobody may claim another address in a header.
+                proxy_headers=False,
+                timeout_keep_alive=max(1, int(settings.request_seconds)),
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                reset_contextvars=True,
+            )
+        )
+        self._settings = settings
+        self._tls = https_context(settings) if settings.is_encrypted else None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the signals to the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens. uvicorn's own would let a TLS handshake take a minute."""
+        loop = asyncio.get_running_loop()
+        limit = None if self._tls is None else self._settings.request_seconds
+        self.servers = [
+            await loop.create_server(
+                self._protocol, sock=listener, ssl=self._tls, ssl_handshake_timeout=limit, backlog=_BACKLOG
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self) -> GuardedProtocol:
+        return GuardedProtocol(self._settings, config=self.config, server_state=self.server_state, app_state={})
+
+
+async def _ask(until: Callable[[], Awaitable[None]]) -> None:
+    await until()

@@ -1,0 +1,93 @@
+"""The settings of one gateway. They contain paths of secrets, and no secret."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+from scankv.model.errors import UsageError
+
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """How a gateway listens, and where its server is.
+
+    Attributes:
+        host: The address to listen on.
+        tls_certificate: The certificate of the gateway and its chain, a PEM file. Empty: HTTP.
+        tls_key: The private key of the certificate.
+        tls_client_ca: The authorities that must sign the certificates of clients. Empty: clients need none.
+        origins: The origins of other web sites whose pages may read answers, such as `https://example.com`.
+        url: The gRPC server.
+        server_certificate: The certificate of the gRPC server itself, which a gateway on the same machine trusts, under
+            whichever name it has. Empty: the server has no TLS.
+        server_key: The private key of this certificate.
+        insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
+        log_level: As of the server.
+        request_seconds: How long a connection may take until its request is complete, and may stay without one.
+        stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
+        max_connections: The most connections at once. Further ones are closed as soon as they are made.
+    """
+
+    host: str = "127.0.0.1"
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    origins: tuple[str, ...] = ()
+    url: str = ""
+    server_certificate: str = ""
+    server_key: str = ""
+    insecure: bool = False
+    log_level: str = "info"
+    request_seconds: float = 10.0
+    stall_seconds: float = 30.0
+    max_connections: int = 1000
+
+    def __post_init__(self) -> None:
+        """Raises UsageError naming the setting and what it may be."""
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise UsageError("tls_certificate and tls_key need each other: give both or neither", option="tls_key")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise UsageError("tls_client_ca needs tls_certificate and tls_key: give them too", option="tls_client_ca")
+        if not is_loopback(self.host) and not (self.tls_certificate or self.insecure):
+            raise UsageError(
+                f"host = {self.host}: other machines can reach this address, and the gateway has no TLS: give a "
+                "certificate and its key, or listen on loopback; to send tokens and rows unencrypted nevertheless, "
+                "give --insecure",
+                option="host",
+            )
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"an origin must be like https://example.com or http://localhost:3000, without a path and without "
+                    f"*, not {origin!r:.80}",
+                    option="origins",
+                )
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the gateway serves HTTPS."""
+        return bool(self.tls_certificate)
+
+    def to_json(self) -> str:
+        """Returns the settings as one line, which `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Returns the settings of a line of `to_json`."""
+        values = json.loads(line)
+        return cls(**{**values, "origins": tuple(values["origins"])})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

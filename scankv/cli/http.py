@@ -1,0 +1,84 @@
+"""`http`: run a gateway that answers HTTP with calls to a server, here or on another machine."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scankv.cli.connecting import PROFILE
+from scankv.cli.options import Url
+from scankv.cli.outcome import require_extra
+from scankv.model.errors import UsageError
+
+
+def http(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 7080,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate and its chain, in PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authorities that must sign the certificates of browsers.")
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Let pages of another web site, such as https://example.com, read answers."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow to listen beyond this machine without TLS.")
+    ] = False,
+    url: Url = None,
+) -> None:
+    """Answer HTTP with calls to a server: queries, downloads, events and a console, until SIGTERM or Ctrl-C.
+
+    `scankv serve --http-port` runs the same beside the server. Each request needs the token that its call needs, in the
+    header Authorization; a token in the profile or the environment of this command is not used. When the gateway is
+    ready, it prints one line, `scankv http ready on URL`.
+    """
+    with require_extra("http"):
+        from http_gateway.serving import serve
+        from http_gateway.settings import GatewaySettings
+    from aio_client import ClientConfig
+    from aio_client._transport.access import resolve_access
+    from aio_client._transport.profiles import ServerAccess
+
+    found, _, tls = resolve_access(ServerAccess(url=url, token=None, tls=None), PROFILE.get())
+    settings = GatewaySettings(
+        host=host,
+        tls_certificate=str(tls_certificate or ""),
+        tls_key=str(tls_key or ""),
+        tls_client_ca=str(tls_client_ca or ""),
+        origins=tuple(origin or ()),
+        insecure=insecure,
+    )
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    listener = _listen(host.strip("[]"), port)
+    bare = f"[{host.strip('[]')}]" if ":" in host else host
+    scheme = "https" if settings.is_encrypted else "http"
+    typer.echo(f"scankv http ready on {scheme}://{bare}:{listener.getsockname()[1]}")
+    asyncio.run(serve(settings, listener, _wait_for_signal, ClientConfig(url=found, tls=tls)))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256
+        )
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port or --host") from error
+
+
+async def _wait_for_signal() -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()

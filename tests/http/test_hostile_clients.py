@@ -1,0 +1,148 @@
+"""Clients that are slow, silent, malformed or many cost the gateway little, and others nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.gateway import GatewayProcess, target
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aio_client.sync import Client, Table
+    from tests.support.server_process import ServerProcess
+
+REQUEST_SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def impatient(shared_server: ServerProcess) -> Iterator[GatewayProcess]:
+    """A gateway that waits for nobody for long, and takes 40 connections."""
+    with GatewayProcess(
+        shared_server.url, request_seconds=REQUEST_SECONDS, stall_seconds=1.0, max_connections=40
+    ) as gateway:
+        assert gateway.get("/healthz").status == 200
+        yield gateway
+
+
+def opened(gateway: GatewayProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+
+
+def ends(connection: socket.socket) -> bool:
+    """Returns whether the gateway ends a connection, after whatever it sends."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+        b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+    ],
+    ids=["silent", "slow-head", "slow-body"],
+)
+def test_a_request_that_does_not_arrive_in_time_ends_its_connection(impatient: GatewayProcess, start: bytes) -> None:
+    with opened(impatient) as connection:
+        began = time.monotonic()
+        connection.sendall(start)
+        connection.settimeout(0.1)
+        # A byte now and then does not make it longer.
+        while time.monotonic() - began < 20:
+            try:
+                connection.sendall(b"x" if start else b"")
+                if not connection.recv(65536):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - began < 15
+        assert impatient.get("/healthz").status == 200
+
+
+def test_an_idle_connection_is_closed(impatient: GatewayProcess) -> None:
+    with opened(impatient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
+        assert ends(connection)
+
+
+def test_a_reader_that_takes_nothing_is_disconnected_and_its_scan_ends(
+    impatient: GatewayProcess, client: Client, wide: Table
+) -> None:
+    connection = socket.socket()
+    # Small, so that little of the answer is on the way.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connection:
+        connection.connect(("127.0.0.1", impatient.port))
+        connection.sendall(f"GET {target(f'/v1/tables/{wide.name}/scan')} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        wait_until(lambda: wide.name in [scan.table for scan in client.live_scans()], "the scan")
+        wait_until(lambda: wide.name not in [scan.table for scan in client.live_scans()], "the end of the scan")
+
+
+def test_more_connections_than_allowed_are_closed_and_the_others_served(impatient: GatewayProcess) -> None:
+    with ExitStack() as stack:
+        connections = [stack.enter_context(opened(impatient)) for _ in range(60)]
+        refused = 0
+        for connection in connections[40:]:
+            refused += ends(connection)
+        assert refused == 20
+    wait_until(lambda: _status(impatient) == 200, "a free connection")
+
+
+def _status(gateway: GatewayProcess) -> int:
+    try:
+        return gateway.get("/healthz").status
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /v1/tables\r\n\r\n",
+        b"GET /v1/tables HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /\xff%ff%00/..//v1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://evil.example/v1/tables HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_a_malformed_request_hurts_only_its_connection(gateway: GatewayProcess, request_: bytes) -> None:
+    with opened(gateway) as connection:
+        connection.sendall(request_)
+        connection.shutdown(socket.SHUT_WR)
+        assert ends(connection)
+    assert gateway.get("/healthz").status == 200
+
+
+def test_pipelined_requests_get_their_answers_in_order(gateway: GatewayProcess, scores: Table) -> None:
+    with opened(gateway) as connection:
+        for path in ("/healthz", "/nothing", f"/v1/tables/{scores.name}/count"):
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        data = b""
+        while b'"count": 100' not in data:
+            part = connection.recv(65536)
+            assert part
+            data += part
+    assert [data.find(each) for each in (b'"alive"', b"NO_SUCH_PATH", b'"count"')] == sorted(
+        data.find(each) for each in (b'"alive"', b"NO_SUCH_PATH", b'"count"')
+    )

@@ -1,0 +1,111 @@
+"""A gateway in its own process, and requests to it over sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, urlencode
+
+from http_gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """The answer to a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Returns the body parsed as JSON."""
+        return json.loads(self.body)
+
+
+class HttpCaller:
+    """Sends requests to a gateway, each over a connection of its own."""
+
+    def __init__(self, port: int, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.port = port
+        self.token = token
+        self.tls = tls
+
+    def connection(self) -> http.client.HTTPConnection:
+        """Returns a connection that is not open yet."""
+        if self.tls is not None:
+            return http.client.HTTPSConnection("localhost", self.port, timeout=_TIMEOUT_SECONDS, context=self.tls)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS)
+
+    def headers(self, headers: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Returns the headers of a request, with the token."""
+        return {**({} if self.token is None else {"Authorization": f"Bearer {self.token}"}), **(headers or {})}
+
+    def get(
+        self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, **query: Any
+    ) -> HttpAnswer:
+        """Sends a request, and returns its answer."""
+        connection = self.connection()
+        try:
+            connection.request(method, target(path, **query), headers=self.headers(headers))
+            response = connection.getresponse()
+            return HttpAnswer(
+                response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+            )
+        finally:
+            connection.close()
+
+
+def target(path: str, **query: Any) -> str:
+    """Returns a path with its query. A list is a parameter that is repeated."""
+    return quote(path) + (f"?{urlencode(query, doseq=True)}" if query else "")
+
+
+class GatewayProcess(HttpCaller):
+    """A gateway of a server, as the server starts it."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        super().__init__(self.listener.getsockname()[1])
+        self._settings = GatewaySettings(url=url, **settings)
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process, after the last one has ended."""
+        number = self.listener.fileno()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "http_gateway", str(number)],
+            stdin=subprocess.PIPE,
+            pass_fds=[number],
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{self._settings.to_json()}\n".encode())
+        self.process.stdin.flush()
+
+    def stop(self) -> int:
+        """Ends the process as the end of its server does. Returns its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self.listener.close()
