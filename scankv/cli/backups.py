@@ -172,6 +172,14 @@ def restore(
             help="Restore only this table, under another name if one is given. Repeatable. Default: all tables.",
         ),
     ] = None,
+    buckets: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --table: give the tables this many buckets. They begin without changes and consumers.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Restore a backup to a data directory, from which a server then serves it.
@@ -185,6 +193,8 @@ def restore(
     store = _open(location)
     manifest = read_manifest(store, find_backup(store, backup_id))
     names = _names_of(table or [])
+    if buckets is not None and not names:
+        raise UsageError("--buckets needs --table: name the tables")
     total = sum(each.bytes for each in manifest.tables if not names or each.name in names)
     with _bar("restore") as show:
         done = 0
@@ -195,7 +205,7 @@ def restore(
             show(done, total)
 
         if names:
-            restored = restore_tables(store, manifest, data, names, on_bytes)
+            restored = restore_tables(store, manifest, data, names, on_bytes, buckets=buckets)
         else:
             restored = restore_all(store, manifest, data, on_bytes)
     if json:

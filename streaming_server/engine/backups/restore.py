@@ -7,6 +7,7 @@ up are refused, because its changes since the backup are gone. Its consumers con
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
+from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
@@ -97,6 +99,8 @@ def restore_tables(
     data: Path,
     names: Mapping[str, str],
     on_bytes: Callable[[int], None] = lambda _: None,
+    *,
+    buckets: int | None = None,
 ) -> list[RestoredTable]:
     """Adds some tables of a backup to a data directory, which may be new. No server uses it meanwhile.
 
@@ -106,6 +110,8 @@ def restore_tables(
         data: The data directory.
         names: The new name of each table, by its name in the backup.
         on_bytes: As for `restore_all`.
+        buckets: The number of buckets that the tables get. Then they begin without changes and consumers, and their
+            indexes are built when a server opens them. None: as in the backup.
 
     Raises:
         TableNotFound: The backup lacks one of the tables.
@@ -116,6 +122,10 @@ def restore_tables(
     """
     _check_readable(manifest)
     targets = {name: _anew(manifest.table(name).definition, new) for name, new in names.items()}
+    if buckets is not None:
+        for name in names:
+            check_buckets(manifest.table(name), buckets)
+        targets = {name: replace(definition, buckets=buckets) for name, definition in targets.items()}
     if len(set(names.values())) != len(names):
         raise UsageError("two tables would get the same name: give each another one")
     directory = DataDirectory(data)
@@ -155,7 +165,22 @@ class _Restore:
         return restored
 
     def _prepare(self, table: StoredTable, definition: TableDefinition) -> None:
-        draft = self._catalog.draft(definition)
+        if definition.buckets == table.definition.buckets:
+            self._copy(table, definition, self._catalog.draft(definition))
+            return
+        source = self._path / "trash" / f"source-{definition.incarnation}"
+        self._copy(table, definition, source)
+        target = self._catalog.draft(definition) / "buckets"
+        with translate_disk_errors(self._path):
+            target.mkdir(parents=True)
+            states = Redistribution(table, definition, self._resources).run(source / "buckets", target)
+            for number, state in states.items():
+                _write_watermark(target / f"{number:04}.durable", state.log_offset)
+            _sync(target.parent)
+            shutil.rmtree(source)
+
+    def _copy(self, table: StoredTable, definition: TableDefinition, draft: Path) -> None:
+        """Copies the files of a table, verifies them, and makes them durable."""
         with translate_disk_errors(self._path):
             for number in table.states:
                 (draft / "buckets" / f"{number:04}").mkdir(parents=True)
@@ -167,9 +192,7 @@ class _Restore:
             for number in table.states:
                 self._settle(table, number, draft / "buckets" / f"{number:04}")
             self._write_consumers(table, definition, draft)
-            for path in (*(draft / "buckets").iterdir(), draft / "buckets", draft):
-                if path.is_dir():
-                    sync_directory(path)
+            _sync(draft)
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
         checksum = xxhash.xxh3_128()
@@ -199,11 +222,7 @@ class _Restore:
             forget_transactions(store)
         finally:
             store.close()
-        watermark = DurableWatermark(path.with_suffix(".durable"))
-        try:
-            watermark.write(state.log_offset)
-        finally:
-            watermark.close()
+        _write_watermark(path.with_suffix(".durable"), state.log_offset)
 
     @staticmethod
     def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:
@@ -214,6 +233,21 @@ class _Restore:
             except InvalidResumeToken:
                 continue  # It was damaged when it was backed up.
             consumers.write(replace(one, token=token))
+
+
+def _write_watermark(path: Path, offset: int) -> None:
+    watermark = DurableWatermark(path)
+    try:
+        watermark.write(offset)
+    finally:
+        watermark.close()
+
+
+def _sync(draft: Path) -> None:
+    """Makes the names of the files of a table durable."""
+    for path in (*(draft / "buckets").iterdir(), draft / "buckets", draft):
+        if path.is_dir():
+            sync_directory(path)
 
 
 def _check_readable(manifest: BackupManifest) -> None:

@@ -524,6 +524,10 @@ class Bucket:
         for key, value in islice(self._store.read_log_records(), limit):
             yield decode_record(key, value, definition)
 
+    def read_stored_rows(self, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yields the keys and the stored bytes of all rows in key order, so many at a time. Raises DataLoss."""
+        yield from self._store.read_rows(count)
+
     def check_metadata(self) -> int:
         """Reads the metadata of the bucket, and returns the number of entries. Blocks. Raises DataLoss at damage."""
         return self._store.count_meta()

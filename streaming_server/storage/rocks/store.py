@@ -361,6 +361,27 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
 
+    def read_rows(self, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yields the keys and values of all rows in order, so many at a time. Raises DataLoss at damage."""
+        options = scan_options()
+        iterator = self.rows.iter(options)
+        iterator.seek_to_first()
+        keys: list[bytes] = []
+        rows: list[bytes] = []
+        while iterator.valid():
+            keys.append(cast("bytes", iterator.key()))
+            rows.append(cast("bytes", iterator.value()))
+            if len(keys) == count:
+                yield keys, rows
+                keys, rows = [], []
+            iterator.next()
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self.failure(error) from error
+        if keys:
+            yield keys, rows
+
     def count_meta(self) -> int:
         """Reads all metadata, and returns the number of entries. Raises DataLoss at damage."""
         options = scan_options()
