@@ -15,6 +15,7 @@ from benchmarks.measure import Spread, progress
 from benchmarks.server import BenchmarkServer
 from benchmarks.workloads.base_tables import create_filled_table
 from streaming_server.engine.backups.restore import restore_all
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 
@@ -45,7 +46,7 @@ def run(bench: Bench) -> Result:
     for _ in range(bench.runs):
         copied = _copy(data, bench.directory / "copied")
         started = time.perf_counter()
-        restore_all(store, manifest, bench.directory / "restored")
+        restore_all(store, plan_backup(manifest), bench.directory / "restored")
         restored = time.perf_counter() - started
         copying.append(copied / restored)
         shutil.rmtree(bench.directory / "restored")

@@ -163,13 +163,22 @@ def restore(
         typer.Option(metavar="DIR", help="The data directory to restore to, which no server uses.", show_default=False),
     ],
     backup_id: Annotated[
-        str, typer.Argument(metavar="[BACKUP]", help="The backup; `latest` is the newest.")
-    ] = "latest",
+        str | None,
+        typer.Argument(metavar="[BACKUP]", help="The backup. Default: `latest`, the newest one.", show_default=False),
+    ] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TABLE[=NEW]",
             help="Restore only this table, under another name if one is given. Repeatable. Default: all tables.",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Restore tables as of this instant, such as 2026-11-24T14:02:00Z, exact to the commit.",
+            show_default=False,
         ),
     ] = None,
     buckets: Annotated[
@@ -189,13 +198,19 @@ def restore(
     """
     with require_extra("server"):
         from streaming_server.engine.backups.restore import restore_all, restore_tables
+        from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant, text_of
         from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+    if at is not None and backup_id is not None:
+        raise UsageError("--at chooses the backups itself: leave out the backup")
     store = _open(location)
-    manifest = read_manifest(store, find_backup(store, backup_id))
+    if at is None:
+        plan = plan_backup(read_manifest(store, find_backup(store, backup_id or "latest")))
+    else:
+        plan = plan_instant(store, _micros_of(at))
     names = _names_of(table or [])
     if buckets is not None and not names:
         raise UsageError("--buckets needs --table: name the tables")
-    total = sum(each.bytes for each in manifest.tables if not names or each.name in names)
+    total = sum(each.table.bytes for name, each in plan.sources.items() if not names or name in names)
     with _bar("restore") as show:
         done = 0
 
@@ -205,23 +220,43 @@ def restore(
             show(done, total)
 
         if names:
-            restored = restore_tables(store, manifest, data, names, on_bytes, buckets=buckets)
+            restored = restore_tables(store, plan, data, names, on_bytes, buckets=buckets)
         else:
-            restored = restore_all(store, manifest, data, on_bytes)
+            restored = restore_all(store, plan, data, on_bytes)
     if json:
-        tables = [{"name": each.name, "restored_as": each.restored_as, "rows": each.rows} for each in restored]
-        show_json({"backup_id": manifest.backup_id, "tables": tables})
-        return
+        shown = [
+            {
+                "name": each.name,
+                "restored_as": each.restored_as,
+                "rows": each.rows,
+                "instant": text_of(each.micros),
+                "why": each.why,
+            }
+            for each in restored
+        ]
+        show_json({"backup_id": plan.manifest.backup_id, "tables": shown})
+    else:
+        for each in restored:
+            rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
+            renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
+            typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {text_of(each.micros)}")
+        typer.echo(f"restored {_number(len(restored), 'table')}; to serve: scankv serve --data {data}")
     for each in restored:
-        rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
-        renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
-        typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}")
-    instant = dt.datetime.fromtimestamp(manifest.micros / 1e6, dt.UTC)
-    typer.echo(
-        f"restored {_number(len(restored), 'table')} as of {instant:%Y-%m-%d %H:%M:%S} UTC: scankv serve --data {data}"
-    )
-    for name, why in {} if names else manifest.left_out.items():
-        complain(f"the backup lacks {name}: {why}")
+        if each.why:
+            complain(f"{each.name} is only restored as of {text_of(each.micros)}, the instant of a backup: {each.why}")
+    for name, why in () if names else plan.left_out.items():
+        complain(f"{name} is not restored: {why}")
+
+
+def _micros_of(text: str) -> int:
+    """Parses an instant. Raises UsageError."""
+    try:
+        instant = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f'"{text}" is no instant: give one such as 2026-11-24T14:02:00Z') from error
+    if instant.tzinfo is None:
+        raise UsageError(f'"{text}" has no time zone: add one, such as Z for UTC or +01:00')
+    return (instant - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
 @app.command()

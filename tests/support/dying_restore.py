@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import UsageError
 from streaming_server.engine.backups.restore import restore_all
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.rocks.store import RocksStore
@@ -51,7 +52,7 @@ async def restore(location: str, data: Path, steps: int | None) -> None:
     store = BackupStore(location)
     if steps is not None:
         die_after(steps)
-    restore_all(store, read_manifest(store, find_backup(store, "latest")), data)
+    restore_all(store, plan_backup(read_manifest(store, find_backup(store, "latest"))), data)
 
 
 async def refuses(data: Path) -> None:

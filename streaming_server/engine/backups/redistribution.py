@@ -47,13 +47,13 @@ class Redistribution:
     server opens them.
 
     Args:
-        table: The table in the backup.
+        before: The definition of the table in the backup.
         definition: Its new definition, with another number of buckets.
         resources: Shared by all buckets of the process.
     """
 
-    def __init__(self, table: StoredTable, definition: TableDefinition, resources: RocksResources) -> None:
-        self._before = table.definition
+    def __init__(self, before: TableDefinition, definition: TableDefinition, resources: RocksResources) -> None:
+        self._before = before
         self._definition = definition
         self._resources = resources
         key = definition.scan_key_schema
@@ -61,7 +61,7 @@ class Redistribution:
         self._rows: Counter[int] = Counter()
         self._rows_in: Counter[tuple[int, bytes]] = Counter()
         self._partitions: dict[bytes, PartitionRecord] = {}
-        self._states = list(table.states.values())
+        self._longest_row = self._commit_micros = 0
 
     def run(self, source: Path, target: Path) -> dict[int, BucketState]:
         """Copies all rows. Returns the states of the new buckets.
@@ -104,6 +104,8 @@ class Redistribution:
             drop = self._before.last_drop
             if drop is not None and bucket.state.last_drop != drop.number:
                 bucket.follow_drop(drop, self._before)
+            self._longest_row = max(self._longest_row, bucket.state.longest_row)
+            self._commit_micros = max(self._commit_micros, bucket.state.commit_micros)
             records = dict(bucket.partitions.records)
             for name, record in records.items():
                 known = self._partitions.get(name, record)
@@ -137,8 +139,8 @@ class Redistribution:
             log_first=1,
             log_rewritten=1,
             rows=self._rows[number],
-            longest_row=max(state.longest_row for state in self._states),
-            commit_micros=max(state.commit_micros for state in self._states),
+            longest_row=self._longest_row,
+            commit_micros=self._commit_micros,
             changelog_starts=(1,) * len(self._definition.earlier_changelogs),
             last_drop=0 if drop is None else drop.number,
         )

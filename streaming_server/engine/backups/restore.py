@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
+from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
+from streaming_server.engine.backups.rewind import CannotRewind, rewind
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
+from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
-from streaming_server.storage.bucket.writer_states import forget_transactions
+from streaming_server.storage.bucket.writer_states import forget_transactions, forget_writers
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.backups.restore_plan import RestorePlan, TableSource
     from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredFile, StoredTable
     from streaming_server.storage.backup.backup_store import BackupStore
 
@@ -52,24 +56,28 @@ class RestoredTable:
         restored_as: Its name now.
         rows: Its rows, exact. None: unknown.
         bytes: The bytes of its files.
+        micros: The instant that it is of, in microseconds since 1970 UTC.
+        why: Why it is of another instant than the one that was asked for. Empty: it is not.
     """
 
     name: str
     restored_as: str
     rows: int | None
     bytes: int
+    micros: int
+    why: str = ""
 
 
 def restore_all(
-    store: BackupStore, manifest: BackupManifest, data: Path, on_bytes: Callable[[int], None] = lambda _: None
+    store: BackupStore, plan: RestorePlan, data: Path, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[RestoredTable]:
-    """Makes a new data directory with all tables of a backup, and with the remembered commits of transactions.
+    """Makes a new data directory with all tables of a plan, and with the remembered commits of transactions.
 
     Servers refuse the directory until all of it is durable. After a crash, the next call begins anew.
 
     Args:
-        store: The location of the backup.
-        manifest: The backup.
+        store: The location of the backups.
+        plan: What to restore.
         data: The data directory, which is empty or does not exist.
         on_bytes: Called with the number of bytes after each file that was restored, in any thread.
 
@@ -77,16 +85,17 @@ def restore_all(
         UsageError, ForeignDirectory, DirectoryLocked: The directory cannot be used.
         DataLoss: The backup is damaged or incomplete.
         NewerFormat: A newer ScanKV has created the backup.
+        CannotRewind: A table cannot be restored as of the instant, and there is no earlier backup of it.
         BackupFailed: The location cannot be read.
         DiskFull, DiskFailed: The directory cannot be written.
     """
-    _check_readable(manifest)
-    directory = DataDirectory(data, restoring=manifest.backup_id)
+    _check_readable(plan.manifest)
+    directory = DataDirectory(data, restoring=plan.manifest.backup_id)
     try:
-        targets = {each.name: _anew(each.definition, each.name) for each in manifest.tables}
-        restored = _Restore(store, directory, on_bytes).run(manifest, targets)
-        ClockFile(data).write(manifest.times)
-        _write_transactions(directory, manifest, targets)
+        incarnations = {name: uuid.uuid4().hex for name in plan.sources}
+        restored = _Restore(store, directory, on_bytes).run(plan, {name: name for name in plan.sources}, incarnations)
+        ClockFile(data).write(plan.manifest.times)
+        _write_transactions(directory, plan, incarnations)
         directory.end_restore()
     finally:
         directory.close()
@@ -95,18 +104,18 @@ def restore_all(
 
 def restore_tables(
     store: BackupStore,
-    manifest: BackupManifest,
+    plan: RestorePlan,
     data: Path,
     names: Mapping[str, str],
     on_bytes: Callable[[int], None] = lambda _: None,
     *,
     buckets: int | None = None,
 ) -> list[RestoredTable]:
-    """Adds some tables of a backup to a data directory, which may be new. No server uses it meanwhile.
+    """Adds some tables of a plan to a data directory, which may be new. No server uses it meanwhile.
 
     Args:
-        store: The location of the backup.
-        manifest: The backup.
+        store: The location of the backups.
+        plan: What can be restored.
         data: The data directory.
         names: The new name of each table, by its name in the backup.
         on_bytes: As for `restore_all`.
@@ -117,26 +126,26 @@ def restore_tables(
         TableNotFound: The backup lacks one of the tables.
         TableExists: The directory has a table of a new name.
         UpgradeNotConfirmed: The directory has an older format than the backup.
-        UsageError, ForeignDirectory, DirectoryLocked, DataLoss, NewerFormat, BackupFailed, DiskFull, DiskFailed: As
-            `restore_all`. No table was added, unless the message says that.
+        UsageError, ForeignDirectory, DirectoryLocked, DataLoss, NewerFormat, CannotRewind, BackupFailed, DiskFull,
+            DiskFailed: As `restore_all`. No table was added, unless the message says that.
     """
-    _check_readable(manifest)
-    targets = {name: _anew(manifest.table(name).definition, new) for name, new in names.items()}
-    if buckets is not None:
-        for name in names:
-            check_buckets(manifest.table(name), buckets)
-        targets = {name: replace(definition, buckets=buckets) for name, definition in targets.items()}
+    _check_readable(plan.manifest)
+    for name in names:
+        source = plan.source(name)
+        if buckets is not None:
+            check_buckets(source.table, buckets)
     if len(set(names.values())) != len(names):
         raise UsageError("two tables would get the same name: give each another one")
     directory = DataDirectory(data)
     try:
-        if directory.format < manifest.directory_format:
+        if directory.format < plan.manifest.directory_format:
             raise UpgradeNotConfirmed(
-                f"the backup has format {manifest.directory_format}, and {data} has format {directory.format}: confirm "
-                f"the upgrade with `scankv upgrade {data} --confirm`",
+                f"the backup has format {plan.manifest.directory_format}, and {data} has format {directory.format}: "
+                f"confirm the upgrade with `scankv upgrade {data} --confirm`",
                 format=directory.format,
             )
-        return _Restore(store, directory, on_bytes).run(manifest, targets)
+        incarnations = {name: uuid.uuid4().hex for name in names}
+        return _Restore(store, directory, on_bytes).run(plan, names, incarnations, buckets)
     finally:
         directory.close()
 
@@ -151,48 +160,84 @@ class _Restore:
             block_cache_bytes=_CACHE_BYTES, write_buffer_bytes=_CACHE_BYTES, files_per_store=64
         )
 
-    def run(self, manifest: BackupManifest, targets: Mapping[str, TableDefinition]) -> list[RestoredTable]:
-        """Restores tables as their new definitions say. All are complete before the first one is added."""
-        restored = []
-        for definition in targets.values():
-            self._catalog.check_free(definition.name)
-        for name, definition in targets.items():
-            table = manifest.table(name)
-            self._prepare(table, definition)
-            restored.append(RestoredTable(name, definition.name, table.rows, table.bytes))
-        for definition in targets.values():
+    def run(
+        self,
+        plan: RestorePlan,
+        names: Mapping[str, str],
+        incarnations: Mapping[str, str],
+        buckets: int | None = None,
+    ) -> list[RestoredTable]:
+        """Restores tables under new names and as new incarnations. All are complete before the first one is added."""
+        for new in names.values():
+            self._catalog.check_free(new)
+        prepared = [self._prepare(plan.source(name), new, incarnations[name], buckets) for name, new in names.items()]
+        for definition, _ in prepared:
             self._catalog.place(definition)
-        return restored
+        return [restored for _, restored in prepared]
 
-    def _prepare(self, table: StoredTable, definition: TableDefinition) -> None:
-        if definition.buckets == table.definition.buckets:
-            self._copy(table, definition, self._catalog.draft(definition))
-            return
-        source = self._path / "trash" / f"source-{definition.incarnation}"
-        self._copy(table, definition, source)
-        target = self._catalog.draft(definition) / "buckets"
-        with translate_disk_errors(self._path):
-            target.mkdir(parents=True)
-            states = Redistribution(table, definition, self._resources).run(source / "buckets", target)
-            for number, state in states.items():
-                _write_watermark(target / f"{number:04}.durable", state.log_offset)
-            _sync(target.parent)
-            shutil.rmtree(source)
+    def _prepare(
+        self, source: TableSource, new: str, incarnation: str, buckets: int | None
+    ) -> tuple[TableDefinition, RestoredTable]:
+        table = source.table
+        definition = replace(table.definition, name=new, incarnation=incarnation)
+        if buckets is not None:
+            definition = replace(definition, buckets=buckets)
+        draft, copied = self._catalog.draft(definition), self._path / "trash" / f"source-{incarnation}"
+        try:
+            with translate_disk_errors(self._path):
+                is_as_before = definition.buckets == table.definition.buckets
+                rows = self._copy(source, definition, draft if is_as_before else copied)
+                if not is_as_before:
+                    self._redistribute(table, definition, copied, draft)
+        except CannotRewind as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if source.otherwise is None:
+                raise
+            return self._prepare(replace(source.otherwise, why=error.message), new, incarnation, buckets)
+        finally:
+            shutil.rmtree(copied, ignore_errors=True)
+        return definition, RestoredTable(table.name, new, rows, table.bytes, source.micros, source.why)
 
-    def _copy(self, table: StoredTable, definition: TableDefinition, draft: Path) -> None:
-        """Copies the files of a table, verifies them, and makes them durable."""
-        with translate_disk_errors(self._path):
-            for number in table.states:
-                (draft / "buckets" / f"{number:04}").mkdir(parents=True)
-            (draft / "buckets").mkdir(parents=True, exist_ok=True)
-            packs = {name: self._store.read_object(name) for name in {each.pack for each in table.files if each.pack}}
-            with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
-                for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
-                    pass
-            for number in table.states:
-                self._settle(table, number, draft / "buckets" / f"{number:04}")
-            self._write_consumers(table, definition, draft)
-            _sync(draft)
+    def _redistribute(self, table: StoredTable, definition: TableDefinition, copied: Path, draft: Path) -> None:
+        target = draft / "buckets"
+        target.mkdir(parents=True)
+        states = Redistribution(table.definition, definition, self._resources).run(copied / "buckets", target)
+        for number, state in states.items():
+            _write_watermark(target / f"{number:04}.durable", state.log_offset)
+        _sync(draft)
+
+    def _copy(self, source: TableSource, definition: TableDefinition, draft: Path) -> int | None:
+        """Copies the files of a table, verifies them, and makes them durable. Returns the number of its rows."""
+        table, rows = source.table, list[int | None]()
+        for number in table.states:
+            (draft / "buckets" / f"{number:04}").mkdir(parents=True)
+        (draft / "buckets").mkdir(parents=True, exist_ok=True)
+        packs = {name: self._store.read_object(name) for name in {each.pack for each in table.files if each.pack}}
+        with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
+            for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
+                pass
+        for number, state in table.states.items():
+            path = draft / "buckets" / f"{number:04}"
+            self._settle(table, number, path, forgets_writers=source.is_rewound)
+            rows.append(self._rewind(source, number, path) if source.is_rewound else state.rows)
+        self._write_consumers(table, definition, draft)
+        _sync(draft)
+        return None if None in rows else sum(filter(None, rows))
+
+    def _rewind(self, source: TableSource, number: int, path: Path) -> int | None:
+        definition = source.table.definition
+        bucket = Bucket(
+            path,
+            f"bucket {number} of {definition.name}",
+            compression=definition.options.compression,
+            resources=self._resources,
+            clock=ServerClock(),
+        )
+        try:
+            rewind(bucket, definition, source.micros)
+            return bucket.state.rows
+        finally:
+            bucket.close()
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
         checksum = xxhash.xxh3_128()
@@ -211,7 +256,7 @@ class _Restore:
             os.fsync(target.fileno())
         self._on_bytes(file.size)
 
-    def _settle(self, table: StoredTable, number: int, path: Path) -> None:
+    def _settle(self, table: StoredTable, number: int, path: Path, *, forgets_writers: bool) -> None:
         """Opens a bucket once, which shows that RocksDB can, and makes it one of the new data directory."""
         location, expected = f"bucket {number} of {table.name}", table.states[number]
         store = RocksStore(path, location, compression=table.definition.options.compression, resources=self._resources)
@@ -220,6 +265,9 @@ class _Restore:
             if (state.count, state.rows) != (expected.count, expected.rows):
                 raise DataLoss(f"{location} differs from the manifest of the backup: it has {state.count:,} changes")
             forget_transactions(store)
+            if forgets_writers:
+                # They know of requests whose rows are about to be reverted.
+                forget_writers(store)
         finally:
             store.close()
         _write_watermark(path.with_suffix(".durable"), state.log_offset)
@@ -258,22 +306,21 @@ def _check_readable(manifest: BackupManifest) -> None:
         )
 
 
-def _anew(definition: TableDefinition, name: str) -> TableDefinition:
-    return replace(definition, name=name, incarnation=uuid.uuid4().hex)
+def _write_transactions(directory: DataDirectory, plan: RestorePlan, incarnations: Mapping[str, str]) -> None:
+    """Remembers the commits of the backup, so that repeating one of them does not write its rows again.
 
-
-def _write_transactions(
-    directory: DataDirectory, manifest: BackupManifest, targets: Mapping[str, TableDefinition]
-) -> None:
-    """Remembers the commits of the backup, so that repeating one of them does not write its rows again."""
-    if not manifest.committed:
-        return
-    incarnations = {each.definition.incarnation: targets[each.name].incarnation for each in manifest.tables}
+    Commits whose rows are not in all of their tables are forgotten.
+    """
+    anew = {source.table.definition.incarnation: incarnations[name] for name, source in plan.sources.items()}
+    earliest = {source.table.definition.incarnation: source.micros for source in plan.sources.values()}
     done: list[dict[str, Any]] = [
-        {**each, "tables": {name: incarnations.get(old, old) for name, old in each["tables"].items()}}
-        for each in manifest.committed
+        {**each, "tables": {name: anew.get(old, old) for name, old in each["tables"].items()}}
+        for each in plan.manifest.committed
+        if each["micros"] <= min([plan.micros, *(earliest.get(old, plan.micros) for old in each["tables"].values())])
     ]
-    head = {"epoch": manifest.epoch, "next": 1 + max(each["number"] for each in done)}
+    if not done:
+        return
+    head = {"epoch": plan.manifest.epoch, "next": 1 + max(each["number"] for each in done)}
     log = TransactionLog(directory.transactions)
     try:
         log.rewrite([{"log": head}, *({"done": each} for each in done)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,7 +37,8 @@ def test_backups_are_created_listed_verified_restored_and_removed(backed_up: Com
     assert "complete" in scankv("backup", "verify", location, "latest", "--quick").text
 
     restored = scankv("backup", "restore", location, first["backup_id"], "--data", str(tmp_path / "new"), "--json").json
-    assert restored["tables"] == [{"name": "game.scores", "restored_as": "game.scores", "rows": 1}]
+    (table,) = restored["tables"]
+    assert (table["name"], table["restored_as"], table["rows"], table["why"]) == ("game.scores", "game.scores", 1, "")
     text = scankv("backup", "restore", location, "--data", str(tmp_path / "new"), "--table", "game.scores=game.b").text
     assert "game.scores as game.b, 1 row, " in text
 
@@ -45,6 +47,41 @@ def test_backups_are_created_listed_verified_restored_and_removed(backed_up: Com
         path.unlink()
     assert "is missing" in scankv("backup", "verify", location, code=1).stderr
     assert "is missing" in scankv.fails("backup", "restore", location, "--data", str(tmp_path / "none"))
+
+
+def test_tables_are_restored_as_of_an_instant(backed_up: CommandLine, tmp_path: Path) -> None:
+    scankv, location = backed_up, str(tmp_path / "backups")
+    scankv("create", "game.plain", "--schema", "player string", "--key", "player", "--set", "changelog=none")
+    scankv("backup", "create")
+    scankv("put", "game.plain", '{"player": "ann"}')
+    scankv("put", "game.scores", '{"player": "bob", "score": 2}')
+    before = dt.datetime.now(dt.UTC).isoformat()
+    assert "needs a backup after it" in scankv.fails("backup", "restore", location, "--data", "x", "--at", before)
+    scankv("put", "game.scores", '{"player": "bob", "score": 3}')
+    scankv("delete", "game.scores", "ann")
+    scankv("create", "game.later", "--schema", "player string", "--key", "player")
+    scankv("backup", "create")
+    done = scankv("backup", "restore", location, "--data", str(tmp_path / "then"), "--at", before)
+    assert "game.scores, 2 rows" in done.text
+    assert "restored 2 tables" in done.text
+    assert "game.plain is only restored as of" in done.stderr
+    assert 'its changelog, which is "none", lacks the rows before changes' in done.stderr
+    with ServerProcess(tmp_path / "then") as server:
+        restored = CommandLine(server.url)
+        assert restored("get", "game.scores", "bob", "--json").json == {"player": "bob", "score": 2}
+        assert restored("count", "game.plain").text == "0\n"
+        assert "all consistent" in restored("check").text
+    table = ("--data", str(tmp_path / "then"), "--table", "game.scores=game.two", "--at", before, "--buckets", "2")
+    assert "game.scores as game.two, 2 rows" in scankv("backup", "restore", location, *table).text
+    for at, problem in (("yesterday", "is no instant"), ("2026-11-24T14:02:00", "has no time zone")):
+        assert problem in scankv.fails("backup", "restore", location, "--data", "x", "--at", at)
+    assert "leave out the backup" in scankv.fails(
+        "backup", "restore", location, "latest", "--data", "x", "--at", before
+    )
+    early = "2020-01-01T00:00:00Z"
+    assert (
+        "restored 0 tables" in scankv("backup", "restore", location, "--data", str(tmp_path / "e"), "--at", early).text
+    )
 
 
 def test_bad_input_is_refused_with_what_to_do(backed_up: CommandLine, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from aio_client import (
     sync,
 )
 from streaming_server.engine.backups.restore import restore_all, restore_tables
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.claims import Claim
@@ -86,7 +87,7 @@ def test_buckets_that_are_closed_or_were_never_used_are_backed_up(tmp_path: Path
     assert status.tables == 2
     store, manifest = latest(tmp_path / "backups")
     assert [(table.name, table.rows) for table in manifest.tables] == [("game.closed", 1000), ("game.unused", 0)]
-    restore_all(store, manifest, tmp_path / "restored")
+    restore_all(store, plan_backup(manifest), tmp_path / "restored")
     with serving(tmp_path / "restored") as client:
         assert client.table("game.closed").count() == 1000
         assert client.table("game.unused").count() == 0
@@ -104,7 +105,7 @@ def test_changes_consumers_and_commits_survive_and_later_positions_are_refused(t
             transaction.upsert(table, [{"player": "later", "score": 2}])
         offsets = table.log_offsets()
     store, manifest = latest(tmp_path / "backups")
-    restore_all(store, manifest, tmp_path / "restored")
+    restore_all(store, plan_backup(manifest), tmp_path / "restored")
     with serving(tmp_path / "restored") as client:
         table = client.table("game.scores")
         assert table.count() == 1001
@@ -144,8 +145,8 @@ def test_a_damaged_table_is_left_out_and_all_others_are_backed_up(tmp_path: Path
     assert set(status.left_out) == {"game.bad", "game.lost"}
     store, manifest = latest(tmp_path / "backups")
     assert [table.name for table in manifest.tables] == ["game.good"]
-    with pytest.raises(TableNotFound, match="lacks the table"):
-        restore_tables(store, manifest, tmp_path / "restored", {"game.bad": "game.bad"})
+    with pytest.raises(TableNotFound, match="lacks it"):
+        restore_tables(store, plan_backup(manifest), tmp_path / "restored", {"game.bad": "game.bad"})
 
 
 def test_a_backup_that_has_lost_or_changed_a_file_is_detected_and_not_restored(tmp_path: Path) -> None:
@@ -167,13 +168,13 @@ def test_a_backup_that_has_lost_or_changed_a_file_is_detected_and_not_restored(t
             (problems,) = verify(store, [manifest.backup_id]).values()
             assert [path.name in problem for problem in problems] == [True]
             with pytest.raises(DataLoss, match=path.name):
-                restore_all(store, manifest, target)
+                restore_all(store, plan_backup(manifest), target)
             with pytest.raises(UsageError, match="did not end"), serving_offline(target):
                 pass
             with pytest.raises(DataLoss, match=path.name):
-                restore_tables(store, manifest, tmp_path / "other", {"game.scores": "game.scores"})
+                restore_tables(store, plan_backup(manifest), tmp_path / "other", {"game.scores": "game.scores"})
             path.write_bytes(content)
-        restore_all(store, manifest, target)
+        restore_all(store, plan_backup(manifest), target)
     assert not list((tmp_path / "other" / "tables").iterdir())
 
 
@@ -297,10 +298,10 @@ def test_tables_are_restored_beside_others_under_other_names(tmp_path: Path) -> 
         ({"game.other": "game.other"}, TableNotFound),
     ):
         with pytest.raises(error):
-            restore_tables(store, manifest, data, names)
+            restore_tables(store, plan_backup(manifest), data, names)
     with pytest.raises(UsageError, match="data directory already"):
-        restore_all(store, manifest, data)
-    restored = restore_tables(store, manifest, data, {"game.scores": "archive.scores"})
+        restore_all(store, plan_backup(manifest), data)
+    restored = restore_tables(store, plan_backup(manifest), data, {"game.scores": "archive.scores"})
     assert [(each.restored_as, each.rows) for each in restored] == [("archive.scores", 1000)]
     with serving(data) as client:
         assert client.table("archive.scores").count() == 1000
@@ -324,12 +325,12 @@ def test_backups_in_an_object_store(tmp_path: Path) -> None:
         store, manifest = latest(location)
         assert verify(store, store.manifests()) == {first.backup_id: [], second.backup_id: []}
         prune(store, keep=1)
-        restore_all(store, manifest, tmp_path / "restored")
+        restore_all(store, plan_backup(manifest), tmp_path / "restored")
         some = next(iter(manifest.objects))
         store.remove_object(some)
         assert verify(store, [second.backup_id])[second.backup_id]
         with pytest.raises(DataLoss, match=some):
-            restore_all(store, manifest, tmp_path / "refused")
+            restore_all(store, plan_backup(manifest), tmp_path / "refused")
     with serving(tmp_path / "restored") as client:
         assert client.table("game.scores").count() == 20_001
 
@@ -356,7 +357,7 @@ def test_a_resume_token_from_before_is_refused_after_a_restore(tmp_path: Path) -
             token = stream.resume_token
             assert token is not None
     store, manifest = latest(tmp_path / "backups")
-    restore_all(store, manifest, tmp_path / "restored")
+    restore_all(store, plan_backup(manifest), tmp_path / "restored")
     with serving(tmp_path / "restored") as client, pytest.raises(InvalidResumeToken, match="earlier table"):
         client.table("game.scores").scan().resume_from(token).to_arrow()
 

@@ -9,6 +9,7 @@ import pytest
 
 from aio_client import InvalidRequest, PositionExpired, StartFrom, StopAt, UsageError, agg, sync
 from streaming_server.engine.backups.restore import restore_tables
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from tests.support.server_process import ServerProcess
@@ -56,7 +57,9 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
             client.create_backup()
     store = BackupStore(str(location))
     manifest = read_manifest(store, find_backup(store, "latest"))
-    restored = restore_tables(store, manifest, tmp_path / "restored", {"game.t": "game.new"}, buckets=after)
+    restored = restore_tables(
+        store, plan_backup(manifest), tmp_path / "restored", {"game.t": "game.new"}, buckets=after
+    )
     assert restored[0].rows == (None if KINDS[kind].get("changelog") == "none" else len(expected))
     with ServerProcess(tmp_path / "restored") as server, sync.connect(server.url) as client:
         table = client.table("game.new")
@@ -96,8 +99,8 @@ def test_numbers_of_buckets_that_are_not_possible_are_refused(tmp_path: Path) ->
     store = BackupStore(str(location))
     manifest = read_manifest(store, find_backup(store, "latest"))
     with pytest.raises(UsageError, match="no primary key"):
-        restore_tables(store, manifest, tmp_path / "r", {"game.log": "game.log"}, buckets=2)
+        restore_tables(store, plan_backup(manifest), tmp_path / "r", {"game.log": "game.log"}, buckets=2)
     for buckets in (0, 1025):
         with pytest.raises(UsageError, match="between 1 and"):
-            restore_tables(store, manifest, tmp_path / "r", {"game.t": "game.t"}, buckets=buckets)
+            restore_tables(store, plan_backup(manifest), tmp_path / "r", {"game.t": "game.t"}, buckets=buckets)
     assert not (tmp_path / "r").exists()
