@@ -199,7 +199,17 @@ class WriteOperation:
             not bucket.writers.is_cached(identity.writer) or bucket.find_answer(identity) is not None
         ):
             return None
-        return partial(self._apply_first, live, bucket, part, self._next_step(bucket, part, 0))
+        return partial(self._apply_shared, live, bucket, part, self._next_step(bucket, part, 0))
+
+    def _apply_shared(self, live: LiveBucket, bucket: Bucket, part: BucketRows, step: _NextRows) -> None:
+        """As `_apply_first`, unless an earlier attempt of the request has waited, too, and is applied by now."""
+        identity = self._preconditions.identity
+        try:
+            if identity is not None and bucket.find_answer(identity) is not None:
+                return
+        except ScanKvError:
+            return  # It is raised again when the step is applied by itself.
+        self._apply_first(live, bucket, part, step)
 
     async def run_separately(self) -> SeparateWrites:
         """Applies the request to each bucket by itself. Returns once everything that was applied is durable.
