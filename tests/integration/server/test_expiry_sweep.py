@@ -79,7 +79,7 @@ async def test_at_most_a_tenth_of_a_table_has_expired_and_is_stored_while_rows_e
         table = await server.client.create_table("t.events", schema, primary_key=key, buckets=2, **options)
         shares: list[float] = []
         passes: set[float | None] = set()
-        for minute in range(180):
+        for minute in range(120):
             now = NOW + dt.timedelta(minutes=minute)
             await table.upsert(rows(range(minute * 50, minute * 50 + 50), now).cast(schema))
             server.clocks.pass_time(MINUTE)
@@ -91,7 +91,7 @@ async def test_at_most_a_tenth_of_a_table_has_expired_and_is_stored_while_rows_e
         assert max(shares) <= 0.1, shares
         assert 0.01 < sum(shares) / len(shares) < 0.07
         # A pass about each time when a twentieth of the TTL has passed, and not all the time.
-        assert 40 <= len(passes) <= 100
+        assert 25 <= len(passes) <= 70
 
 
 async def test_rows_that_expire_all_at_once_are_removed_by_the_next_pass(tmp_path: Path) -> None:
