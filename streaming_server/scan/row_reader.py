@@ -254,7 +254,13 @@ class _FilteringDecoder:
         self._decoder = decoder
         self._predicate = predicate
         self._looked_at = codec.decoder(predicate.columns)
+        self._nothing: pa.RecordBatch | None = None
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
         keep = evaluate(self._predicate, self._looked_at.decode(values))
-        return self._decoder.decode(values.filter(keep))
+        if keep.true_count:
+            return self._decoder.decode(values.filter(keep))
+        # Most chunks, if the predicate is selective. Decoding no rows takes a tenth of the time of a chunk.
+        if self._nothing is None:
+            self._nothing = self._decoder.decode(values[:0])
+        return self._nothing
