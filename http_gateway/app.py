@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from http_gateway.answers import ABORT
+from http_gateway.console import pages
 from http_gateway.operations import OPERATIONS, Call
 from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
@@ -35,7 +37,13 @@ class Application:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._routes = [
-            Route(each.path, _endpoint(gateway, each), methods=["GET"], name=each.name) for each in OPERATIONS
+            *(Route(each.path, _endpoint(gateway, each), methods=["GET"], name=each.name) for each in OPERATIONS),
+            *(Route(each.path, partial(pages.answer_page, gateway, each), methods=["GET"]) for each in pages.PAGES),
+            Route("/console.css", partial(pages.answer_style, gateway), methods=["GET"]),
+            Route("/favicon.ico", partial(pages.answer_icon, gateway), methods=["GET"]),
+            Route("/login", partial(pages.answer_login, gateway), methods=["POST"]),
+            Route("/logout", partial(pages.answer_logout, gateway), methods=["POST"]),
+            Route("/scans/stop", partial(pages.answer_stop, gateway), methods=["POST"]),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +62,7 @@ class Application:
 
         try:
             check_request(self._gateway.settings, scope, headers)
-            answer = await self._answer(scope, headers)
+            answer = await self._answer(scope, receive, headers)
             await answer(scope, receive, send_with_headers)
         except asyncio.CancelledError:
             # Only at the end of the gateway, after the time that running answers get.
@@ -67,9 +75,11 @@ class Application:
                 _log.exception("a request has failed")
             await problem_response(error)(scope, receive, send_with_headers)
 
-    async def _answer(self, scope: Scope, headers: Headers) -> ASGIApp:
-        for route in self._routes:
-            match, child = route.matches(scope)
+    async def _answer(self, scope: Scope, receive: Receive, headers: Headers) -> ASGIApp:
+        # Of two routes with one path, the second one may have the method.
+        matches = [(route, *route.matches(scope)) for route in self._routes]
+        matches.sort(key=lambda each: -each[1].value)
+        for route, match, child in matches[:1]:
             if match is Match.NONE:
                 continue
             allow = ", ".join(sorted({*(route.methods or ()), "OPTIONS"}))
@@ -79,7 +89,7 @@ class Application:
                 message = f"{scope['method']:.20} is not allowed here: use {allow}"
                 raise HttpRefusal(405, "METHOD_NOT_ALLOWED", message, {"Allow": allow})
             scope.update(child)
-            answer: ASGIApp = await scope["endpoint"](Request(scope))
+            answer: ASGIApp = await scope["endpoint"](Request(scope, receive))
             return answer
         raise HttpRefusal(404, "NO_SUCH_PATH", "there is nothing at this path: /openapi.json describes all paths")
 

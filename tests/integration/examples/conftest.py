@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 from examples.leaderboard.replay import _departures
+from tests.support.browser import open_browser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-)
-CHROMEDRIVER = shutil.which("chromedriver") or ""
+    from selenium import webdriver
 
 
 @pytest.fixture(scope="package")
@@ -32,16 +26,5 @@ def first_days() -> pa.Table:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[webdriver.Chrome]:
     """Chromium without a window."""
-    if not (CHROMIUM and CHROMEDRIVER):
-        pytest.fail("Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    # The sandbox needs privileges that containers do not have; the page is our own, on loopback.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1100"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
-    try:
+    with open_browser() as browser:
         yield browser
-    finally:
-        browser.quit()

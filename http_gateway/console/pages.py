@@ -1,0 +1,222 @@
+"""The pages of the console, and the two forms that change something: logging in and out, and stopping a scan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import RedirectResponse, Response
+
+from http_gateway.console.rendering import cells_of, no_icon, page, style
+from http_gateway.console.sessions import form_key, log_in, log_out, read_form, token_of_browser
+from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
+from http_gateway.problems import HttpRefusal, problem_of
+from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated, UsageError
+from scankv.model.types.types import format_type
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from aio_client import Scan, Table
+    from http_gateway.gateway import Gateway
+    from http_gateway.parameters import Values
+
+_REFRESH: Final = Choice(name="refresh", meaning="Seconds between refreshes.", words=("2", "5", "30", ""))
+_QUERY: Final = (
+    Parameter(name="where", meaning="A predicate.", default=""),
+    Parameter(name="order_by", meaning="A column.", default=""),
+    WholeNumber(name="n", meaning="The most rows.", default=10, low=1, high=200),
+    Choice(name="run", meaning="What to do.", words=("rows", "count", "explain")),
+    _REFRESH,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePage:
+    """One page.
+
+    Attributes:
+        path: Its path.
+        handler: Makes it.
+        parameters: The parameters of its query.
+    """
+
+    path: str
+    handler: Callable[[Gateway, Request, Values], Awaitable[Response]]
+    parameters: tuple[Parameter, ...] = (_REFRESH,)
+
+
+async def _tables(gateway: Gateway, request: Request, values: Values) -> Response:
+    tables, damaged = await gateway.client.tables(), await gateway.client.damaged_tables()
+    return _page(request, "tables.html", values, tables=tables, damaged=damaged)
+
+
+async def _table(gateway: Gateway, request: Request, values: Values) -> Response:
+    table = await gateway.client.table(request.path_params["table"])
+    result, problem = None, ""
+    try:
+        result = await _run(table, values)
+    except ScanKvError as error:
+        problem = error.message
+    return _page(
+        request,
+        "table.html",
+        values,
+        table=table,
+        columns=[(field, format_type(field.type)) for field in table.schema],
+        comments=table.column_comments,
+        buckets=await table.statistics(),
+        disk=asdict(await table.disk_use()),
+        consumers=await table.consumers(),
+        result=result,
+        problem=problem,
+    )
+
+
+async def _run(table: Table, values: Values) -> dict[str, Any] | None:
+    """Returns the result of the query in the form; None if it was not run."""
+    where = values["where"].strip() or None
+    match values["run"]:
+        case "count":
+            return {"text": f"{await table.count(where):,} rows"}
+        case "explain":
+            return {"text": str(await _scan(table, where, values["n"]).explain())}
+        case "rows":
+            if values["order_by"]:
+                rows = await table.top_n(values["n"], values["order_by"], where)
+            else:
+                rows = await _scan(table, where, values["n"]).to_arrow()
+            return {"names": rows.schema.names, "rows": cells_of(rows)}
+    return None
+
+
+def _scan(table: Table, where: str | None, n: int) -> Scan:
+    scan = table.scan().limit(n)
+    return scan if where is None else scan.where(where)
+
+
+async def _scans(gateway: Gateway, request: Request, values: Values) -> Response:
+    return _page(request, "scans.html", values, scans=await gateway.client.live_scans())
+
+
+async def _server(gateway: Gateway, request: Request, values: Values) -> Response:
+    client = gateway.client
+    try:
+        stats = await client.server_stats()
+    except PermissionDenied:
+        stats = None  # It needs a grant for every table; the lists show what the caller may see.
+    return _page(
+        request,
+        "server.html",
+        values,
+        stats=stats,
+        snapshots=await client.snapshots(),
+        transactions=await client.transactions(),
+        locks=await client.column_locks(),
+    )
+
+
+async def _login(gateway: Gateway, request: Request, values: Values) -> Response:
+    return _page(request, "login.html", values, problem="")
+
+
+PAGES: Final = (
+    ConsolePage(path="/", handler=_tables),
+    ConsolePage(path="/tables/{table}", handler=_table, parameters=_QUERY),
+    ConsolePage(path="/scans", handler=_scans),
+    ConsolePage(path="/server", handler=_server),
+    ConsolePage(path="/login", handler=_login),
+)
+
+
+async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) -> Response:
+    """Answers with a page, or with why there is none. Without a token that the server needs, with the login."""
+    try:
+        _use_token(gateway, token_of_browser(request))
+        values = read_parameters(found.parameters, request.query_params.multi_items())
+        return await found.handler(gateway, request, values)
+    except Unauthenticated:
+        return RedirectResponse("/login", 303)
+    except (HttpRefusal, ScanKvError) as error:
+        return _error_page(request, error)
+
+
+async def answer_style(_gateway: Gateway, _request: Request) -> Response:
+    """Answers with the style of all pages."""
+    return style()
+
+
+async def answer_icon(_gateway: Gateway, _request: Request) -> Response:
+    """Answers that there is no icon."""
+    return no_icon()
+
+
+async def answer_login(gateway: Gateway, request: Request) -> Response:
+    """Logs in: checks the token of the form with the server, and has the browser keep it."""
+    try:
+        token = (await read_form(request)).get("token", "").strip()
+    except HttpRefusal as error:
+        return _error_page(request, error)
+    try:
+        _use_token(gateway, token)
+        await gateway.client.tables()
+    except ScanKvError as error:
+        message = "The server does not accept this token." if isinstance(error, Unauthenticated) else error.message
+        return _page(request, "login.html", {"refresh": None}, status=401, problem=message)
+    response = RedirectResponse("/", 303)
+    log_in(response, token, is_encrypted=gateway.settings.is_encrypted)
+    return response
+
+
+async def answer_logout(gateway: Gateway, request: Request) -> Response:
+    """Logs out."""
+    try:
+        await read_form(request)
+    except HttpRefusal as error:
+        return _error_page(request, error)
+    response = RedirectResponse("/login", 303)
+    log_out(response, is_encrypted=gateway.settings.is_encrypted)
+    return response
+
+
+async def answer_stop(gateway: Gateway, request: Request) -> Response:
+    """Stops a scan, if the server lets the caller."""
+    try:
+        fields = await read_form(request)
+        _use_token(gateway, token_of_browser(request))
+        await gateway.client.cancel_scan(fields.get("scan_id", ""))
+    except Unauthenticated:
+        return RedirectResponse("/login", 303)
+    except (HttpRefusal, ScanKvError) as error:
+        return _error_page(request, error)
+    return RedirectResponse("/scans", 303)
+
+
+def _use_token(gateway: Gateway, token: str | None) -> None:
+    try:
+        gateway.tokens.set(token or None)
+    except UsageError as error:
+        raise Unauthenticated(error.message) from error
+
+
+def _error_page(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    return _page(request, "error.html", {"refresh": None}, status=problem["status"], problem=problem)
+
+
+def _page(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401
+    token = token_of_browser(request)
+    response = page(
+        template,
+        status,
+        path=request.url.path,
+        values=values,
+        form_key=form_key(token),
+        has_token=token is not None,
+        **more,
+    )
+    if values["refresh"]:
+        response.headers["Refresh"] = values["refresh"]
+    return response

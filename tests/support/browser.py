@@ -1,0 +1,37 @@
+"""A headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+CHROMEDRIVER = shutil.which("chromedriver") or ""
+
+
+@contextmanager
+def open_browser() -> Iterator[webdriver.Chrome]:
+    """Opens Chromium without a window."""
+    if not (CHROMIUM and CHROMEDRIVER):
+        pytest.fail("Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    # The sandbox needs privileges that containers do not have; the page is our own, on loopback.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1100"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+    try:
+        yield browser
+    finally:
+        browser.quit()
