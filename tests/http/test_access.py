@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,3 +116,22 @@ def test_methods_and_paths_that_do_not_exist_are_refused(gateway: GatewayProcess
     assert gateway.get("/v1/tables", method="HEAD").body == b""
     assert gateway.get("/v2").status == 404
     assert gateway.get("/v1/tables/" + "x" * 20_000).status == 414
+
+
+def test_requests_at_the_same_time_use_their_own_tokens(secured: TokenGateway) -> None:
+    allowed, denied = secured.issuer.create("read:game.*"), secured.issuer.create("read:other.*")
+    paths = [f"/v1/tables/game.scores{end}" for end in ("", "/count", "/rows?key=ann", "/scan", "/top?order_by=score")]
+    work = [(token, status, path) for token, status in ((allowed, 200), (denied, 403), (None, 401)) for path in paths]
+
+    def status_of(token: str | None, path: str) -> int:
+        connection = secured.connection()
+        connection.request("GET", path, headers=HttpCaller(0, token).headers())
+        with connection.getresponse() as response:
+            response.read()
+        connection.close()
+        return response.status
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        for _ in range(5):
+            asked = [(status, threads.submit(status_of, token, path)) for token, status, path in work]
+            assert [answer.result() for _, answer in asked] == [status for status, _ in asked]
