@@ -51,7 +51,11 @@ def doctor(
     settings, directory, refusal = _settings(
         settings_of(set_) | {k: v for k, v in flags.items() if v is not None}, config
     )
-    ports = [("port", settings.host, settings.port), ("metrics_port", settings.metrics_host, settings.metrics_port)]
+    ports = [
+        ("port", settings.host, settings.port),
+        ("metrics_port", settings.metrics_host, settings.metrics_port),
+        ("http_port", settings.http_host, settings.http_port),
+    ]
     findings = examine(read_host(directory, ports), settings, refusal)
     if json:
         show_json([asdict(finding) for finding in findings])

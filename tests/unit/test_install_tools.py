@@ -11,9 +11,11 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / ".ci" / "install-tools"
 JAVA = "echo 'openjdk version \"{version}\" 2024-01-16' >&2"
 INSTALL = (
-    "apt-get install -y --no-install-recommends default-jre-headless strace gcc libc6-dev chromium chromium-driver"
+    "apt-get install -y --no-install-recommends default-jre-headless strace gcc libc6-dev chromium chromium-driver "
+    "systemd"
 )
-NEEDED = "The tests need Java 17 or newer, strace, a C compiler and Chromium with chromedriver"
+_TOOLS = "Java 17 or newer, strace, a C compiler, Chromium with chromedriver and systemd"
+NEEDED = f"The tests need {_TOOLS}"
 
 
 class Machine:
@@ -36,7 +38,7 @@ class Machine:
     def add_tools(self, java: str = "17.0.15") -> None:
         """Adds all tools that the tests need."""
         self.add("java", JAVA.format(version=java))
-        for name in ("strace", "cc", "chromium", "chromedriver"):
+        for name in ("strace", "cc", "chromium", "chromedriver", "systemd-analyze"):
             self.add(name)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -92,9 +94,7 @@ def test_root_installs_what_is_missing_and_stops_if_it_still_is(root: Machine) -
     done = root.run()
     assert root.asked == ["apt-get -qq update", INSTALL]
     assert done.returncode == 1
-    assert (
-        "but the tests still need Java 17 or newer, strace, a C compiler and Chromium with chromedriver" in done.stderr
-    )
+    assert f"but the tests still need {_TOOLS}" in done.stderr
 
 
 def test_root_installs_nothing_when_that_is_forbidden(root: Machine) -> None:
