@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,7 +212,7 @@ def restore(
     if buckets is not None and not names:
         raise UsageError("--buckets needs --table: name the tables")
     total = sum(each.table.bytes for name, each in plan.sources.items() if not names or name in names)
-    with _bar("restore") as show:
+    with _private_files(), _bar("restore") as show:
         done = 0
 
         def on_bytes(count: int) -> None:
@@ -295,6 +296,16 @@ def _names_of(tables: list[str]) -> dict[str, str]:
             raise UsageError(f'"{name}" is named twice: name each table once')
         names[name] = new or name
     return names
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Makes files that only this user can read, as the server does."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

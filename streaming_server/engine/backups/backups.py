@@ -211,7 +211,8 @@ class Backups:
                 left_out=left_out,
                 new_bytes=writer.new_bytes,
             )
-            await asyncio.to_thread(_complete, store, manifest, check)
+            check()
+            await asyncio.to_thread(complete, store, manifest, claim)
         finally:
             await asyncio.to_thread(_clean_up, claim, root)
         if self._keep:
@@ -249,10 +250,18 @@ def _open_store(location: str, data: Path) -> BackupStore:
     return store
 
 
-def _complete(store: BackupStore, manifest: BackupManifest, check: Callable[[], None]) -> None:
-    check()
+def complete(store: BackupStore, manifest: BackupManifest, claim: Claim) -> None:
+    """Writes the manifest, if the store has everything that it names. Blocks.
+
+    Raises:
+        BackupFailed: The claim had ended because of a long pause, and a prune has removed objects or is doing so.
+    """
+    claim.take()
     if manifest.backup_id in store.manifests():
         raise BackupFailed(f"{store.location} has a backup {manifest.backup_id} of another server: give each its own")
+    sizes = store.objects()
+    if any(sizes.get(name) != size for name, size in manifest.objects.items()):
+        raise BackupFailed(f"objects of the backup were removed from {store.location} meanwhile: create it again")
     store.write_manifest(manifest.backup_id, manifest.to_json())
 
 

@@ -39,6 +39,7 @@ def test_backups_are_created_listed_verified_restored_and_removed(backed_up: Com
     restored = scankv("backup", "restore", location, first["backup_id"], "--data", str(tmp_path / "new"), "--json").json
     (table,) = restored["tables"]
     assert (table["name"], table["restored_as"], table["rows"], table["why"]) == ("game.scores", "game.scores", 1, "")
+    assert not [path for path in (tmp_path / "new").rglob("*") if path.stat().st_mode & 0o077]
     text = scankv("backup", "restore", location, "--data", str(tmp_path / "new"), "--table", "game.scores=game.b").text
     assert "game.scores as game.b, 1 row, " in text
 

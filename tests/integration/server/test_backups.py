@@ -15,7 +15,6 @@ from aio_client import (
     DataLoss,
     InvalidRequest,
     InvalidResumeToken,
-    ScanKvError,
     StartFrom,
     StopAt,
     TableExists,
@@ -25,6 +24,7 @@ from aio_client import (
     UsageError,
     sync,
 )
+from streaming_server.engine.backups.backups import complete
 from streaming_server.engine.backups.restore import restore_all, restore_tables
 from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
@@ -362,5 +362,23 @@ def test_a_resume_token_from_before_is_refused_after_a_restore(tmp_path: Path) -
         client.table("game.scores").scan().resume_from(token).to_arrow()
 
 
-def test_errors_of_backups_are_those_of_scankv() -> None:
-    assert issubclass(BackupFailed, ScanKvError)
+def test_a_backup_whose_objects_were_removed_meanwhile_is_not_completed(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups") as client:
+        create_scores(client)
+        client.create_backup()
+    store, manifest = latest(tmp_path / "backups")
+    store.remove_manifest(manifest.backup_id)
+    claim = Claim(store, "create", against="prune", clock=lambda: 0.0)
+    claim.take()
+    removed = next(iter(manifest.objects))
+    content = store.read_object(removed)
+    store.remove_object(removed)
+    with pytest.raises(BackupFailed, match="create it again"):
+        complete(store, manifest, claim)
+    assert not store.manifests()
+    store.put_object(removed, content)
+    complete(store, manifest, claim)
+    assert store.manifests() == [manifest.backup_id]
+    with pytest.raises(BackupFailed, match="another server"):
+        complete(store, manifest, claim)
+    assert verify(store, [manifest.backup_id]) == {manifest.backup_id: []}
