@@ -53,8 +53,11 @@ async def test_a_kill_during_a_backup_leaves_complete_backups_only(tmp_path: Pat
             server.restart()
             assert not list((server.data_dir / "trash").iterdir())
             assert not any(verify(store, store.manifests()).values())
-            with pytest.raises(BackupFailed, match="being created"):
-                prune(store, keep=1)
+            if point == "store 1 before":
+                assert not store.claims()
+            else:
+                with pytest.raises(BackupFailed, match="being created"):
+                    prune(store, keep=1)
             async with connect(server.url) as client:
                 table = await client.table("test.t")
                 assert set((await table.scan().to_arrow())["v"].to_pylist()) == {number}

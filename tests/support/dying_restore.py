@@ -37,10 +37,11 @@ def die_after(steps: int) -> None:
             is_last = next(left) == 0
             if is_last and steps % 2 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = step(*args, **kwargs)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return step(*args, **kwargs)
+            finally:
+                if is_last:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return run
 
