@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from aio_client._transport.transport import Transport
 
-_SHORTEST_POLL_SECONDS: Final = 0.01
+_SHORTEST_POLL_SECONDS: Final = 0.005
 _POLL_SECONDS: Final = 0.25
 
 
@@ -78,7 +78,7 @@ async def create_backup(transport: Transport, on_progress: Callable[[BackupStatu
         if not status.running:
             break
         await asyncio.sleep(pause)
-        pause = min(2 * pause, _POLL_SECONDS)
+        pause = min(1.3 * pause, _POLL_SECONDS)
     if message.HasField("error"):
         raise (error_for_reason(message.error.reason) or BackupFailed)(message.error.message)
     return status

@@ -70,9 +70,9 @@ class Crash:
         """Wraps a method such that its calls are counted."""
         original = getattr(cls, method)
 
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
             number = self.before(what)
-            result = original(*args)
+            result = original(*args, **kwargs)
             self.after(what, number)
             return result
 

@@ -155,13 +155,13 @@ class BackupStore:
 
     def write_claim(self, name: str) -> None:
         """Claims the location, or renews a claim."""
-        self._put(f"{_CLAIMS}/{name}{_SUFFIX}", json.dumps({"pid": os.getpid()}).encode())
+        self._put(f"{_CLAIMS}/{name}{_SUFFIX}", json.dumps({"pid": os.getpid()}).encode(), is_durable=False)
 
     def remove_claim(self, name: str) -> None:
         """Ends a claim. An unknown one is no error."""
         self._remove(f"{_CLAIMS}/{name}{_SUFFIX}")
 
-    def _put(self, name: str, content: Path | bytes) -> None:
+    def _put(self, name: str, content: Path | bytes, *, is_durable: bool = True) -> None:
         path = f"{self._root}/{name}"
         try:
             if self.local is None:
@@ -175,12 +175,14 @@ class BackupStore:
                 sync_directory(directory.parent)
             try:
                 self._write(partial, content)
-                _sync_file(partial)
+                if is_durable:
+                    _sync_file(partial)
                 os.replace(partial, path)
             except BaseException:
                 Path(partial).unlink(missing_ok=True)
                 raise
-            sync_directory(directory)
+            if is_durable:
+                sync_directory(directory)
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
 
