@@ -100,7 +100,7 @@ class CutTaker:
         transactions: Transactions,
         left_out: dict[str, str],
     ) -> None:
-        self._root = root
+        self._root = self._copies = root
         self._executor = executor
         self._clock = clock
         self._transactions = transactions
@@ -115,6 +115,8 @@ class CutTaker:
         """
         for attempt in range(1, _ATTEMPTS + 1):
             await self._flush(self._usable(tables))
+            # A directory of its own, because an attempt that was given up has left copies.
+            self._copies = self._root / str(attempt)
             try:
                 return await self._take(self._usable(tables))
             except TimeoutError:
@@ -160,9 +162,12 @@ class CutTaker:
         for table in tables:
             directory = self._path(table) / "buckets"
             await self._executor.run(lambda path=directory: path.mkdir(parents=True))
-        async with asyncio.timeout(None) as limit, lock_mutexes(buckets):
-            started = clock()
-            limit.reschedule(started + MAX_PAUSE_SECONDS)
+        for live in buckets:
+            # Before the first mutex is held: a transaction may take long, and must not add to the pause of writers.
+            await live.mutex.wait_for_barrier()
+        started = clock()
+        # From here on, because waiting for one mutex pauses the writers of the buckets before it.
+        async with asyncio.timeout(MAX_PAUSE_SECONDS), lock_mutexes(buckets):
             micros, times = self._clock.commit_micros(), self._clock.times()
             # Here, so that exactly the commits are remembered whose rows the copies have.
             committed = self._transactions.remembered()
@@ -178,7 +183,7 @@ class CutTaker:
         )
 
     def _path(self, table: LiveTable) -> Path:
-        return self._root / table.definition.incarnation
+        return self._copies / table.definition.incarnation
 
     async def _copy(self, table: LiveTable) -> CutTable | None:
         path, states, durable = self._path(table), dict[int, BucketState](), dict[int, int]()
@@ -193,8 +198,9 @@ class CutTaker:
                     durable[live.number] = await self._executor.run(_link, live, target)
             read = ConsumerDirectory(table.state.path).read
             consumers = [one for _, one in await self._executor.run(lambda: list(read()))]
-        except ScanKvError as error:
-            self._left_out[table.definition.name] = error.message
+        except (ScanKvError, OSError) as error:
+            why = error.message if isinstance(error, ScanKvError) else f"its files cannot be linked: {error}"
+            self._left_out[table.definition.name] = why
             return None
         kept = tuple(one for one in consumers if isinstance(one, ConsumerRecord))
         return CutTable(definition=table.definition, path=path, states=states, durable=durable, consumers=kept)
