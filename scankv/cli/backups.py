@@ -6,6 +6,7 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from scankv.cli.show import show_json, show_table, stderr_console
 from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
+    from streaming_server.engine.backups.restore import RestoredTable
     from streaming_server.storage.backup.backup_store import BackupStore
 
 app: typer.Typer = typer.Typer(
@@ -195,11 +197,12 @@ def restore(
     """Restore a backup to a data directory, from which a server then serves it.
 
     Without --table, the directory must be new or empty; it gets all tables, and what the server remembered of committed
-    transactions. With --table, tables are added to a directory, which may have others.
+    transactions. With --table, tables are added to a directory, which may have others. The exit code is 1 if a table
+    could not be restored, or only as of another instant than --at.
     """
     with require_extra("server"):
         from streaming_server.engine.backups.restore import restore_all, restore_tables
-        from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant, text_of
+        from streaming_server.engine.backups.restore_plan import instant_text, plan_backup, plan_instant
         from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
     if at is not None and backup_id is not None:
         raise UsageError("--at chooses the backups itself: leave out the backup")
@@ -221,32 +224,34 @@ def restore(
             show(done, total)
 
         if names:
-            restored = restore_tables(store, plan, data, names, on_bytes, buckets=buckets)
+            result = restore_tables(store, plan, data, names, on_bytes, buckets=buckets)
         else:
-            restored = restore_all(store, plan, data, on_bytes)
+            result = restore_all(store, plan, data, on_bytes)
+    left_out = {} if names else {**plan.left_out, **result.left_out}
     if json:
-        shown = [
-            {
-                "name": each.name,
-                "restored_as": each.restored_as,
-                "rows": each.rows,
-                "instant": text_of(each.micros),
-                "why": each.why,
-            }
-            for each in restored
-        ]
-        show_json({"backup_id": plan.manifest.backup_id, "tables": shown})
+        tables = [asdict(each) for each in result.tables]
+        show_json({"backup_id": plan.manifest.backup_id, "tables": tables, "left_out": left_out})
     else:
-        for each in restored:
-            rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
-            renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
-            typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {text_of(each.micros)}")
-        typer.echo(f"restored {_number(len(restored), 'table')}; to serve: scankv serve --data {data}")
-    for each in restored:
+        _show_restored(result.tables, data)
+    for each in result.tables:
         if each.why:
-            complain(f"{each.name} is only restored as of {text_of(each.micros)}, the instant of a backup: {each.why}")
-    for name, why in () if names else plan.left_out.items():
+            complain(
+                f"{each.name} is only restored as of {instant_text(each.micros)}, when it was backed up: {each.why}"
+            )
+    for name, why in left_out.items():
         complain(f"{name} is not restored: {why}")
+    if left_out or any(each.why for each in result.tables):
+        raise typer.Exit(FAILED)
+
+
+def _show_restored(tables: list[RestoredTable], data: Path) -> None:
+    with require_extra("server"):
+        from streaming_server.engine.backups.restore_plan import instant_text
+    for each in tables:
+        rows = "" if each.rows is None else f", {_number(each.rows, 'row')}"
+        renamed = "" if each.restored_as == each.name else f" as {each.restored_as}"
+        typer.echo(f"{each.name}{renamed}{rows}, {decimal(each.bytes)}, as of {instant_text(each.micros)}")
+    typer.echo(f"restored {_number(len(tables), 'table')}; to serve: scankv serve --data {data}")
 
 
 def _micros_of(text: str) -> int:

@@ -215,7 +215,8 @@ class Backups:
             await asyncio.to_thread(complete, store, manifest, claim)
         finally:
             await asyncio.to_thread(_clean_up, claim, root)
-        if self._keep:
+        if self._keep and not manifest.left_out:
+            # A backup that lacks a table must not displace the last one that has it.
             await asyncio.to_thread(self._prune, store)
         return manifest
 

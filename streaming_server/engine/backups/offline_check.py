@@ -99,7 +99,9 @@ class OfflineCheck:
             bucket_path = path / "buckets" / f"{number:04}"
             async for part in self._check_bucket(definition, number, bucket_path):
                 yield part
-            for base in sorted((path / "bases" / f"{number:04}").glob("*[!.tmp]")):
+            for base in sorted((path / "bases" / f"{number:04}").glob("*")):
+                if base.suffix == ".tmp":
+                    continue  # It is being built, or a crash has left it.
                 yield _found(
                     f"columnar base {base.name} of bucket {number}",
                     partial(_read_base, base, definition.name),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import UsageError
 from scankv.model.keys.buckets import KeyPlaces
+from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_BUCKETS
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import Bucket
@@ -129,7 +130,8 @@ class Redistribution:
             stores[number].write(batch)
             self._rows[number] += len(chosen)
         for name, first, end in _within(keys, partitions):
-            self._rows_in.update((number, name) for number in places[first:end])
+            for number, count in Counter(places[first:end]).items():
+                self._rows_in[number, name] += count
 
     def _state(self, number: int) -> BucketState:
         drop = self._definition.last_drop
@@ -158,6 +160,7 @@ def _within(keys: list[bytes], partitions: list[bytes]) -> Iterator[tuple[bytes,
         if name > keys[-1]:
             break
         begin = bisect_left(keys, name)
-        end = next((place for place in range(begin, len(keys)) if not keys[place].startswith(name)), len(keys))
+        beyond = KeyRange.under(name).end
+        end = len(keys) if beyond is None else bisect_left(keys, beyond)
         if end > begin:
             yield name, begin, end

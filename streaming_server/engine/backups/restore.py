@@ -68,12 +68,28 @@ class RestoredTable:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What was restored.
+
+    Attributes:
+        tables: The restored tables, in the order of their names in the backup.
+        left_out: Why tables of the plan were not restored, by name.
+    """
+
+    tables: list[RestoredTable]
+    left_out: dict[str, str]
+
+
 def restore_all(
     store: BackupStore, plan: RestorePlan, data: Path, on_bytes: Callable[[int], None] = lambda _: None
-) -> list[RestoredTable]:
+) -> RestoreResult:
     """Makes a new data directory with all tables of a plan, and with the remembered commits of transactions.
 
-    Servers refuse the directory until all of it is durable. After a crash, the next call begins anew.
+    Servers refuse the directory until all of it is durable. After a crash, the next call starts from scratch.
+
+    Rule: a table that cannot be restored as of the instant, and of which no earlier backup exists, is left out and does
+    not keep the others from being restored.
 
     Args:
         store: The location of the backups.
@@ -85,7 +101,6 @@ def restore_all(
         UsageError, ForeignDirectory, DirectoryLocked: The directory cannot be used.
         DataLoss: The backup is damaged or incomplete.
         NewerFormat: A newer ScanKV has created the backup.
-        CannotRewind: A table cannot be restored as of the instant, and there is no earlier backup of it.
         BackupFailed: The location cannot be read.
         DiskFull, DiskFailed: The directory cannot be written.
     """
@@ -93,13 +108,14 @@ def restore_all(
     directory = DataDirectory(data, restoring=plan.manifest.backup_id)
     try:
         incarnations = {name: uuid.uuid4().hex for name in plan.sources}
-        restored = _Restore(store, directory, on_bytes).run(plan, {name: name for name in plan.sources}, incarnations)
+        restoring, left_out = _Restore(store, directory, on_bytes), dict[str, str]()
+        restored = restoring.run(plan, {name: name for name in plan.sources}, incarnations, left_out=left_out)
         ClockFile(data).write(plan.manifest.times)
-        _write_transactions(directory, plan, incarnations)
+        _write_transactions(directory, plan, incarnations, restored)
         directory.end_restore()
     finally:
         directory.close()
-    return restored
+    return RestoreResult(restored, left_out)
 
 
 def restore_tables(
@@ -110,7 +126,7 @@ def restore_tables(
     on_bytes: Callable[[int], None] = lambda _: None,
     *,
     buckets: int | None = None,
-) -> list[RestoredTable]:
+) -> RestoreResult:
     """Adds some tables of a plan to a data directory, which may be new. No server uses it meanwhile.
 
     Args:
@@ -126,8 +142,9 @@ def restore_tables(
         TableNotFound: The backup lacks one of the tables.
         TableExists: The directory has a table of a new name.
         UpgradeNotConfirmed: The directory has an older format than the backup.
-        UsageError, ForeignDirectory, DirectoryLocked, DataLoss, NewerFormat, CannotRewind, BackupFailed, DiskFull,
-            DiskFailed: As `restore_all`. No table was added, unless the message says that.
+        CannotRewind: A table cannot be restored as of the instant, and no earlier backup of it exists.
+        UsageError, ForeignDirectory, DirectoryLocked, DataLoss, NewerFormat, BackupFailed, DiskFull, DiskFailed: As
+            `restore_all`. No table was added, unless the message says that.
     """
     _check_readable(plan.manifest)
     for name in names:
@@ -145,7 +162,7 @@ def restore_tables(
                 format=directory.format,
             )
         incarnations = {name: uuid.uuid4().hex for name in names}
-        return _Restore(store, directory, on_bytes).run(plan, names, incarnations, buckets)
+        return RestoreResult(_Restore(store, directory, on_bytes).run(plan, names, incarnations, buckets), {})
     finally:
         directory.close()
 
@@ -166,11 +183,32 @@ class _Restore:
         names: Mapping[str, str],
         incarnations: Mapping[str, str],
         buckets: int | None = None,
+        left_out: dict[str, str] | None = None,
     ) -> list[RestoredTable]:
-        """Restores tables under new names and as new incarnations. All are complete before the first one is added."""
+        """Restores tables under new names and as new incarnations. All are complete before the first one is added.
+
+        Args:
+            plan: What can be restored.
+            names: The new name of each table.
+            incarnations: The new incarnation of each table.
+            buckets: The number of buckets. None: as before.
+            left_out: Where to say which tables cannot be taken back. None: the first of them is an error.
+        """
         for new in names.values():
             self._catalog.check_free(new)
-        prepared = [self._prepare(plan.source(name), new, incarnations[name], buckets) for name, new in names.items()]
+        prepared: list[tuple[TableDefinition, RestoredTable]] = []
+        try:
+            for name, new in names.items():
+                try:
+                    prepared.append(self._prepare(plan.source(name), new, incarnations[name], buckets))
+                except CannotRewind as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = f"{error.message}, and no earlier backup has it"
+        except BaseException:
+            for definition, _ in prepared:
+                shutil.rmtree(self._catalog.draft(definition), ignore_errors=True)
+            raise
         for definition, _ in prepared:
             self._catalog.place(definition)
         return [restored for _, restored in prepared]
@@ -189,9 +227,9 @@ class _Restore:
                 rows = self._copy(source, definition, draft if is_as_before else copied)
                 if not is_as_before:
                     self._redistribute(table, definition, copied, draft)
-        except CannotRewind as error:
+        except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if source.otherwise is None:
+            if not isinstance(error, CannotRewind) or source.otherwise is None:
                 raise
             return self._prepare(replace(source.otherwise, why=error.message), new, incarnation, buckets)
         finally:
@@ -306,17 +344,28 @@ def _check_readable(manifest: BackupManifest) -> None:
         )
 
 
-def _write_transactions(directory: DataDirectory, plan: RestorePlan, incarnations: Mapping[str, str]) -> None:
+def _write_transactions(
+    directory: DataDirectory, plan: RestorePlan, incarnations: Mapping[str, str], restored: list[RestoredTable]
+) -> None:
     """Remembers the commits of the backup, so that repeating one of them does not write its rows again.
 
-    Commits whose rows are not in all of their tables are forgotten.
+    Rule: a commit is remembered only if all of its tables have its rows. A table may be of an earlier instant, or
+    have been left out. A table that was dropped before the backup does not count.
     """
-    anew = {source.table.definition.incarnation: incarnations[name] for name, source in plan.sources.items()}
-    earliest = {source.table.definition.incarnation: source.micros for source in plan.sources.values()}
+    new_incarnations: dict[str, str] = {}
+    instants: dict[str, int] = {}
+    known = {each.name: each.micros for each in restored}
+    for name, source in plan.sources.items():
+        for each in (source, source.otherwise):
+            if each is not None:
+                new_incarnations[each.table.definition.incarnation] = incarnations[name]
+                instants[each.table.definition.incarnation] = known.get(name, 0)
+    left_out = {each.definition.incarnation for each in plan.manifest.tables} - instants.keys()
+    instants |= dict.fromkeys(left_out, 0)
     done: list[dict[str, Any]] = [
-        {**each, "tables": {name: anew.get(old, old) for name, old in each["tables"].items()}}
+        {**each, "tables": {name: new_incarnations.get(old, old) for name, old in each["tables"].items()}}
         for each in plan.manifest.committed
-        if each["micros"] <= min([plan.micros, *(earliest.get(old, plan.micros) for old in each["tables"].values())])
+        if each["micros"] <= min([plan.micros, *(instants.get(old, plan.micros) for old in each["tables"].values())])
     ]
     if not done:
         return

@@ -87,9 +87,9 @@ def plan_instant(store: BackupStore, micros: int) -> RestorePlan:
         if manifest.micros > micros:
             return _plan(before, manifest, micros)
         before = manifest
-    newest = "there is none" if before is None else f"the newest one is of {text_of(before.micros)}"
+    newest = "no backup exists" if before is None else f"the newest backup is as of {instant_text(before.micros)}"
     raise UsageError(
-        f"a restore as of {text_of(micros)} needs a backup after it, and {newest}: create one now, or restore the "
+        f"a restore as of {instant_text(micros)} needs a backup after it, and {newest}: create one now, or restore the "
         "newest backup without an instant"
     )
 
@@ -119,6 +119,6 @@ def _plan(before: BackupManifest | None, after: BackupManifest, micros: int) -> 
     return RestorePlan(manifest=after, micros=micros, sources=sources, left_out=left_out)
 
 
-def text_of(micros: int) -> str:
+def instant_text(micros: int) -> str:
     """Returns an instant for people."""
     return f"{dt.datetime.fromtimestamp(micros / 1e6, dt.UTC):%Y-%m-%d %H:%M:%S.%f} UTC"

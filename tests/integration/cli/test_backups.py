@@ -62,7 +62,7 @@ def test_tables_are_restored_as_of_an_instant(backed_up: CommandLine, tmp_path: 
     scankv("delete", "game.scores", "ann")
     scankv("create", "game.later", "--schema", "player string", "--key", "player")
     scankv("backup", "create")
-    done = scankv("backup", "restore", location, "--data", str(tmp_path / "then"), "--at", before)
+    done = scankv("backup", "restore", location, "--data", str(tmp_path / "then"), "--at", before, code=1)
     assert "game.scores, 2 rows" in done.text
     assert "restored 2 tables" in done.text
     assert "game.plain is only restored as of" in done.stderr

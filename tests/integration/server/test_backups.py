@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from aio_client import (
 )
 from streaming_server.engine.backups.backups import complete
 from streaming_server.engine.backups.restore import restore_all, restore_tables
-from streaming_server.engine.backups.restore_plan import plan_backup
+from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
+from streaming_server.engine.backups.rewind import CannotRewind
 from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.claims import Claim
@@ -302,7 +304,7 @@ def test_tables_are_restored_beside_others_under_other_names(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="data directory already"):
         restore_all(store, plan_backup(manifest), data)
     restored = restore_tables(store, plan_backup(manifest), data, {"game.scores": "archive.scores"})
-    assert [(each.restored_as, each.rows) for each in restored] == [("archive.scores", 1000)]
+    assert [(each.restored_as, each.rows) for each in restored.tables] == [("archive.scores", 1000)]
     with serving(data) as client:
         assert client.table("archive.scores").count() == 1000
         assert client.table("game.scores").count() == 1001
@@ -360,6 +362,54 @@ def test_a_resume_token_from_before_is_refused_after_a_restore(tmp_path: Path) -
     restore_all(store, plan_backup(manifest), tmp_path / "restored")
     with serving(tmp_path / "restored") as client, pytest.raises(InvalidResumeToken, match="earlier table"):
         client.table("game.scores").scan().resume_from(token).to_arrow()
+
+
+def test_a_backup_that_lacks_a_table_displaces_no_other(tmp_path: Path) -> None:
+    data, store = tmp_path / "data", BackupStore(str(tmp_path / "backups"))
+    with serving(data, store.location) as client:
+        create_scores(client, "game.good")
+        create_scores(client, "game.bad")
+        complete_backup = client.create_backup().backup_id
+    (data / "tables" / "game" / "bad" / "table.json").write_text("{}")
+    with serving(data, store.location, "--set", "backup_keep=1") as client:
+        assert client.create_backup().left_out
+        assert complete_backup in store.manifests()
+        client.drop_table("game.bad")
+        newest = client.create_backup().backup_id
+    assert store.manifests() == [newest]
+
+
+def test_a_table_that_cannot_be_taken_back_is_as_in_an_earlier_backup_without_commits(
+    tmp_path: Path,
+) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store.location) as client:
+        untracked, tracked = (create_scores(client, name, rows=10) for name in ("game.untracked", "game.tracked"))
+        client.create_backup()
+        new = create_scores(client, "game.new", rows=10)
+        for id_, tables in (("both:1", (untracked, tracked)), ("one:1", (tracked,))):
+            with client.transaction(id=id_) as transaction:
+                for table in tables:
+                    transaction.upsert(table, [{"player": id_, "score": 1}])
+        instant = time.time_ns() // 1000
+        tracked.upsert([{"player": "later", "score": 1}])
+        for table in (untracked, new):
+            table.upsert([{"player": "later", "score": 1}], track_changes=False)
+        client.create_backup()
+    result = restore_all(store, plan_instant(store, instant), tmp_path / "then")
+    assert {each.name: each.rows for each in result.tables} == {"game.tracked": 12, "game.untracked": 10}
+    assert ["lacks changes" in each.why for each in result.tables] == [False, True]
+    assert "no earlier backup" in result.left_out["game.new"]
+    with pytest.raises(CannotRewind, match="lacks changes"):
+        restore_tables(store, plan_instant(store, instant), tmp_path / "one", {"game.new": "game.new"})
+    assert not list((tmp_path / "one" / "trash").iterdir())
+    with serving(tmp_path / "then") as client:
+        with client.transaction(id="one:1") as transaction:
+            assert transaction.result is not None
+        with client.transaction(id="both:1") as transaction:
+            assert transaction.result is None
+            transaction.upsert(client.table("game.untracked"), [{"player": "both:1", "score": 1}])
+        assert client.table("game.untracked").count() == 11
 
 
 def test_a_backup_whose_objects_were_removed_meanwhile_is_not_completed(tmp_path: Path) -> None:

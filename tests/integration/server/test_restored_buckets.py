@@ -60,7 +60,7 @@ def test_rows_are_the_same_in_another_number_of_buckets(tmp_path: Path, kind: st
     restored = restore_tables(
         store, plan_backup(manifest), tmp_path / "restored", {"game.t": "game.new"}, buckets=after
     )
-    assert restored[0].rows == (None if KINDS[kind].get("changelog") == "none" else len(expected))
+    assert restored.tables[0].rows == (None if KINDS[kind].get("changelog") == "none" else len(expected))
     with ServerProcess(tmp_path / "restored") as server, sync.connect(server.url) as client:
         table = client.table("game.new")
         assert table.buckets == after
