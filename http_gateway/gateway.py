@@ -58,7 +58,7 @@ class Gateway:
     """What the handlers of requests use.
 
     Attributes:
-        client: The client of the gRPC server, for the calls of everybody.
+        client: The client of the gRPC server, shared by all callers.
         tokens: The token that the calls of the running task send.
         settings: The settings of the gateway.
         event_streams: The streams of events that are open.

@@ -101,7 +101,7 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # The client of a request is whoever has connected: nobody may claim another address in a header.
+                # The client of a request is the peer of its connection; a header cannot claim another address.
                 proxy_headers=False,
                 timeout_keep_alive=max(1, int(settings.request_seconds)),
                 timeout_graceful_shutdown=_DRAIN_SECONDS,

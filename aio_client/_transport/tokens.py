@@ -249,7 +249,7 @@ class CallerToken(TokenSource):
     _current: ContextVar[str | None]
 
     def __init__(self) -> None:
-        """Nobody has a token yet."""
+        """Starts without a token."""
         self._set(_current=ContextVar("caller_token", default=None))
 
     def set(self, token: str | None) -> None:

@@ -132,7 +132,7 @@ PAGES: Final = (
 
 
 async def answer_page(gateway: Gateway, found: ConsolePage, request: Request) -> Response:
-    """Answers with a page, or with why there is none. Without a token that the server needs, with the login."""
+    """Returns a page, an error page, or the login if the server needs a token and has not got one."""
     try:
         _use_token(gateway, token_of_browser(request))
         values = read_parameters(found.parameters, request.query_params.multi_items())

@@ -77,7 +77,7 @@ def _judge_mount(check: HostCheck, mount: Mount, directory: DirectoryFacts) -> F
         return check.fail(f"{found}: a reboot loses everything", "give a directory on a disk")
     if mount.kind in _LAYERED:
         return check.fail(
-            f"{found}: whoever removes the container removes the data", "mount a volume: -v scankv-data:/var/lib/scankv"
+            f"{found}: removing the container removes the data", "mount a volume: -v scankv-data:/var/lib/scankv"
         )
     if mount.kind in _NETWORK or mount.kind.startswith("fuse."):
         return check.fail(

@@ -37,7 +37,7 @@ def examine(facts: HostFacts, config: ServerConfig, refusal: str | None = None) 
 
 
 def _check_protection(config: ServerConfig, refusal: str | None) -> Finding:
-    check = HostCheck("protection", "without TLS and tokens, everybody who reaches the server may do everything")
+    check = HostCheck("protection", "without TLS and tokens, anyone who can reach the server can do anything")
     advice = "give --tls-certificate, --tls-key and --tokens, or --host 127.0.0.1"
     if refusal is not None:
         return check.fail(refusal, advice)
@@ -175,7 +175,7 @@ def _check_system(facts: HostFacts, _: ServerConfig) -> Iterator[Finding]:
         yield check.warn(f"{system}, LD_PRELOAD={facts.preloaded}", "unset LD_PRELOAD for the server")
     else:
         yield check.ok(system)
-    check = HostCheck("user", "whoever breaks into a server gets the rights of its user")
+    check = HostCheck("user", "an attacker who breaks into the server gets the rights of its user")
     if facts.user_id == 0:
         yield check.warn("root", "run the server, and this command, as a user of its own: useradd --system scankv")
     else:

@@ -57,7 +57,7 @@ class WantedPort:
     Attributes:
         setting: The setting that names it.
         address: Its address, as in `127.0.0.1:7070`.
-        problem: Why nobody can listen there, in the words of the system. None: a server can.
+        problem: Why the port cannot be listened on, as the system says it. None: it can.
         is_taken: Whether the problem is that another process listens there.
     """
 

@@ -107,7 +107,7 @@ class CutTaker:
         self._left_out = left_out
 
     async def take(self, tables: Sequence[LiveTable]) -> BackupCut:
-        """Takes the instant of some tables, which are not altered or dropped meanwhile.
+        """Takes the instant of some tables. The caller keeps them from being altered or dropped.
 
         Raises:
             Unavailable: Writers would have been paused for too long.
@@ -138,7 +138,7 @@ class CutTaker:
         return usable
 
     async def _flush(self, tables: Sequence[LiveTable]) -> None:
-        """Flushes the open buckets, and then those that were written to meanwhile, so that few writes remain."""
+        """Flushes the open buckets, and then those that were written to in between, so that few writes remain."""
         places = asyncio.Semaphore(_FLUSHES_AT_ONCE)
 
         async def flush(live: LiveBucket) -> None:

@@ -262,7 +262,9 @@ def complete(store: BackupStore, manifest: BackupManifest, claim: Claim) -> None
         raise BackupFailed(f"{store.location} has a backup {manifest.backup_id} of another server: give each its own")
     sizes = store.objects()
     if any(sizes.get(name) != size for name, size in manifest.objects.items()):
-        raise BackupFailed(f"objects of the backup were removed from {store.location} meanwhile: create it again")
+        raise BackupFailed(
+            f"objects of the backup were removed from {store.location} while it was created: create it again"
+        )
     store.write_manifest(manifest.backup_id, manifest.to_json())
 
 

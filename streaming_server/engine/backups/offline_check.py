@@ -60,7 +60,7 @@ class CheckedPart:
 
 
 class OfflineCheck:
-    """A check of one data directory. It is locked meanwhile, so no server can start.
+    """A check of one data directory. The check locks it, so no server can start.
 
     Args:
         data: The data directory.

@@ -127,7 +127,7 @@ def restore_tables(
     *,
     buckets: int | None = None,
 ) -> RestoreResult:
-    """Adds some tables of a plan to a data directory, which may be new. No server uses it meanwhile.
+    """Adds some tables of a plan to a data directory, which may be new. No server may use it.
 
     Args:
         store: The location of the backups.

@@ -32,7 +32,7 @@ class StoredFile:
     Attributes:
         path: Its path in the directory of the table.
         size: Its bytes.
-        sha256: The SHA-256 of its content, which names the object. Nobody can make two files with the same one.
+        sha256: The SHA-256 of its content, which names the object. Two files with the same one cannot be made.
         checksum: The XXH3 checksum of its content with 128 bits, which is verified six times as fast.
         tail: The SHA-256 of its last 4 KiB. With the name and the size, it tells whether a file of RocksDB, which never
             changes, is the same as before.

@@ -251,7 +251,7 @@ class WriterState:
 def forget_transactions(store: RocksStore) -> None:
     """Removes the record of applied transactions, durably, from a bucket that comes from another data directory.
 
-    The transaction log of the directory numbers its transactions anew.
+    The transaction log of this directory has numbers of its own.
     """
     batch = store.batch()
     batch.delete_meta(_key(TRANSACTIONS))

@@ -179,8 +179,8 @@ class DataDirectory:
         is_half = (self.path / _RESTORE_FILE).exists()
         if is_half and not restoring:
             raise UsageError(
-                f"a backup was being restored to {self.path}, and that did not end: restore it again to the same "
-                "directory, which begins anew"
+                f"a restore to {self.path} did not finish: run it again with the same directory, where it starts from "
+                "scratch"
             )
         if restoring and not is_half and (self.path / _FORMAT_FILE).exists():
             raise UsageError(

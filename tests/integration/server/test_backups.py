@@ -171,7 +171,7 @@ def test_a_backup_that_has_lost_or_changed_a_file_is_detected_and_not_restored(t
             assert [path.name in problem for problem in problems] == [True]
             with pytest.raises(DataLoss, match=path.name):
                 restore_all(store, plan_backup(manifest), target)
-            with pytest.raises(UsageError, match="did not end"), serving_offline(target):
+            with pytest.raises(UsageError, match="did not finish"), serving_offline(target):
                 pass
             with pytest.raises(DataLoss, match=path.name):
                 restore_tables(store, plan_backup(manifest), tmp_path / "other", {"game.scores": "game.scores"})
@@ -412,7 +412,7 @@ def test_a_table_that_cannot_be_taken_back_is_as_in_an_earlier_backup_without_co
         assert client.table("game.untracked").count() == 11
 
 
-def test_a_backup_whose_objects_were_removed_meanwhile_is_not_completed(tmp_path: Path) -> None:
+def test_a_backup_whose_objects_were_removed_is_not_completed(tmp_path: Path) -> None:
     with serving(tmp_path / "data", tmp_path / "backups") as client:
         create_scores(client)
         client.create_backup()
