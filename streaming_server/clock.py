@@ -14,12 +14,15 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from scankv.model.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_DOUBTFUL_SPANS: Final = 16
 """The most spans of doubtful commit times that are remembered: the latest ones."""
@@ -107,6 +110,15 @@ class StoredTimes:
     jumped: int
     agreed: int
     doubtful: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> StoredTimes:
+        """Reads the result of `to_json`."""
+        return cls(**{**stored, "doubtful": tuple((start, end) for start, end in stored["doubtful"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

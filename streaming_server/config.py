@@ -107,6 +107,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "clock_trust_seconds": (0, 10 * 365 * 86_400),
     "backup_every_seconds": (0, 365 * 86_400),
     "backup_keep": (0, 100_000),
+    "archive_every_seconds": (0, 3600),
 }
 """The least and the greatest value of each setting that is a number."""
 
@@ -286,6 +287,8 @@ class ServerConfig:
         backup_every_seconds: How often the server creates a backup by itself. 0: only on request.
         backup_keep: How many backups the server keeps: after each one, it removes older ones, and the files that no
             backup needs any more. 0: all.
+        archive_every_seconds: How often what was written since the last backup is copied to `backup_location`, so that
+            tables can be restored as of any instant. At most so much is lost with a disk. 0: not.
         aggregate_functions: The names of aggregate functions of other packages that the server loads, as in their entry
             points in the group `scankv.aggregate_functions`. A list in TOML; comma-separated elsewhere.
     """
@@ -378,6 +381,7 @@ class ServerConfig:
     backup_location: str = ""
     backup_every_seconds: float = 0.0
     backup_keep: int = 0
+    archive_every_seconds: float = 10.0
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -130,10 +130,14 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Compare only sizes, and read nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Read all files of backups, and compare them with their checksums. The exit code is 1 if one is damaged."""
+    """Read all files of backups and of the archive, and compare them with their checksums.
+
+    The exit code is 1 if one is damaged.
+    """
     with require_extra("server"):
         from streaming_server.storage.backup.backup_manifest import find_backup
         from streaming_server.storage.backup.verify import verify as verify_backups
+        from streaming_server.storage.backup.verify import verify_archive
     store = _open(location)
     chosen = store.manifests() if backup_id is None else [find_backup(store, backup_id)]
     total = sum(store.objects().values())
@@ -146,6 +150,8 @@ def verify(
             show(done, total)
 
         found = verify_backups(store, chosen, quick=quick, on_bytes=on_bytes)
+        if backup_id is None and store.segments():
+            found["archive"] = verify_archive(store, quick=quick)
     if json:
         show_json(found)
     else:
@@ -180,7 +186,8 @@ def restore(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Restore tables as of this instant, such as 2026-11-24T14:02:00Z, exact to the commit.",
+            help="Restore tables as of this instant, such as 2026-11-24T14:02:00Z, exact to the commit; `latest` is "
+            "the last one that the archive reaches.",
             show_default=False,
         ),
     ] = None,
@@ -210,7 +217,7 @@ def restore(
     if at is None:
         plan = plan_backup(read_manifest(store, find_backup(store, backup_id or "latest")))
     else:
-        plan = plan_instant(store, _micros_of(at))
+        plan = plan_instant(store, None if at == "latest" else _micros_of(at))
     names = _names_of(table or [])
     if buckets is not None and not names:
         raise UsageError("--buckets needs --table: name the tables")

@@ -113,6 +113,12 @@ SERVER_METRICS: Final = (
         "gauge",
         "The instant of the last complete backup, in seconds since 1970 UTC. 0: none is known.",
     ),
+    Metric(
+        "scankv_archive_reached_timestamp_seconds",
+        "gauge",
+        "Every commit before this instant is in the archive, in seconds since 1970 UTC. 0: nothing is archived.",
+    ),
+    Metric("scankv_archive_failures_total", "counter", "The segments of the archive that could not be stored."),
     Metric("scankv_backups_failed_total", "counter", "The backups that have failed."),
     Metric("scankv_clock_offset_seconds", "gauge", "How far the machine's clock is ahead of the commit time."),
     Metric("scankv_clock_jumps_total", "counter", "The jumps of the machine's clock."),

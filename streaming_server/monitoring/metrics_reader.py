@@ -120,6 +120,8 @@ class MetricsReader:
             "scankv_snapshot_views": tables.snapshots.views,
             "scankv_snapshot_leases": tables.snapshots.leases,
             "scankv_backup_completed_timestamp_seconds": tables.backups.progress.completed_micros / 1_000_000,
+            "scankv_archive_reached_timestamp_seconds": tables.archive.reached_micros / 1_000_000,
+            "scankv_archive_failures_total": tables.archive.failed,
             "scankv_backups_failed_total": tables.backups.failed,
             "scankv_clock_offset_seconds": clock.offset_millis / 1000,
             "scankv_clock_jumps_total": clock.jumps,

@@ -37,7 +37,8 @@ FEW = ["checkpoint 2 before", "store 1 after", "store 3 after", f"store {STORES 
 @pytest.mark.parametrize("points", [FEW, pytest.param(POINTS, marks=pytest.mark.soak)])
 async def test_a_kill_during_a_backup_leaves_complete_backups_only(tmp_path: Path, points: list[str]) -> None:
     armed, store = tmp_path / "point", BackupStore(str(tmp_path / "backups"))
-    with ServerProcess(tmp_path / "data", "--backup-location", store.location, wrapper=crashing(armed)) as server:
+    settings = ("--backup-location", store.location, "--set", "archive_every_seconds=0")
+    with ServerProcess(tmp_path / "data", *settings, wrapper=crashing(armed)) as server:
         async with connect(server.url) as client:
             await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=BUCKETS)
         for number, point in enumerate(points):

@@ -1,8 +1,9 @@
-"""A restored backup has exactly the rows and changes that the table had at the instant of the backup."""
+"""Restored tables have exactly the rows and changes that they had at the instant of a backup, or at any other."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from copy import deepcopy
 from random import Random
@@ -13,12 +14,13 @@ import pytest
 
 from aio_client import TransactionConflict, connect
 from streaming_server.engine.backups.restore import restore_all
-from streaming_server.engine.backups.restore_plan import plan_backup
+from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
 from streaming_server.storage.backup.backup_manifest import read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
-from streaming_server.storage.backup.verify import verify
+from streaming_server.storage.backup.verify import verify, verify_archive
 from tests.model.history import History, noted
 from tests.model.offline_checks import check_stored_table
+from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -68,30 +70,78 @@ async def test_backups_at_random_moments_equal_the_model(
 
 
 @pytest.mark.asyncio
-async def test_backups_during_writes_have_all_tables_as_of_one_instant(tmp_path: Path) -> None:
-    location = tmp_path / "backups"
-    with ServerProcess(tmp_path / "data", "--backup-location", str(location)) as server:
+@pytest.mark.parametrize(
+    ("seed", "changelog", "operations", "moments"),
+    [
+        (1, "none", 60, 6),
+        (2, "full", 60, 6),
+        (3, "upsert", 60, 6),
+        *(
+            pytest.param(seed, ("full", "upsert", "none")[seed % 3], 600, 20, marks=pytest.mark.soak)
+            for seed in range(4, 12)
+        ),
+    ],
+)
+async def test_restores_as_of_random_instants_equal_the_model(
+    tmp_path: Path, seed: int, changelog: str, operations: int, moments: int
+) -> None:
+    store, random = BackupStore(str(tmp_path / "backups")), Random(seed)
+    instants: list[tuple[int, ModelTable]] = []
+    settings = ("--backup-location", store.location, *ARCHIVING)
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
+        async with connect(server.url) as client:
+            await client.create_backup()
+            history = await History.begin(
+                server, client, random, changelog, evolved=seed % 2 == 0, partitioned=seed % 3 == 0
+            )
+
+            async def note() -> None:
+                instants.append((time.time_ns() // 1000, deepcopy(history.model)))
+
+            async def back_up() -> None:
+                await client.create_backup()
+
+            history.also = [*[note] * moments, back_up]
+            await history.run(operations)
+            await note()
+            await asyncio.to_thread(wait_archived, store)
+    assert verify_archive(store) == []
+    for number, (instant, model) in enumerate(instants):
+        result = restore_all(store, plan_instant(store, instant), tmp_path / f"restored-{number}")
+        assert [(each.name, each.why) for each in result.tables] == [("test.history", "")]
+        check_stored_table(tmp_path / f"restored-{number}", "test.history", model)
+
+
+@pytest.mark.asyncio
+async def test_backups_and_instants_have_all_tables_as_of_one_instant(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING) as server:
         async with connect(server.url) as client:
             await _create_accounts(client, "bank.a")
             await _create_accounts(client, "bank.b")
             done, moves = asyncio.Event(), asyncio.Queue[None]()
             moving = [asyncio.create_task(_move(client, Random(seed), done, moves)) for seed in range(3)]
-            backups = []
+            backups, instants = [], []
             for _ in range(4):
                 await moves.get()
                 backups.append((await client.create_backup()).backup_id)
+                for _ in range(5):
+                    await moves.get()
+                instants.append(time.time_ns() // 1000)
             done.set()
             await asyncio.gather(*moving)
-    store = BackupStore(str(location))
+            await asyncio.to_thread(wait_archived, store)
+    plans = [plan_backup(read_manifest(store, backup_id)) for backup_id in backups]
+    plans += [plan_instant(store, instant) for instant in instants]
     seen = set()
-    for backup_id in backups:
-        restore_all(store, plan_backup(read_manifest(store, backup_id)), tmp_path / backup_id)
-        with ServerProcess(tmp_path / backup_id) as restored:
+    for number, plan in enumerate(plans):
+        restore_all(store, plan, tmp_path / str(number))
+        with ServerProcess(tmp_path / str(number)) as restored:
             async with connect(restored.url) as client:
                 balances = [await _balances(client, name) for name in ("bank.a", "bank.b")]
         assert sum(map(sum, balances)) == 2 * ALL_OF_IT
         seen.add(tuple(map(tuple, balances)))
-    assert len(seen) > 1
+    assert len(seen) > 4
 
 
 async def _create_accounts(client: Client, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import logging
 import shutil
 import uuid
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import BackupFailed, ScanKvError, ServerDraining, UsageError
 from streaming_server.engine.backups.backup_cut import BackupCut, CutTable, complete_states
 from streaming_server.engine.tasks.background import Background, repeat
-from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
-from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest
+from streaming_server.storage.backup.backup_store import BackupStore, instant_id
 from streaming_server.storage.backup.backup_writer import BackupWriter, files_bytes
 from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
@@ -181,11 +180,11 @@ class Backups:
         claim = Claim(store, "create", against="prune", clock=self._clock.monotonic)
         try:
             await asyncio.to_thread(claim.take)
-            before = await asyncio.to_thread(_newest_manifest, store)
+            before = await asyncio.to_thread(newest_manifest, store)
             await asyncio.to_thread(root.mkdir)
             left_out: dict[str, str] = {}
             cut = await self._cut(root, left_out)
-            backup_id = _id_of(cut.micros)
+            backup_id = instant_id(cut.micros)
             total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
             self._progress = replace(
                 self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
@@ -274,19 +273,6 @@ def _clean_up(claim: Claim, root: Path) -> None:
         claim.release()
 
 
-def _newest_manifest(store: BackupStore) -> BackupManifest | None:
-    for backup_id in reversed(store.manifests()):
-        try:
-            return read_manifest(store, backup_id)
-        except ScanKvError as error:
-            _log.warning("the next backup copies all files again: %s", error.message)
-    return None
-
-
 def _newest_micros(location: str) -> int:
-    manifest = _newest_manifest(BackupStore(location))
+    manifest = newest_manifest(BackupStore(location))
     return 0 if manifest is None else manifest.micros
-
-
-def _id_of(micros: int) -> str:
-    return f"{dt.datetime.fromtimestamp(micros / 1e6, dt.UTC):%Y%m%d-%H%M%S}-{micros % 1_000_000:06}"

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
-from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
-from streaming_server.engine.backups.rewind import CannotRewind, rewind
+from streaming_server.engine.backups.replay import CannotReplay, Replay, check_state
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
-from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
-from streaming_server.storage.bucket.writer_states import forget_transactions, forget_writers
+from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
@@ -40,8 +38,10 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.backups.restore_plan import RestorePlan, TableSource
+    from streaming_server.storage.backup.archive_segment import LogPiece
     from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredFile, StoredTable
     from streaming_server.storage.backup.backup_store import BackupStore
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _AT_ONCE: Final = 4
 _CACHE_BYTES: Final = 8 << 20
@@ -142,7 +142,7 @@ def restore_tables(
         TableNotFound: The backup lacks one of the tables.
         TableExists: The directory has a table of a new name.
         UpgradeNotConfirmed: The directory has an older format than the backup.
-        CannotRewind: A table cannot be restored as of the instant, and no earlier backup of it exists.
+        CannotReplay: A table cannot be restored as of the instant, and no earlier backup of it exists.
         UsageError, ForeignDirectory, DirectoryLocked, DataLoss, NewerFormat, BackupFailed, DiskFull, DiskFailed: As
             `restore_all`. No table was added, unless the message says that.
     """
@@ -201,7 +201,7 @@ class _Restore:
             for name, new in names.items():
                 try:
                     prepared.append(self._prepare(plan.source(name), new, incarnations[name], buckets))
-                except CannotRewind as error:
+                except CannotReplay as error:
                     if left_out is None:
                         raise
                     left_out[name] = f"{error.message}, and no earlier backup has it"
@@ -229,7 +229,7 @@ class _Restore:
                     self._redistribute(table, definition, copied, draft)
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if not isinstance(error, CannotRewind) or source.otherwise is None:
+            if not isinstance(error, CannotReplay) or source.otherwise is None:
                 raise
             return self._prepare(replace(source.otherwise, why=error.message), new, incarnation, buckets)
         finally:
@@ -254,28 +254,12 @@ class _Restore:
         with ThreadPoolExecutor(_AT_ONCE, "restore") as threads:
             for _ in threads.map(lambda file: self._write(file, packs, draft), table.files):
                 pass
-        for number, state in table.states.items():
-            path = draft / "buckets" / f"{number:04}"
-            self._settle(table, number, path, forgets_writers=source.is_rewound)
-            rows.append(self._rewind(source, number, path) if source.is_rewound else state.rows)
+        for number in sorted({*table.states, *source.logs}):
+            state = self._settle(source, number, draft / "buckets" / f"{number:04}")
+            rows.append(state.rows)
         self._write_consumers(table, definition, draft)
         _sync(draft)
         return None if None in rows else sum(filter(None, rows))
-
-    def _rewind(self, source: TableSource, number: int, path: Path) -> int | None:
-        definition = source.table.definition
-        bucket = Bucket(
-            path,
-            f"bucket {number} of {definition.name}",
-            compression=definition.options.compression,
-            resources=self._resources,
-            clock=ServerClock(),
-        )
-        try:
-            rewind(bucket, definition, source.micros)
-            return bucket.state.rows
-        finally:
-            bucket.close()
 
     def _write(self, file: StoredFile, packs: Mapping[str, bytes], draft: Path) -> None:
         checksum = xxhash.xxh3_128()
@@ -294,21 +278,28 @@ class _Restore:
             os.fsync(target.fileno())
         self._on_bytes(file.size)
 
-    def _settle(self, table: StoredTable, number: int, path: Path, *, forgets_writers: bool) -> None:
+    def _settle(self, source: TableSource, number: int, path: Path) -> BucketState:
         """Opens a bucket once, which shows that RocksDB can, and makes it one of the new data directory."""
-        location, expected = f"bucket {number} of {table.name}", table.states[number]
+        table, sequence = source.table, None
+        location, expected = f"bucket {number} of {table.name}", table.states.get(number)
+        if number in source.logs:
+            replay = Replay(path, location, table.definition, source.micros, self._resources)
+            sequence = replay.prepare(source.logs[number], expected, self._read_piece)
         store = RocksStore(path, location, compression=table.definition.options.compression, resources=self._resources)
         try:
             state = load_state(store)
-            if (state.count, state.rows) != (expected.count, expected.rows):
-                raise DataLoss(f"{location} differs from the manifest of the backup: it has {state.count:,} changes")
+            if sequence is None and expected is not None:
+                check_state(state, expected, location)
+            elif sequence != store.sequence:
+                raise DataLoss(f"{location} has {store.sequence:,} writes instead of {sequence:,} after the replay")
             forget_transactions(store)
-            if forgets_writers:
-                # They know of requests whose rows are about to be reverted.
-                forget_writers(store)
         finally:
             store.close()
         _write_watermark(path.with_suffix(".durable"), state.log_offset)
+        return state
+
+    def _read_piece(self, piece: LogPiece) -> bytes:
+        return self._store.read_archived(piece.data, piece.offset, piece.size, piece.sha256)
 
     @staticmethod
     def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:

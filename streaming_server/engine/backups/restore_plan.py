@@ -1,24 +1,25 @@
-"""From which backup each table is restored: all from one, or each as it was at an instant between two backups.
+"""From which backup each table is restored, and what the archive adds to it: all as in one backup, or as of an instant.
 
-A table is taken back to an instant from the next backup after it, by the changelog that this backup has. So the restore
-is exact to the commit, and a transaction is restored in all of its tables or in none. Where the changelog does not
-suffice, the table is restored from the last backup before the instant, and the plan says so.
+A table is restored as of an instant from the last backup before it, and what the archive says was written since. So the
+restore is exact to the commit, and a transaction is restored in all of its tables or in none.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import TableNotFound, UsageError, did_you_mean
-from streaming_server.engine.backups.rewind import CannotRewind, check_can_rewind
-from streaming_server.storage.backup.backup_manifest import BackupManifest, read_manifest
+from scankv.model.errors import DataLoss, TableNotFound, UsageError, did_you_mean
+from streaming_server.engine.backups.replay import ArchivedLog
+from streaming_server.storage.backup.archive_segment import read_segments
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
+from streaming_server.storage.backup.backup_store import instant_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from streaming_server.storage.backup.backup_manifest import StoredTable
+    from streaming_server.storage.backup.archive_segment import ArchiveSegment, LogPiece
     from streaming_server.storage.backup.backup_store import BackupStore
 
 
@@ -27,16 +28,16 @@ class TableSource:
     """How one table is restored.
 
     Attributes:
-        table: The table in its backup.
+        table: The table in its backup, with its definition and its consumers at the instant.
         micros: The instant that the restored table is of, in microseconds since 1970 UTC.
-        is_rewound: Whether the table is taken back from the instant of the backup to `micros`.
-        otherwise: How it is restored if its changelog does not suffice for that. None: not at all.
+        logs: What was written since the backup, by bucket.
+        otherwise: How it is restored if the archive does not suffice for that. None: not at all.
         why: Why it is not restored as of the instant that was asked for. Empty: it is.
     """
 
     table: StoredTable
     micros: int
-    is_rewound: bool = False
+    logs: Mapping[int, ArchivedLog] = field(default_factory=dict)
     otherwise: TableSource | None = None
     why: str = ""
 
@@ -74,49 +75,116 @@ def plan_backup(manifest: BackupManifest) -> RestorePlan:
     return RestorePlan(manifest=manifest, micros=manifest.micros, sources=sources, left_out=left_out)
 
 
-def plan_instant(store: BackupStore, micros: int) -> RestorePlan:
-    """Plans to restore tables as of an instant, in microseconds since 1970 UTC.
+def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
+    """Plans to restore tables as of an instant.
+
+    Args:
+        store: The location.
+        micros: The instant, in microseconds since 1970 UTC. None: the last one that the archive reaches.
 
     Raises:
-        UsageError: No backup is later.
-        DataLoss: The manifest of a backup cannot be read.
+        UsageError: No backup is earlier, or the archive does not reach so far.
+        DataLoss: The manifest of a backup, or a segment of the archive, is missing or cannot be read.
     """
-    before: BackupManifest | None = None
-    for backup_id in store.manifests():
+    before = _backup_before(store, micros)
+    segments = read_segments(store, before.micros)
+    _check_chain(segments, before)
+    reached = _reached(store, before, segments)
+    if micros is None:
+        micros = reached
+    if micros > reached:
+        raise UsageError(
+            f"the archive reaches up to {instant_text(reached)}, and not up to {instant_text(micros)}: give --at an "
+            "earlier instant, or `--at latest`"
+        )
+    # The first of the segments that has every commit up to the instant is the last that is needed.
+    needed = [each for number, each in enumerate(segments) if number == 0 or segments[number - 1].micros <= micros]
+    return _plan(before, needed, micros)
+
+
+def _backup_before(store: BackupStore, micros: int | None) -> BackupManifest:
+    known = store.manifests()
+    for backup_id in reversed(known):
         manifest = read_manifest(store, backup_id)
-        if manifest.micros > micros:
-            return _plan(before, manifest, micros)
-        before = manifest
-    newest = "no backup exists" if before is None else f"the newest backup is as of {instant_text(before.micros)}"
-    raise UsageError(
-        f"a restore as of {instant_text(micros)} needs a backup after it, and {newest}: create one now, or restore the "
-        "newest backup without an instant"
-    )
+        if micros is None or manifest.micros <= micros:
+            return manifest
+    oldest = f"the oldest backup is as of {instant_text(manifest.micros)}" if known else "no backup exists"
+    raise UsageError(f"a restore as of an instant needs a backup before it, and {oldest}: give a later instant")
 
 
-def _plan(before: BackupManifest | None, after: BackupManifest, micros: int) -> RestorePlan:
-    earlier = {} if before is None else {each.name: each for each in before.tables}
-    later = {each.name: each for each in after.tables if each.definition.created_millis * 1000 <= micros}
-    sources: dict[str, TableSource] = {}
-    left_out: dict[str, str] = {}
-    for name in sorted({*earlier, *later}):
-        fallback = None
-        if before is not None and name in earlier:
-            fallback = TableSource(table=earlier[name], micros=before.micros, why="the next backup lacks it")
-        if name in later:
-            try:
-                check_can_rewind(later[name].definition)
-                sources[name] = TableSource(table=later[name], micros=micros, is_rewound=True, otherwise=fallback)
+def _check_chain(segments: Sequence[ArchiveSegment], before: BackupManifest) -> None:
+    """Raises DataLoss if a segment is missing."""
+    previous = ""
+    for number, segment in enumerate(segments):
+        is_first = number == 0 and segment.previous <= instant_id(before.micros)
+        if not is_first and segment.previous != previous:
+            raise DataLoss(
+                f"the archive is incomplete: its segment {segment.previous} is missing; restore as of an instant "
+                f"before it, or the backup {before.backup_id}"
+            )
+        previous = segment.segment_id
+
+
+def _reached(store: BackupStore, before: BackupManifest, segments: Sequence[ArchiveSegment]) -> int:
+    """Returns the last instant that the backup and the archive have completely."""
+    if not segments:
+        return before.micros
+    found = store.read_reached()
+    is_current = found.get("segment") == segments[-1].segment_id
+    return max(segments[-1].micros, int(found["micros"]) if is_current else 0) - 1
+
+
+def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: int) -> RestorePlan:
+    tables = {table.definition.incarnation: table for table in before.tables}
+    times, committed = before.times, {each["token"]: each for each in before.committed}
+    for segment in segments:
+        for change in segment.changes:
+            if change.micros > micros:
                 continue
-            except CannotRewind as error:
-                why = error.message
-        else:
-            why = after.left_out.get(name, "it was dropped before the next backup")
-        if fallback is None:
-            left_out[name] = f"{why}, and no backup is earlier"
-        else:
-            sources[name] = TableSource(table=fallback.table, micros=fallback.micros, why=why)
-    return RestorePlan(manifest=after, micros=micros, sources=sources, left_out=left_out)
+            if change.definition is None:
+                tables.pop(change.incarnation, None)
+            else:
+                empty = StoredTable(definition=change.definition, states={}, files=())
+                known = tables.get(change.incarnation, empty)
+                tables[change.incarnation] = replace(known, definition=change.definition)
+        if segment.micros <= micros:
+            # Positions of consumers are those of the last segment before the instant, so no row is beyond it.
+            for incarnation, consumers in segment.consumers.items():
+                if incarnation in tables:
+                    tables[incarnation] = replace(tables[incarnation], consumers=consumers)
+            times = segment.times
+        committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
+    found = [_source(before, table, segments, micros) for table in tables.values()]
+    sources = {source.table.name: source for source in sorted(found, key=lambda source: source.table.name)}
+    left_out = {name: why for name, why in before.left_out.items() if name not in sources}
+    manifest = replace(before, times=times, committed=tuple(committed.values()))
+    return RestorePlan(manifest=manifest, micros=micros, sources=sources, left_out=left_out)
+
+
+def _source(before: BackupManifest, table: StoredTable, segments: Sequence[ArchiveSegment], micros: int) -> TableSource:
+    incarnation = table.definition.incarnation
+    in_backup = next((each for each in before.tables if each.definition.incarnation == incarnation), None)
+    otherwise = None if in_backup is None else TableSource(table=in_backup, micros=before.micros)
+    if otherwise is not None and segments and incarnation in segments[-1].left_out:
+        return replace(otherwise, why=f"the archive lacks writes: {segments[-1].left_out[incarnation]}")
+    return TableSource(table=table, micros=micros, logs=_logs(incarnation, segments, micros), otherwise=otherwise)
+
+
+def _logs(incarnation: str, segments: Sequence[ArchiveSegment], micros: int) -> dict[int, ArchivedLog]:
+    logs: dict[int, ArchivedLog] = {}
+    for segment in segments:
+        for number, bucket in segment.buckets.get(incarnation, {}).items():
+            known = logs.get(number, ArchivedLog(families=bucket.families, pieces=(), doubtful={}))
+            doubtful = _starts(bucket.pieces) if segment.ended_micros > micros else {}
+            logs[number] = replace(known, pieces=known.pieces + bucket.pieces, doubtful={**doubtful, **known.doubtful})
+    return logs
+
+
+def _starts(pieces: Sequence[LogPiece]) -> dict[int, int]:
+    starts: dict[int, int] = {}
+    for piece in pieces:
+        starts[piece.log] = min(piece.start, starts.get(piece.log, piece.start))
+    return starts
 
 
 def instant_text(micros: int) -> str:

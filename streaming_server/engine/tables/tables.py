@@ -23,6 +23,7 @@ from scankv.model.limits import DEFAULT_BUCKETS
 from scankv.model.tables.evolution import NO_COLUMN_CHANGES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ServerClock
+from streaming_server.engine.backups.archive import KEPT_LOG_SECONDS, Archive
 from streaming_server.engine.backups.backup_cut import CutTaker
 from streaming_server.engine.backups.backups import Backups
 from streaming_server.engine.changelog.consumer_registry import ConsumerRegistry
@@ -104,6 +105,7 @@ class Tables:
         locks: The locks on the tables' columns. They expire after `start`.
         transactions: The transactions that write to the tables. Call `recover` first; they expire after `start`.
         backups: The backups of the tables. They are created regularly after `start`.
+        archive: The archive of what was written since the last backup. It is written after `start`.
     """
 
     def __init__(
@@ -148,6 +150,16 @@ class Tables:
                 self._directory.transactions, self._executor, self.table, transaction_limits(config), self.clock
             )
             self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut)
+            self.archive = Archive(
+                config,
+                self._directory.trash,
+                self._executor,
+                self.clock,
+                self._ddl,
+                tables=self._all_tables,
+                remembered=self.transactions.remembered,
+                create_backup=self.backups.create,
+            )
             on_failure.pop_all()
 
     def _open_shared_resources(self, config: ServerConfig, clocks: MachineClocks | None) -> None:
@@ -157,6 +169,7 @@ class Tables:
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
             files_per_store=files_per_store(self._most_open),
+            kept_log_seconds=KEPT_LOG_SECONDS if config.backup_location and config.archive_every_seconds else 0,
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(config.data)
@@ -233,6 +246,7 @@ class Tables:
         self._idle.start()
         self._sweep.start()
         self.backups.start()
+        self.archive.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -380,7 +394,7 @@ class Tables:
 
     async def _create(self, definition: TableDefinition) -> None:
         async with self._ddl:
-            await self._executor.run(self._catalog.create, definition)
+            await self._store_definition(self._catalog.create, definition)
             self.consumers.add(definition, self._catalog.path(definition.name))
             self.locks.add(definition, self._catalog.path(definition.name))
 
@@ -436,12 +450,21 @@ class Tables:
             live, before = self.table(name), self._catalog.get(name)
             definition = change(before)
             if definition.changelogs == before.changelogs:
-                await self._executor.run(self._catalog.replace, definition)
+                await self._store_definition(self._catalog.replace, definition)
                 live.alter(definition)
             else:
                 self.require_format(MARKERS_FORMAT, "changes of the table option changelog")
-                await live.alter_changelog(definition, lambda: self._executor.run(self._catalog.replace, definition))
+                await live.alter_changelog(
+                    definition, lambda: self._store_definition(self._catalog.replace, definition)
+                )
         return definition
+
+    async def _store_definition(self, store: Callable[[TableDefinition], None], definition: TableDefinition) -> None:
+        """Stores a new or changed definition, and records that for the archive."""
+        # Before anything can be written under the definition.
+        micros = self.clock.commit_micros()
+        await self._executor.run(store, definition)
+        self.archive.record(micros, definition.incarnation, definition)
 
     async def drop_partitions(self, name: str, prefix: bytes) -> list[PartitionStats]:
         """Drops the partitions whose encoded values begin with a prefix: see `TablePartitions.drop`."""
@@ -450,7 +473,7 @@ class Tables:
     async def _drop_partitions(self, name: str, prefixes: Sequence[bytes]) -> list[PartitionStats]:
         async with self._ddl, self.transactions.uses.altering(name):
             live = self.table(name)
-            return await live.partitions.drop(prefixes, partial(self._executor.run, self._catalog.replace))
+            return await live.partitions.drop(prefixes, partial(self._store_definition, self._catalog.replace))
 
     async def drop(self, name: str) -> None:
         """Drops a table and ends its scans with TableNotFound. Raises TableNotFound."""
@@ -468,7 +491,11 @@ class Tables:
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
+                if live is not None:
+                    await self._executor.run(self.archive.keep_logs, live.state.path, live.definition.incarnation)
                 dropped = await self._executor.run(self._catalog.drop, name)
+                if live is not None:
+                    self.archive.record(self.clock.commit_micros(), live.definition.incarnation, None)
             except BaseException:
                 # If the disk keeps the table from being dropped, the table is served as after a restart.
                 with suppress(ScanKvError):
@@ -478,12 +505,16 @@ class Tables:
                 self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
 
+    def _all_tables(self) -> list[LiveTable]:
+        """Returns all tables that can be used. Opens them, but none of their buckets."""
+        return [self.table(each.name) for each in self.definitions()]
+
     async def _cut(self, root: Path, left_out: dict[str, str]) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
         async with self._ddl:
             left_out.update(self._catalog.unusable)
-            tables = [self.table(each.name) for each in self.definitions()]
-            return await CutTaker(root, self._executor, self.clock, self.transactions, left_out).take(tables)
+            cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out)
+            return await cutter.take(self._all_tables())
 
     @property
     def disk_reserve_bytes(self) -> int:
@@ -529,6 +560,7 @@ class Tables:
         await self._idle.close()
         await self._changes.join()
         await self.transactions.close()
+        await self.archive.close()
         for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))
         await self.snapshots.close()

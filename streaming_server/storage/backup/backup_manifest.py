@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streaming_server.storage.backup.backup_store import BackupStore
+
+_log: Final = logging.getLogger(__name__)
 
 _FORMAT: Final = 1
 # Part of the path of each restored file, so nothing else may be in it.
@@ -94,18 +97,17 @@ class StoredTable:
             "definition": self.definition.to_json(),
             "states": {str(number): state.to_bytes().decode() for number, state in self.states.items()},
             "files": [asdict(file) for file in self.files],
-            "consumers": [{**asdict(one), "token": one.token.hex()} for one in self.consumers],
+            "consumers": [one.to_json() for one in self.consumers],
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredTable:
         """Reads the result of `to_json`."""
-        consumers = [ConsumerRecord(**{**one, "token": bytes.fromhex(one["token"])}) for one in values["consumers"]]
         return cls(
             definition=TableDefinition.from_json(values["definition"]),
             states={int(number): BucketState.from_bytes(one.encode()) for number, one in values["states"].items()},
             files=tuple(StoredFile(**file) for file in values["files"]),
-            consumers=tuple(consumers),
+            consumers=tuple(map(ConsumerRecord.from_json, values["consumers"])),
         )
 
 
@@ -172,7 +174,7 @@ class BackupManifest:
             "pause_micros": self.pause_micros,
             "seconds": self.seconds,
             "directory_format": self.directory_format,
-            "times": asdict(self.times),
+            "times": self.times.to_json(),
             "epoch": self.epoch,
             "committed": list(self.committed),
             "tables": [table.to_json() for table in self.tables],
@@ -185,14 +187,13 @@ class BackupManifest:
         """Reads the result of `to_json`."""
         if values["backup_format"] != _FORMAT:
             raise NewerFormat(f"it has format {values['backup_format']}, and this version of ScanKV reads {_FORMAT}")
-        times = values["times"]
         return cls(
             backup_id=values["backup_id"],
             micros=values["micros"],
             pause_micros=values["pause_micros"],
             seconds=values["seconds"],
             directory_format=values["directory_format"],
-            times=StoredTimes(**{**times, "doubtful": tuple((start, end) for start, end in times["doubtful"])}),
+            times=StoredTimes.from_json(values["times"]),
             epoch=values["epoch"],
             committed=tuple(values["committed"]),
             tables=tuple(map(StoredTable.from_json, values["tables"])),
@@ -213,6 +214,16 @@ def read_manifest(store: BackupStore, backup_id: str) -> BackupManifest:
     if manifest.backup_id != backup_id:
         raise DataLoss(f"the manifest of the backup {backup_id} in {store.location} is that of {manifest.backup_id}")
     return manifest
+
+
+def newest_manifest(store: BackupStore) -> BackupManifest | None:
+    """Returns the newest backup whose manifest can be read. None: no such backup exists."""
+    for backup_id in reversed(store.manifests()):
+        try:
+            return read_manifest(store, backup_id)
+        except ScanKvError as error:
+            _log.warning("an earlier backup is used instead: %s", error.message)
+    return None
 
 
 def find_backup(store: BackupStore, backup_id: str) -> str:

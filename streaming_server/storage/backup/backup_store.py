@@ -3,12 +3,16 @@
 manifests/<backup>.json    one backup: its tables, and which object each of their files is; written last
 objects/ab/abcd...         the content of files, by SHA-256; backups share the objects of unchanged files
 claims/<name>.json         what is working on the location: a backup that is being created, or a prune
+archive/<segment>.json     what was written since the segment before it; written after its data
+archive/<segment>-0001.wal parts of the write-ahead logs of buckets
+archive/reached.json       up to which instant the archive is complete, if nothing was written since its last segment
 
 Rule: an object with its final name is complete and durable, and its content never changes.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 import os
@@ -32,7 +36,10 @@ PIECE_BYTES: Final = 1 << 20
 _MANIFESTS: Final = "manifests"
 _OBJECTS: Final = "objects"
 _CLAIMS: Final = "claims"
+_ARCHIVE: Final = "archive"
+_REACHED: Final = "reached"
 _SUFFIX: Final = ".json"
+_DATA_SUFFIX: Final = ".wal"
 
 
 class BackupStore:
@@ -161,6 +168,61 @@ class BackupStore:
         """Ends a claim. An unknown one is no error."""
         self._remove(f"{_CLAIMS}/{name}{_SUFFIX}")
 
+    def segments(self) -> list[str]:
+        """Returns the ids of the segments of the archive, the oldest first."""
+        names = [name.removesuffix(_SUFFIX) for name in self._names(_ARCHIVE) if name.endswith(_SUFFIX)]
+        return sorted(name for name in names if name != _REACHED)
+
+    def archived_data(self) -> dict[str, int]:
+        """Returns the bytes of each piece of data in the archive, by name."""
+        return {info.base_name: info.size for info in self._list(_ARCHIVE) if info.base_name.endswith(_DATA_SUFFIX)}
+
+    def read_segment(self, segment_id: str) -> dict[str, Any]:
+        """Returns what `write_segment` wrote. Raises DataLoss if it is missing or damaged."""
+        name = f"{_ARCHIVE}/{segment_id}{_SUFFIX}"
+        return from_checked_bytes(self._read(name), f"the segment {name} in {self.location}")
+
+    def write_segment(self, segment_id: str, content: dict[str, Any]) -> None:
+        """Completes a segment. All of its data must have been put."""
+        self._put(f"{_ARCHIVE}/{segment_id}{_SUFFIX}", to_checked_bytes(content))
+
+    def remove_segment(self, segment_id: str) -> None:
+        """Removes a segment. Its data remains."""
+        self._remove(f"{_ARCHIVE}/{segment_id}{_SUFFIX}")
+
+    def put_archived(self, name: str, content: bytes) -> None:
+        """Stores data of a segment durably."""
+        self._put(f"{_ARCHIVE}/{name}", content)
+
+    def read_archived(self, name: str, offset: int, size: int, sha256: str) -> bytes:
+        """Returns a part of the data of a segment. Raises DataLoss if it is missing or differs."""
+        path = f"{_ARCHIVE}/{name}"
+        try:
+            with self._files.open_input_file(f"{self._root}/{path}") as file:
+                content = bytes(file.read_at(size, offset))
+        except FileNotFoundError as error:
+            raise DataLoss(f"the file {path} in {self.location} is missing") from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._failure(error) from error
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise DataLoss(f"the file {path} in {self.location} is damaged: its content differs")
+        return content
+
+    def remove_archived(self, name: str) -> None:
+        """Removes data of a segment."""
+        self._remove(f"{_ARCHIVE}/{name}")
+
+    def read_reached(self) -> dict[str, Any]:
+        """Returns what `write_reached` wrote last. Empty: nothing was written, or it cannot be read."""
+        try:
+            return from_checked_bytes(self._read(f"{_ARCHIVE}/{_REACHED}{_SUFFIX}"), "")
+        except DataLoss:
+            return {}
+
+    def write_reached(self, content: dict[str, Any]) -> None:
+        """Replaces the record of how far the archive is complete."""
+        self._put(f"{_ARCHIVE}/{_REACHED}{_SUFFIX}", to_checked_bytes(content), is_durable=False)
+
     def _put(self, name: str, content: Path | bytes, *, is_durable: bool = True) -> None:
         path = f"{self._root}/{name}"
         try:
@@ -231,6 +293,21 @@ class BackupStore:
 
     def _failure(self, error: Exception) -> ScanKvError:
         return BackupFailed(f"the location of backups {self.location} cannot be read or written: {error}")
+
+
+def instant_id(micros: int) -> str:
+    """Returns the id of what is as of an instant, in microseconds since 1970 UTC. Ids ascend with the time."""
+    return f"{dt.datetime.fromtimestamp(micros / 1e6, dt.UTC):%Y%m%d-%H%M%S}-{micros % 1_000_000:06}"
+
+
+def archived_name(segment_id: str, number: int) -> str:
+    """Returns the name of data of a segment."""
+    return f"{segment_id}-{number:04}{_DATA_SUFFIX}"
+
+
+def segment_of(name: str) -> str:
+    """Returns the id of the segment to which data belongs."""
+    return name.rpartition("-")[0]
 
 
 def _open_location(location: str) -> tuple[fs.FileSystem, str]:

@@ -125,7 +125,7 @@ def link_files(source: Path, target: Path) -> None:
     """Makes a copy of the directory of a closed bucket, with hard links. RocksDB replaces its files when it opens."""
     target.mkdir()
     for path in source.iterdir():
-        if not path.name.startswith(_LEFT_OUT):
+        if not path.name.startswith(_LEFT_OUT) and path.is_file():
             os.link(path, target / path.name)
 
 

@@ -1,4 +1,4 @@
-"""Removes old backups, and the objects that no backup needs."""
+"""Removes old backups, the objects that no backup needs, and the archive before the oldest backup."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streaming_server.storage.backup.backup_manifest import read_manifest
+from streaming_server.storage.backup.backup_store import segment_of
 from streaming_server.storage.backup.claims import Claim
 
 if TYPE_CHECKING:
@@ -59,7 +60,21 @@ def prune(store: BackupStore, *, keep: int, clock: Callable[[], float] = time.mo
             store.remove_object(name)
         for name in store.partial_objects():
             store.remove_partial(name)
+        if kept:
+            _prune_archive(store, oldest=kept[0], renew=claim.renew)
         claim.remove_ended()
     finally:
         claim.release()
     return Pruned(old, len(unneeded), sum(unneeded.values()))
+
+
+def _prune_archive(store: BackupStore, *, oldest: str, renew: Callable[[], None]) -> None:
+    """Removes the segments that the oldest backup has, and their data. Ids of both ascend with the time."""
+    for segment_id in store.segments():
+        if segment_id <= oldest:
+            renew()
+            store.remove_segment(segment_id)
+    for name in store.archived_data():
+        if segment_of(name) <= oldest:
+            renew()
+            store.remove_archived(name)

@@ -1,4 +1,4 @@
-"""Verifies backups: every object exists and has the content that the manifests say."""
+"""Verifies backups and the archive: every object exists and has the content that the manifests say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss
+from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -63,3 +64,39 @@ def verify(
     for backup_id, objects in needed.items():
         found[backup_id] += [problems[name] for name in sorted(objects) if name in problems]
     return found
+
+
+def verify_archive(store: BackupStore, *, quick: bool = False) -> list[str]:
+    """Returns what is wrong with the archive: with segments, with their order, and with their data. Blocks.
+
+    Args:
+        store: The location.
+        quick: Compare only the sizes of data, and read none.
+
+    Raises:
+        BackupFailed: The location cannot be read.
+    """
+    problems: list[str] = []
+    sizes, known = store.archived_data(), store.segments()
+    for number, segment_id in enumerate(known):
+        try:
+            segment = read_segment(store, segment_id)
+        except DataLoss as error:
+            problems.append(error.message)
+            continue
+        if number and segment.previous != known[number - 1]:
+            problems.append(f"the segment {segment.previous} of the archive is missing")
+        for name, size in segment.data.items():
+            if name not in sizes:
+                problems.append(f"the data {name} of the archive is missing")
+            elif sizes[name] != size:
+                problems.append(f"the data {name} of the archive has {sizes[name]:,} bytes instead of {size:,}")
+        if quick:
+            continue
+        for piece in segment.pieces:
+            try:
+                if sizes.get(piece.data) == segment.data[piece.data]:
+                    store.read_archived(piece.data, piece.offset, piece.size, piece.sha256)
+            except DataLoss as error:
+                problems.append(error.message)
+    return problems

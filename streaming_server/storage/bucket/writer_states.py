@@ -259,14 +259,6 @@ def forget_transactions(store: RocksStore) -> None:
     store.sync()
 
 
-def forget_writers(store: RocksStore) -> None:
-    """Removes the records of all writers, durably. Named writers must be opened again."""
-    batch = store.batch()
-    batch.delete_meta_range(_PREFIX, _END_OF_PREFIX)
-    store.write(batch)
-    store.sync()
-
-
 def _to_json(refusal: RefusedRow) -> list[Any]:
     error = refusal.error
     return [refusal.row, error.reason, error.message, error.details]

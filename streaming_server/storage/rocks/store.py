@@ -24,6 +24,7 @@ from streaming_server.storage.files.file_limit import too_many_files
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.rocks.read_only_alias import ReadOnlyAlias
 from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
+from streaming_server.storage.rocks.write_ahead_log import find_log_files, remove_kept_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,10 @@ _COMPRESSION = {
 # time with LZ4 would take a third of a reader's time, so only the dense compression of a table applies to them.
 _DENSE = frozenset(["zstd"])
 _BLOCK_BYTES = 16 * 1024
-_COLUMN_FAMILIES = ("rows", "log", "index", "meta")
+META: Final = "meta"
+"""The column family with the metadata of a bucket."""
+
+_COLUMN_FAMILIES = ("rows", "log", "index", META)
 _FIRST_FAMILIES = frozenset(["rows", "log", "meta"])  # Checkpoints from before indexes existed have no others.
 # A share of the 64 MiB of a memtable: four bits for each of about 700,000 rows, which exclude five of six absent keys.
 _FILTER_SHARE = 0.005
@@ -71,6 +75,7 @@ class RocksResources:
             of absent keys, such as those of inserts, two to three times as fast. Its full size counts as memory of
             unflushed writes from the start, so all filters together take at most a quarter of that memory.
         files_per_store: The most SST files that a store keeps open. It opens others when it reads them.
+        kept_log_seconds: For how long stores keep files of their write-ahead logs that they no longer need. 0: not.
         write_seconds: The durations of writes.
         sync_seconds: The durations of syncs of write-ahead logs.
     """
@@ -79,17 +84,26 @@ class RocksResources:
     write_buffers: rocksdict.WriteBufferManager
     filters: Semaphore
     files_per_store: int = 256
+    kept_log_seconds: int = 0
     write_seconds: Histogram = field(default_factory=Histogram)
     sync_seconds: Histogram = field(default_factory=Histogram)
 
     @classmethod
-    def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int, files_per_store: int = 256) -> RocksResources:
+    def of_sizes(
+        cls,
+        *,
+        block_cache_bytes: int,
+        write_buffer_bytes: int,
+        files_per_store: int = 256,
+        kept_log_seconds: int = 0,
+    ) -> RocksResources:
         """Creates resources of these sizes in bytes. While flushes catch up, writers are slowed, not refused."""
         return cls(
             block_cache=rocksdict.Cache(block_cache_bytes),
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
             filters=Semaphore(write_buffer_bytes // 4 // _FILTER_BYTES),
             files_per_store=files_per_store,
+            kept_log_seconds=kept_log_seconds,
         )
 
 
@@ -137,6 +151,22 @@ def is_complete(path: Path) -> bool:
     with suppress(Exception):
         return _FIRST_FAMILIES <= set(rocksdict.Rdict.list_cf(str(path)))
     return True  # Opening it reports what is wrong.
+
+
+def families_of(path: Path) -> list[str]:
+    """Returns the names of the column families of a store, which may be open. The index is the number of the family."""
+    return list(rocksdict.Rdict.list_cf(str(path)))
+
+
+def create_empty(path: Path, families: Sequence[str], resources: RocksResources) -> None:
+    """Creates a store without writes, whose column families have the same numbers as those of another store."""
+    options = _options("none", resources)
+    store = rocksdict.Rdict(str(path), options)
+    for name in families[1:]:
+        store.create_column_family(name, options)
+    store.close()
+    for file in find_log_files(path):
+        file.path.unlink()
 
 
 class RocksStore:
@@ -191,6 +221,9 @@ class RocksStore:
 
     def _open(self, path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
         if not self.is_read_only:
+            if not self._resources.kept_log_seconds:
+                # RocksDB itself would keep forever what it was once told to keep for a while.
+                remove_kept_logs(path)
             access = rocksdict.AccessType.read_write()
             return rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
         access = rocksdict.AccessType.read_only()
@@ -649,6 +682,7 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_write_buffer_manager(resources.write_buffers)
     # After damage in the middle of a log, the default mode silently opens with a gap; this mode refuses to open.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_wal_ttl_seconds(resources.kept_log_seconds)
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)
     # RocksDB would divide the open files among 64 shards and give each of them at least one.

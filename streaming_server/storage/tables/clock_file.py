@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, NewerFormat
@@ -41,7 +40,7 @@ class ClockFile:
             return None
         try:
             content = read_checked_json(self._path)
-            return StoredTimes(**{**content, "doubtful": tuple((start, end) for start, end in content["doubtful"])})
+            return StoredTimes.from_json(content)
         except NewerFormat:
             raise
         except (DataLoss, LookupError, TypeError, ValueError) as error:
@@ -50,4 +49,4 @@ class ClockFile:
 
     def write(self, times: StoredTimes) -> None:
         """Replaces the stored times durably. Raises DiskFull or OSError."""
-        write_checked_json(self._path, asdict(times))
+        write_checked_json(self._path, times.to_json())

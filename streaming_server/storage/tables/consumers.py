@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.names import check_consumer_id
@@ -16,7 +16,7 @@ from streaming_server.storage.files.checked_json import read_checked_json, sync_
 from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _SUFFIX: Final = ".json"
@@ -39,6 +39,15 @@ class ConsumerRecord:
     fence: int
     token: bytes
     committed_micros: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return {**asdict(self), "token": self.token.hex()}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> ConsumerRecord:
+        """Reads the result of `to_json`."""
+        return cls(**{**stored, "token": bytes.fromhex(stored["token"])})
 
 
 class ConsumerDirectory:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streaming_server.storage.backup.backup_store import BackupStore
+from tests.support.archived import wait_archived
 from tests.support.command_line import CommandLine
 from tests.support.server_process import ServerProcess
 
@@ -50,38 +52,45 @@ def test_backups_are_created_listed_verified_restored_and_removed(backed_up: Com
     assert "is missing" in scankv.fails("backup", "restore", location, "--data", str(tmp_path / "none"))
 
 
-def test_tables_are_restored_as_of_an_instant(backed_up: CommandLine, tmp_path: Path) -> None:
-    scankv, location = backed_up, str(tmp_path / "backups")
-    scankv("create", "game.plain", "--schema", "player string", "--key", "player", "--set", "changelog=none")
-    scankv("backup", "create")
-    scankv("put", "game.plain", '{"player": "ann"}')
-    scankv("put", "game.scores", '{"player": "bob", "score": 2}')
-    before = dt.datetime.now(dt.UTC).isoformat()
-    assert "needs a backup after it" in scankv.fails("backup", "restore", location, "--data", "x", "--at", before)
-    scankv("put", "game.scores", '{"player": "bob", "score": 3}')
-    scankv("delete", "game.scores", "ann")
-    scankv("create", "game.later", "--schema", "player string", "--key", "player")
-    scankv("backup", "create")
-    done = scankv("backup", "restore", location, "--data", str(tmp_path / "then"), "--at", before, code=1)
+def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
+    location, then = str(tmp_path / "backups"), str(tmp_path / "then")
+    restore = ("backup", "restore", location, "--data")
+    settings = ("--backup-location", location, "--set", "archive_every_seconds=0.05")
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        scankv = CommandLine(server.url)
+        scankv("create", "game.scores", "--schema", "player string, score int64", "--key", "player")
+        scankv("put", "game.scores", '{"player": "ann", "score": 1}')
+        early = dt.datetime.now(dt.UTC).isoformat()
+        (tmp_path / "backups").mkdir()
+        assert "no backup exists" in scankv.fails(*restore, "x", "--at", early)
+        scankv("backup", "create")
+        assert "the oldest backup is as of" in scankv.fails(*restore, "x", "--at", early)
+        scankv("create", "game.plain", "--schema", "player string", "--key", "player", "--set", "changelog=none")
+        scankv("put", "game.plain", '{"player": "ann"}')
+        scankv("put", "game.scores", '{"player": "bob", "score": 2}')
+        before = dt.datetime.now(dt.UTC).isoformat()
+        scankv("put", "game.scores", '{"player": "bob", "score": 3}')
+        scankv("delete", "game.scores", "ann")
+        scankv("delete", "game.plain", "ann")
+        wait_archived(BackupStore(location))
+    done = scankv(*restore, then, "--at", before)
     assert "game.scores, 2 rows" in done.text
     assert "restored 2 tables" in done.text
-    assert "game.plain is only restored as of" in done.stderr
-    assert 'its changelog, which is "none", lacks the rows before changes' in done.stderr
+    assert "archive: complete" in scankv("backup", "verify", location).text
+    latest = ("--at", "latest", "--table", "game.scores=game.latest")
+    assert "game.scores as game.latest, 1 row" in scankv(*restore, then, *latest).text
+    table = ("--table", "game.scores=game.two", "--at", before, "--buckets", "2")
+    assert "game.scores as game.two, 2 rows" in scankv(*restore, then, *table).text
     with ServerProcess(tmp_path / "then") as server:
         restored = CommandLine(server.url)
         assert restored("get", "game.scores", "bob", "--json").json == {"player": "bob", "score": 2}
-        assert restored("count", "game.plain").text == "0\n"
+        assert restored("count", "game.plain").text == "1\n"
         assert "all consistent" in restored("check").text
-    table = ("--data", str(tmp_path / "then"), "--table", "game.scores=game.two", "--at", before, "--buckets", "2")
-    assert "game.scores as game.two, 2 rows" in scankv("backup", "restore", location, *table).text
+    assert "the archive reaches up to" in scankv.fails(*restore, "x", "--at", "2100-01-01T00:00:00Z")
     for at, problem in (("yesterday", "is no instant"), ("2026-11-24T14:02:00", "has no time zone")):
-        assert problem in scankv.fails("backup", "restore", location, "--data", "x", "--at", at)
+        assert problem in scankv.fails(*restore, "x", "--at", at)
     assert "leave out the backup" in scankv.fails(
         "backup", "restore", location, "latest", "--data", "x", "--at", before
-    )
-    early = "2020-01-01T00:00:00Z"
-    assert (
-        "restored 0 tables" in scankv("backup", "restore", location, "--data", str(tmp_path / "e"), "--at", early).text
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,7 @@ from aio_client import (
 )
 from streaming_server.engine.backups.backups import complete
 from streaming_server.engine.backups.restore import restore_all, restore_tables
-from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
-from streaming_server.engine.backups.rewind import CannotRewind
+from streaming_server.engine.backups.restore_plan import plan_backup
 from streaming_server.storage.backup.backup_manifest import BackupManifest, find_backup, read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.claims import Claim
@@ -377,39 +375,6 @@ def test_a_backup_that_lacks_a_table_displaces_no_other(tmp_path: Path) -> None:
         client.drop_table("game.bad")
         newest = client.create_backup().backup_id
     assert store.manifests() == [newest]
-
-
-def test_a_table_that_cannot_be_taken_back_is_as_in_an_earlier_backup_without_commits(
-    tmp_path: Path,
-) -> None:
-    store = BackupStore(str(tmp_path / "backups"))
-    with serving(tmp_path / "data", store.location) as client:
-        untracked, tracked = (create_scores(client, name, rows=10) for name in ("game.untracked", "game.tracked"))
-        client.create_backup()
-        new = create_scores(client, "game.new", rows=10)
-        for id_, tables in (("both:1", (untracked, tracked)), ("one:1", (tracked,))):
-            with client.transaction(id=id_) as transaction:
-                for table in tables:
-                    transaction.upsert(table, [{"player": id_, "score": 1}])
-        instant = time.time_ns() // 1000
-        tracked.upsert([{"player": "later", "score": 1}])
-        for table in (untracked, new):
-            table.upsert([{"player": "later", "score": 1}], track_changes=False)
-        client.create_backup()
-    result = restore_all(store, plan_instant(store, instant), tmp_path / "then")
-    assert {each.name: each.rows for each in result.tables} == {"game.tracked": 12, "game.untracked": 10}
-    assert ["lacks changes" in each.why for each in result.tables] == [False, True]
-    assert "no earlier backup" in result.left_out["game.new"]
-    with pytest.raises(CannotRewind, match="lacks changes"):
-        restore_tables(store, plan_instant(store, instant), tmp_path / "one", {"game.new": "game.new"})
-    assert not list((tmp_path / "one" / "trash").iterdir())
-    with serving(tmp_path / "then") as client:
-        with client.transaction(id="one:1") as transaction:
-            assert transaction.result is not None
-        with client.transaction(id="both:1") as transaction:
-            assert transaction.result is None
-            transaction.upsert(client.table("game.untracked"), [{"player": "both:1", "score": 1}])
-        assert client.table("game.untracked").count() == 11
 
 
 def test_a_backup_whose_objects_were_removed_is_not_completed(tmp_path: Path) -> None:

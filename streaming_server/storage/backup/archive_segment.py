@@ -1,0 +1,201 @@
+"""A segment of the archive: what was written to the tables of a server since the segment before it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from scankv.model.errors import DataLoss, NewerFormat, ScanKvError
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.clock import StoredTimes
+from streaming_server.storage.backup.backup_store import instant_id
+from streaming_server.storage.tables.consumers import ConsumerRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streaming_server.storage.backup.backup_store import BackupStore
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """A part of one file of the write-ahead log of a bucket.
+
+    Attributes:
+        log: The number of the file.
+        start: Where the part begins in the file.
+        size: Its bytes.
+        data: The data of the archive that contains it.
+        offset: Where it begins in the data.
+        sha256: The SHA-256 of its content.
+    """
+
+    log: int
+    start: int
+    size: int
+    data: str
+    offset: int
+    sha256: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSegment:
+    """What was written to one bucket.
+
+    Attributes:
+        families: The names of the column families of its store. The index is the number of the family.
+        pieces: The parts of its write-ahead log, in order.
+    """
+
+    families: tuple[str, ...]
+    pieces: tuple[LogPiece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """A table that was created, altered or dropped.
+
+    Attributes:
+        micros: When, in microseconds since 1970 UTC. Everything that was written under the new definition is later.
+        incarnation: The table.
+        definition: The new definition. None: the table was dropped.
+    """
+
+    micros: int
+    incarnation: str
+    definition: TableDefinition | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSegment:
+    """One segment. Immutable.
+
+    Attributes:
+        segment_id: The id; ids ascend with the time.
+        previous: The id of the segment before. Empty: none was known.
+        micros: The segments up to this one have every commit before this instant, in microseconds since 1970 UTC.
+        ended_micros: This segment has no commit at or after this instant.
+        times: The clock of the server.
+        changes: The tables that were created, altered or dropped, in order.
+        consumers: The consumers of tables whose consumers have changed, by incarnation.
+        committed: The commits of transactions that are remembered since.
+        buckets: What was written to each bucket, by incarnation and number.
+        left_out: Why the segment lacks writes to tables, by incarnation.
+    """
+
+    segment_id: str
+    previous: str
+    micros: int
+    ended_micros: int
+    times: StoredTimes
+    changes: tuple[TableChange, ...] = ()
+    consumers: Mapping[str, tuple[ConsumerRecord, ...]] = field(default_factory=dict)
+    committed: tuple[Mapping[str, Any], ...] = ()
+    buckets: Mapping[str, Mapping[int, BucketSegment]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, int]:
+        """The bytes of each piece of data that it needs, at least, by name."""
+        needed: dict[str, int] = {}
+        for piece in self.pieces:
+            needed[piece.data] = max(needed.get(piece.data, 0), piece.offset + piece.size)
+        return needed
+
+    @property
+    def pieces(self) -> list[LogPiece]:
+        return [piece for each in self.buckets.values() for bucket in each.values() for piece in bucket.pieces]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        return {
+            "segment_format": _FORMAT,
+            "segment_id": self.segment_id,
+            "previous": self.previous,
+            "micros": self.micros,
+            "ended_micros": self.ended_micros,
+            "times": self.times.to_json(),
+            "changes": [
+                {
+                    "micros": change.micros,
+                    "incarnation": change.incarnation,
+                    "definition": None if change.definition is None else change.definition.to_json(),
+                }
+                for change in self.changes
+            ],
+            "consumers": {table: [one.to_json() for one in each] for table, each in self.consumers.items()},
+            "committed": list(self.committed),
+            "buckets": {
+                table: {str(number): asdict(bucket) for number, bucket in buckets.items()}
+                for table, buckets in self.buckets.items()
+            },
+            "left_out": dict(self.left_out),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ArchiveSegment:
+        """Reads the result of `to_json`."""
+        if values["segment_format"] != _FORMAT:
+            raise NewerFormat(f"it has format {values['segment_format']}, and this version of ScanKV reads {_FORMAT}")
+        return cls(
+            segment_id=values["segment_id"],
+            previous=values["previous"],
+            micros=values["micros"],
+            ended_micros=values["ended_micros"],
+            times=StoredTimes.from_json(values["times"]),
+            changes=tuple(
+                TableChange(
+                    micros=each["micros"],
+                    incarnation=each["incarnation"],
+                    definition=None if each["definition"] is None else TableDefinition.from_json(each["definition"]),
+                )
+                for each in values["changes"]
+            ),
+            consumers={
+                table: tuple(map(ConsumerRecord.from_json, each)) for table, each in values["consumers"].items()
+            },
+            committed=tuple(values["committed"]),
+            buckets={
+                table: {
+                    int(number): BucketSegment(
+                        families=tuple(bucket["families"]),
+                        pieces=tuple(LogPiece(**piece) for piece in bucket["pieces"]),
+                    )
+                    for number, bucket in buckets.items()
+                }
+                for table, buckets in values["buckets"].items()
+            },
+            left_out=values["left_out"],
+        )
+
+
+def read_segment(store: BackupStore, segment_id: str) -> ArchiveSegment:
+    """Returns a segment of the archive. Raises DataLoss, or NewerFormat, if it cannot be read."""
+    content = store.read_segment(segment_id)
+    try:
+        segment = ArchiveSegment.from_json(content)
+    except NewerFormat as error:
+        raise NewerFormat(f"the segment {segment_id} in {store.location} cannot be read: {error.message}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException, ScanKvError) as error:
+        raise DataLoss(f"the segment {segment_id} in {store.location} cannot be read: {error}") from error
+    if segment.segment_id != segment_id:
+        raise DataLoss(f"the segment {segment_id} in {store.location} is that of {segment.segment_id}")
+    return segment
+
+
+def read_segments(store: BackupStore, after_micros: int) -> list[ArchiveSegment]:
+    """Returns the segments that have commits at or after an instant, in microseconds since 1970 UTC, the oldest first.
+
+    Raises:
+        DataLoss, NewerFormat: One of them cannot be read.
+    """
+    first = instant_id(after_micros)
+    return [read_segment(store, segment_id) for segment_id in store.segments() if segment_id > first]

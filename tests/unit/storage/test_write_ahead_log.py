@@ -1,0 +1,109 @@
+"""Every write that RocksDB has made is read from its write-ahead log, and of an incomplete file the first ones."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.rocks.store import META, RocksResources, RocksStore, create_empty, families_of
+from streaming_server.storage.rocks.write_ahead_log import (
+    LoggedWrite,
+    find_log_files,
+    find_put,
+    log_path,
+    read_writes,
+    remove_kept_logs,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = b"state"
+
+
+@pytest.fixture
+def resources() -> RocksResources:
+    return RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=256 << 20, kept_log_seconds=86_400)
+
+
+def write_some(path: Path, resources: RocksResources, *, flushes: bool) -> list[tuple[int, int]]:
+    """Makes random writes, the state in each of them its number. Returns the first sequence and entries of each."""
+    store, random, made = RocksStore(path, "store", compression="lz4", resources=resources), Random(7), []
+    for number in range(60):
+        batch, first = store.batch(), store.sequence + 1
+        # Rows that look like the entry to be found, and some that are longer than RocksDB's blocks of 32 KiB.
+        batch.put_rows([KEY, b"k%d" % number], [b"row", random.randbytes(random.choice([0, 10, 5000, 40_000, 90_000]))])
+        batch.delete_rows([b"gone"])
+        batch.delete_row_range(b"x", b"y")
+        batch.put_meta(KEY, b"early")
+        batch.put_meta(b"stat", b"other")
+        batch.put_log(b"%08d" % number, b"change")
+        batch.put_meta(KEY, b"%d" % number)
+        store.write(batch)
+        made.append((first, store.sequence - first + 1))
+        if flushes and number % 20 == 19:
+            store.flush()
+    store.sync()
+    store.close()
+    return made
+
+
+def read_all(path: Path) -> list[LoggedWrite]:
+    return [write for file in find_log_files(path) for write in read_writes(file.path.read_bytes(), "store")]
+
+
+def test_every_write_is_read_with_its_sequence_and_its_state(tmp_path: Path, resources: RocksResources) -> None:
+    made = write_some(tmp_path / "a", resources, flushes=True)
+    assert [file.is_archived for file in find_log_files(tmp_path / "a")][:3] == [True] * 3
+    writes, family = read_all(tmp_path / "a"), families_of(tmp_path / "a").index(META)
+    assert [(write.sequence, write.entries) for write in writes] == made
+    assert [find_put(write, family, KEY, "store") for write in writes] == [b"%d" % number for number in range(60)]
+    assert find_put(writes[0], family, b"unknown", "store") is None
+
+
+def test_a_file_that_is_cut_has_the_complete_writes_before(tmp_path: Path, resources: RocksResources) -> None:
+    write_some(tmp_path / "a", resources, flushes=False)
+    content = find_log_files(tmp_path / "a")[0].path.read_bytes()
+    writes = list(read_writes(content, "store"))
+    for size in [0, *range(1, len(content), 4999), *(write.end - 1 for write in writes), len(content)]:
+        assert list(read_writes(content[:size], "store")) == [write for write in writes if write.end <= size]
+
+
+def test_another_format_is_an_error(tmp_path: Path, resources: RocksResources) -> None:
+    write_some(tmp_path / "a", resources, flushes=False)
+    content = bytearray(find_log_files(tmp_path / "a")[0].path.read_bytes())
+    content[6] = 9
+    with pytest.raises(DataLoss, match="type 9"):
+        list(read_writes(bytes(content), "store"))
+    with pytest.raises(DataLoss, match="unknown entry"):
+        find_put(LoggedWrite(1, 1, 0, b"\x77"), 0, KEY, "store")
+    with pytest.raises(DataLoss, match="unknown entry"):
+        find_put(LoggedWrite(1, 1, 0, b"\x05"), 0, KEY, "store")
+
+
+def test_rocksdb_replays_the_files_in_an_empty_store(tmp_path: Path, resources: RocksResources) -> None:
+    made = write_some(tmp_path / "a", resources, flushes=True)
+    create_empty(tmp_path / "b", families_of(tmp_path / "a"), resources)
+    for file in find_log_files(tmp_path / "a"):
+        log_path(tmp_path / "b", file.number).write_bytes(file.path.read_bytes())
+    store = RocksStore(tmp_path / "b", "store", compression="lz4", resources=resources)
+    assert store.sequence == sum(made[-1]) - 1
+    assert store.meta.get(KEY) == b"59"
+    assert sum(len(keys) for keys, _ in store.read_rows(100)) == 61
+    store.close()
+
+
+def test_files_that_are_kept_are_removed_on_request_or_without_the_setting(
+    tmp_path: Path, resources: RocksResources
+) -> None:
+    write_some(tmp_path / "a", resources, flushes=True)
+    first, second, *_ = find_log_files(tmp_path / "a")
+    remove_kept_logs(tmp_path / "a", before=second.number)
+    assert first.number not in [file.number for file in find_log_files(tmp_path / "a")]
+    assert find_log_files(tmp_path / "a")[0] == second
+    plain = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=8 << 20)
+    RocksStore(tmp_path / "a", "store", compression="lz4", resources=plain).close()
+    assert not any(file.is_archived for file in find_log_files(tmp_path / "a"))
