@@ -24,6 +24,7 @@ from streaming_server.storage.backup.archive_segment import (
     BucketSegment,
     LogPiece,
     TableChange,
+    reached_micros,
     read_segments,
 )
 from streaming_server.storage.backup.backup_manifest import newest_manifest
@@ -58,6 +59,10 @@ _Place = tuple[str, int]
 """A bucket: the incarnation of its table, and its number."""
 
 
+_Mark = tuple[bool, float]
+"""Whether a bucket is open, and then RocksDB's number of its last write; otherwise, when it was used last."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Position:
     """Up to where the write-ahead log of a bucket is archived: the number of a file, and bytes of it."""
@@ -77,7 +82,7 @@ class _Capture:
         committed: All remembered commits of transactions.
         tables: The directories of the tables whose consumers are read, by incarnation.
         files: The files of the write-ahead log of each bucket that may have new writes, with its directory.
-        sequences: RocksDB's number of the last write of each of these buckets. None: the bucket is closed.
+        marks: What changes with each write to these buckets.
         left_out: Why writes to tables are missing, by incarnation.
         ended_micros: See `ArchiveSegment`.
     """
@@ -88,7 +93,7 @@ class _Capture:
     committed: list[CommittedTransaction]
     tables: dict[str, Path]
     files: dict[_Place, tuple[Path, list[LogFile]]] = field(default_factory=dict)
-    sequences: dict[_Place, int | None] = field(default_factory=dict)
+    marks: dict[_Place, _Mark] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     ended_micros: int = 0
 
@@ -159,7 +164,7 @@ class Archive:
         self._store: BackupStore | None = None
         self._previous = ""
         self._positions: dict[_Place, _Position] = {}
-        self._sequences: dict[_Place, int | None] = {}
+        self._marks: dict[_Place, _Mark] = {}
         self._definitions: dict[str, TableDefinition] = {}
         self._consumers: dict[str, int] = {}
         self._committed: set[str] = set()
@@ -225,7 +230,7 @@ class Archive:
     async def _finish(self, capture: _Capture, stored: _Stored) -> None:
         """Takes over what was stored."""
         self._positions = stored.positions
-        self._sequences |= capture.sequences
+        self._marks |= capture.marks
         self._consumers |= stored.consumers
         self._committed = {each.token for each in capture.committed}
         self.reached_micros = capture.micros
@@ -236,7 +241,7 @@ class Archive:
                 continue
             self._definitions.pop(change.incarnation, None)
             self._consumers.pop(change.incarnation, None)
-            for places in (self._positions, self._sequences):
+            for places in (self._positions, self._marks):
                 for place in [each for each in places if each[0] == change.incarnation]:
                     del places[place]
             await asyncio.to_thread(shutil.rmtree, self._kept(change.incarnation), ignore_errors=True)
@@ -280,7 +285,7 @@ class Archive:
                 if change.definition is not None:
                     self._definitions[change.incarnation] = change.definition
         # An earlier process may have changed a definition and been killed before it was archived.
-        since = segments[-1].micros if segments else newest.micros
+        since = self.reached_micros = reached_micros(store, segments, newest.micros)
         found = {table.definition.incarnation: table.definition for table in self._tables()}
         before = [
             TableChange(micros=since, incarnation=incarnation, definition=found.get(incarnation))
@@ -323,14 +328,12 @@ class Archive:
         Passing the mutex after the instant was taken ensures that every commit before the instant is in them: a writer
         and a transaction choose their commit time while they hold the mutex, or a barrier before it.
         """
-        before = self._sequences.get(place, -1)
-        bucket = live.open_bucket
         is_idle = not live.mutex.locked() and live.mutex.barrier is None
-        if is_idle and before == (None if bucket is None else bucket.sequence):
+        if is_idle and self._marks.get(place) == _mark(live):
             return
         async with live.mutex:
             bucket = live.open_bucket
-            sequence = None if bucket is None else bucket.sequence
+            mark = _mark(live)
             position = self._positions.get(place)
             if position is not None:
                 await self._executor.run(remove_kept_logs, live.path, position.log)
@@ -339,7 +342,7 @@ class Archive:
             # Only what is durable is archived: after a power failure, a bucket continues without the rest.
             await live.wait_written()
         capture.files[place] = live.path, files
-        capture.sequences[place] = sequence
+        capture.marks[place] = mark
 
     def _put(self, capture: _Capture) -> _Stored:
         """Stores a segment, if anything was written. Blocks."""
@@ -368,6 +371,7 @@ class Archive:
         stored = ArchiveSegment(
             segment_id=data.segment_id,
             previous=self._previous,
+            since_micros=self.reached_micros,
             micros=capture.micros,
             ended_micros=capture.ended_micros,
             times=capture.times,
@@ -429,6 +433,11 @@ class Archive:
                 records = (record for _, record in ConsumerDirectory(path).read())
                 consumers[incarnation] = tuple(each for each in records if isinstance(each, ConsumerRecord))
         return changed, consumers
+
+
+def _mark(live: LiveBucket) -> _Mark:
+    bucket = live.open_bucket
+    return (False, live.used) if bucket is None else (True, bucket.sequence)
 
 
 class _DataWriter:

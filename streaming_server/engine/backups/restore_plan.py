@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, TableNotFound, UsageError, did_you_mean
 from streaming_server.engine.backups.replay import ArchivedLog
-from streaming_server.storage.backup.archive_segment import read_segments
+from streaming_server.storage.backup.archive_segment import reached_micros, read_segments
 from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
 from streaming_server.storage.backup.backup_store import instant_id
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.backup.archive_segment import ArchiveSegment, LogPiece
     from streaming_server.storage.backup.backup_store import BackupStore
+    from streaming_server.storage.tables.consumers import ConsumerRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
     before = _backup_before(store, micros)
     segments = read_segments(store, before.micros)
     _check_chain(segments, before)
-    reached = _reached(store, before, segments)
+    reached = reached_micros(store, segments, before.micros + 1) - 1
     if micros is None:
         micros = reached
     if micros > reached:
@@ -97,8 +98,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
             f"the archive reaches up to {instant_text(reached)}, and not up to {instant_text(micros)}: give --at an "
             "earlier instant, or `--at latest`"
         )
-    # The first of the segments that has every commit up to the instant is the last that is needed.
-    needed = [each for number, each in enumerate(segments) if number == 0 or segments[number - 1].micros <= micros]
+    needed = [segment for segment in segments if segment.since_micros <= micros]
     return _plan(before, needed, micros)
 
 
@@ -125,15 +125,6 @@ def _check_chain(segments: Sequence[ArchiveSegment], before: BackupManifest) -> 
         previous = segment.segment_id
 
 
-def _reached(store: BackupStore, before: BackupManifest, segments: Sequence[ArchiveSegment]) -> int:
-    """Returns the last instant that the backup and the archive have completely."""
-    if not segments:
-        return before.micros
-    found = store.read_reached()
-    is_current = found.get("segment") == segments[-1].segment_id
-    return max(segments[-1].micros, int(found["micros"]) if is_current else 0) - 1
-
-
 def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: int) -> RestorePlan:
     tables = {table.definition.incarnation: table for table in before.tables}
     times, committed = before.times, {each["token"]: each for each in before.committed}
@@ -147,18 +138,28 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
                 empty = StoredTable(definition=change.definition, states={}, files=())
                 known = tables.get(change.incarnation, empty)
                 tables[change.incarnation] = replace(known, definition=change.definition)
-        if segment.micros <= micros:
-            # Positions of consumers are those of the last segment before the instant, so no row is beyond it.
-            for incarnation, consumers in segment.consumers.items():
-                if incarnation in tables:
-                    tables[incarnation] = replace(tables[incarnation], consumers=consumers)
-            times = segment.times
+        for incarnation in segment.consumers.keys() & tables.keys():
+            known = tables[incarnation]
+            consumers = _consumers(known.consumers, segment.consumers[incarnation], segment, micros)
+            tables[incarnation] = replace(known, consumers=consumers)
+        times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
     found = [_source(before, table, segments, micros) for table in tables.values()]
     sources = {source.table.name: source for source in sorted(found, key=lambda source: source.table.name)}
     left_out = {name: why for name, why in before.left_out.items() if name not in sources}
     manifest = replace(before, times=times, committed=tuple(committed.values()))
     return RestorePlan(manifest=manifest, micros=micros, sources=sources, left_out=left_out)
+
+
+def _consumers(
+    known: Sequence[ConsumerRecord], found: Sequence[ConsumerRecord], segment: ArchiveSegment, micros: int
+) -> tuple[ConsumerRecord, ...]:
+    """Returns the consumers at an instant, given those before a segment and those in it."""
+    # Later positions would be beyond the rows that are restored.
+    current = {one.consumer_id: one for one in found if one.committed_micros <= micros}
+    ended = segment.micros <= micros
+    before = {one.consumer_id: one for one in known if not ended or one.consumer_id in current}
+    return tuple((before | current).values())
 
 
 def _source(before: BackupManifest, table: StoredTable, segments: Sequence[ArchiveSegment], micros: int) -> TableSource:

@@ -14,7 +14,7 @@ from streaming_server.storage.backup.backup_store import instant_id
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from streaming_server.storage.backup.backup_store import BackupStore
 
@@ -81,6 +81,7 @@ class ArchiveSegment:
     Attributes:
         segment_id: The id; ids ascend with the time.
         previous: The id of the segment before. Empty: none was known.
+        since_micros: The segments before this one have every commit before this instant.
         micros: The segments up to this one have every commit before this instant, in microseconds since 1970 UTC.
         ended_micros: This segment has no commit at or after this instant.
         times: The clock of the server.
@@ -93,6 +94,7 @@ class ArchiveSegment:
 
     segment_id: str
     previous: str
+    since_micros: int
     micros: int
     ended_micros: int
     times: StoredTimes
@@ -120,6 +122,7 @@ class ArchiveSegment:
             "segment_format": _FORMAT,
             "segment_id": self.segment_id,
             "previous": self.previous,
+            "since_micros": self.since_micros,
             "micros": self.micros,
             "ended_micros": self.ended_micros,
             "times": self.times.to_json(),
@@ -148,6 +151,7 @@ class ArchiveSegment:
         return cls(
             segment_id=values["segment_id"],
             previous=values["previous"],
+            since_micros=values["since_micros"],
             micros=values["micros"],
             ended_micros=values["ended_micros"],
             times=StoredTimes.from_json(values["times"]),
@@ -199,3 +203,18 @@ def read_segments(store: BackupStore, after_micros: int) -> list[ArchiveSegment]
     """
     first = instant_id(after_micros)
     return [read_segment(store, segment_id) for segment_id in store.segments() if segment_id > first]
+
+
+def reached_micros(store: BackupStore, segments: Sequence[ArchiveSegment], backup_micros: int) -> int:
+    """Returns the instant before which a backup and the segments after it have every commit, in microseconds.
+
+    Args:
+        store: The location.
+        segments: The segments after the backup.
+        backup_micros: The instant of the backup.
+    """
+    if not segments:
+        return backup_micros
+    found = store.read_reached()
+    is_current = found.get("segment") == segments[-1].segment_id
+    return max(segments[-1].micros, int(found["micros"]) if is_current else 0)

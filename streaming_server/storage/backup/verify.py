@@ -77,14 +77,15 @@ def verify_archive(store: BackupStore, *, quick: bool = False) -> list[str]:
         BackupFailed: The location cannot be read.
     """
     problems: list[str] = []
-    sizes, known = store.archived_data(), store.segments()
+    sizes, known, backups = store.archived_data(), store.segments(), store.manifests()
     for number, segment_id in enumerate(known):
         try:
             segment = read_segment(store, segment_id)
         except DataLoss as error:
             problems.append(error.message)
             continue
-        if number and segment.previous != known[number - 1]:
+        is_first = not number and (not backups or segment.previous <= backups[0])
+        if not is_first and segment.previous != ("" if not number else known[number - 1]):
             problems.append(f"the segment {segment.previous} of the archive is missing")
         for name, size in segment.data.items():
             if name not in sizes:

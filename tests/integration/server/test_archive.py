@@ -1,0 +1,273 @@
+"""The archive of what was written since the last backup: what it covers, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import DataLoss, StartFrom, StopAt, UsageError, agg, sync
+from streaming_server.engine.backups.restore import restore_all
+from streaming_server.engine.backups.restore_plan import plan_instant
+from streaming_server.storage.backup.archive_segment import read_segment
+from streaming_server.storage.backup.backup_store import BackupStore
+from streaming_server.storage.backup.prune import prune
+from streaming_server.storage.backup.verify import verify_archive
+from tests.support.archived import ARCHIVING, wait_archived
+from tests.support.monitoring import Scrape, free_port
+from tests.support.prepared import flip
+from tests.support.s3_server import s3_bucket
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+@contextmanager
+def serving(data: Path, store: BackupStore, *settings: str) -> Iterator[sync.Client]:
+    """Serves a data directory for the length of the block, and archives what is written."""
+    with ServerProcess(data, "--backup-location", store.location, *ARCHIVING, *settings) as server:
+        with sync.connect(server.url) as client:
+            yield client
+
+
+def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, int]]:
+    """Restores all tables as of an instant, and returns their rows."""
+    result = restore_all(store, plan_instant(store, instant), data)
+    assert [each.why for each in result.tables] == [""] * len(result.tables)
+    found = {}
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        for table in client.tables():
+            rows = table.scan().to_arrow().to_pylist()
+            found[table.name] = {row["k"]: row["v"] for row in rows}
+            assert all(bucket.is_consistent for bucket in client.check_table(table.name))
+    return found
+
+
+def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.table("t.old").upsert([{"k": 2, "v": 2}])
+        log = client.create_table("t.log", SCHEMA, primary_key=[])
+        log.append([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
+        summed = client.create_table(
+            "t.sum", SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.sum()}
+        )
+        for _ in range(3):
+            summed.upsert([{"k": 1, "v": 5}])
+        first = time.time_ns() // 1000
+        client.drop_table("t.old")
+        summed.upsert([{"k": 1, "v": 5}])
+        client.create_table("t.old", SCHEMA, primary_key=["k"]).upsert([{"k": 3, "v": 3}])
+        second = time.time_ns() // 1000
+        client.drop_table("t.log")
+        wait_archived(store)
+        assert not list((tmp_path / "data" / "trash").iterdir())
+    assert rows_at(store, first, tmp_path / "first") == {"t.old": {1: 1, 2: 2}, "t.log": {1: 1, 2: 2}, "t.sum": {1: 15}}
+    assert rows_at(store, second, tmp_path / "second") == {"t.old": {3: 3}, "t.log": {1: 1, 2: 2}, "t.sum": {1: 20}}
+    assert rows_at(store, None, tmp_path / "latest") == {"t.old": {3: 3}, "t.sum": {1: 20}}
+
+
+def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -> None:
+    store, expected = BackupStore(str(tmp_path / "backups")), dict[int, int]()
+    settings = ("--set", "bucket_idle_seconds=0.05", "--set", "write_buffer_bytes=1048576")
+    for run in range(3):
+        with serving(tmp_path / "data", store, *settings) as client:
+            if not run:
+                client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=2)
+                client.create_backup()
+            table = client.table("t.t")
+            for part in range(3):
+                keys = range(part * 200_000, part * 200_000 + 150_000)
+                table.upsert(pa.table({"k": keys, "v": [run * 10 + part] * len(keys)}, schema=SCHEMA))
+                expected |= dict.fromkeys(keys, run * 10 + part)
+            stats = client.server_stats
+            wait_until(lambda stats=stats: stats().open_buckets == 0, "the buckets were closed")  # type: ignore[misc]
+            table.upsert([{"k": -1, "v": run}])
+            expected[-1] = run
+            wait_archived(store)
+    assert verify_archive(store) == []
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": expected}
+
+
+def test_consumers_and_commits_are_those_of_the_instant(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"])
+        client.create_backup()
+        read = []
+        for number in range(3):
+            with client.transaction(id=f"job:{number}") as transaction:
+                transaction.upsert(table, [{"k": number, "v": number}])
+            if number < 2:
+                read += _consume(table)
+            if number == 1:
+                instant = wait_archived(store)
+        wait_archived(store)
+    assert read == [0, 1]
+    restore_all(store, plan_instant(store, instant), tmp_path / "then")
+    with ServerProcess(tmp_path / "then") as server, sync.connect(server.url) as client:
+        table = client.table("t.t")
+        assert _consume(table) == []
+        table.upsert([{"k": 9, "v": 9}])
+        assert _consume(table) == [9]
+        for number, known in enumerate([True, True, False]):
+            with client.transaction(id=f"job:{number}") as transaction:
+                assert (transaction.result is not None) == known
+
+
+def _consume(table: sync.Table) -> list[int]:
+    changes = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_consumer_id("job")
+    with changes.stream() as stream:
+        keys = [key for rows in stream for key in rows["k"].to_pylist()]
+        stream.commit()
+    return keys
+
+
+def test_an_archive_that_has_lost_or_changed_a_file_is_detected_and_not_restored(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1)
+        client.create_backup()
+        for number in range(3):
+            table.upsert([{"k": number, "v": number}])
+            wait_archived(store)
+    assert verify_archive(store) == []
+    files = sorted(path for path in (tmp_path / "backups" / "archive").iterdir() if path.name != "reached.json")
+    assert len(files) >= 6
+    for number, path in enumerate(files):
+        content = path.read_bytes()
+        for damage in ("lost", "changed"):
+            if damage == "lost":
+                path.unlink()
+            else:
+                flip(path, len(content) // 2)
+            is_newest = path.name == files[-1].name and damage == "lost"
+            assert verify_archive(store) or is_newest
+            if not is_newest:
+                with pytest.raises(DataLoss, match=path.name[:22]):
+                    restore_all(store, plan_instant(store, None), tmp_path / f"{number}-{damage}")
+            path.write_bytes(content)
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {0: 0, 1: 1, 2: 2}}
+
+
+def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path: Path) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    with serving(data, store) as client:
+        client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=1).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.table("t.t").upsert([{"k": 1, "v": 2}])
+        before = wait_archived(store)
+    for number in range(2):  # Opening a bucket begins a new log, and removes the one before.
+        with ServerProcess(data) as server, sync.connect(server.url) as client:
+            client.table("t.t").upsert([{"k": 1, "v": 3 + number}])
+    between = time.time_ns() // 1000
+    assert len(store.manifests()) == 1
+    with serving(data, store) as client:
+        client.table("t.t").upsert([{"k": 1, "v": 5}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 1, "v": 6}])
+        wait_archived(store)
+    assert rows_at(store, before, tmp_path / "before") == {"t.t": {1: 2}}
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 6}}
+    result = restore_all(store, plan_instant(store, between), tmp_path / "between")
+    assert [("the archive lacks writes" in each.why, each.rows) for each in result.tables] == [(True, 1)]
+
+
+def test_a_location_that_fails_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    archive, away = tmp_path / "backups" / "archive", tmp_path / "away"
+    with ServerProcess(tmp_path / "data", "--backup-location", store.location, *ARCHIVING) as server:
+        with sync.connect(server.url) as client:
+            table = client.create_table("t.t", SCHEMA, primary_key=["k"])
+            client.create_backup()
+            table.upsert([{"k": 1, "v": 1}])
+            wait_archived(store)
+            shutil.move(archive, away)
+            archive.write_text("in the way")
+            table.upsert([{"k": 2, "v": 2}])
+            wait_until(lambda: "nothing can be archived" in server.log, "the failure was logged")
+            table.upsert([{"k": 3, "v": 3}])
+            archive.unlink()
+            shutil.move(away, archive)
+            wait_archived(store)
+    assert server.log.count("nothing can be archived") == 1
+    assert verify_archive(store) == []
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
+
+
+def test_pruning_removes_the_archive_before_the_oldest_backup(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"])
+        early = time.time_ns() // 1000
+        for number in range(3):
+            client.create_backup()
+            table.upsert([{"k": number, "v": number}])
+            wait_archived(store)
+        prune(store, keep=1)
+        table.upsert([{"k": 9, "v": 9}])
+        wait_archived(store)
+    (oldest,) = store.manifests()
+    assert store.segments()
+    assert all(segment_id > oldest for segment_id in store.segments())
+    assert {*store.archived_data()} == {name for each in store.segments() for name in read_segment(store, each).data}
+    assert verify_archive(store) == []
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {0: 0, 1: 1, 2: 2, 9: 9}}
+    with pytest.raises(UsageError, match="oldest backup"):
+        plan_instant(store, early)
+
+
+def test_an_idle_server_archives_nothing_but_how_far_it_is(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        client.create_table("t.t", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        wait_archived(store)
+        before = store.segments()
+        later = wait_archived_without_writes(store)
+        assert store.segments() == before
+    assert rows_at(store, later, tmp_path / "later") == {"t.t": {1: 1}}
+
+
+def wait_archived_without_writes(store: BackupStore) -> int:
+    """Waits until the record of how far the archive is says more than the last segment, and returns that."""
+    wait_until(store.read_reached, "the server recorded how far the archive is")
+    return int(store.read_reached()["micros"]) - 1
+
+
+def test_the_archive_in_an_object_store(tmp_path: Path) -> None:
+    with s3_bucket("backups") as uri:
+        store = BackupStore(uri % "prod/scankv")
+        with serving(tmp_path / "data", store) as client:
+            table = client.create_table("t.t", SCHEMA, primary_key=["k"])
+            client.create_backup()
+            table.upsert([{"k": 1, "v": 1}])
+            instant = wait_archived(store)
+            table.upsert([{"k": 1, "v": 2}])
+            wait_archived(store)
+        assert verify_archive(store) == []
+        assert rows_at(store, instant, tmp_path / "then") == {"t.t": {1: 1}}
+        assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 2}}
+
+
+def test_metrics_say_how_far_the_archive_is(tmp_path: Path) -> None:
+    store, port = BackupStore(str(tmp_path / "backups")), free_port()
+    with serving(tmp_path / "data", store, "--metrics-port", str(port)) as client:
+        assert Scrape(port).value("scankv_archive_reached_timestamp_seconds") == 0
+        client.create_table("t.t", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        instant = wait_archived(store) / 1e6
+        reached = "scankv_archive_reached_timestamp_seconds"
+        wait_until(lambda: (Scrape(port).value(reached) or 0) > instant, "the metric follows the archive")
+        assert Scrape(port).value("scankv_archive_failures_total") == 0
