@@ -14,6 +14,7 @@ from streaming_server.storage.backup.backup_manifest import read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.backup.prune import prune
 from streaming_server.storage.backup.verify import verify
+from tests.support.archived import ARCHIVING, wait_archived
 from tests.support.crashing_server import crashing
 from tests.support.server_process import ServerProcess
 
@@ -76,14 +77,15 @@ async def test_a_kill_during_a_backup_leaves_complete_backups_only(tmp_path: Pat
 async def test_a_restore_that_is_killed_is_not_served_and_can_be_repeated(tmp_path: Path, stride: int) -> None:
     location, restored = tmp_path / "backups", tmp_path / "restored"
     restored.mkdir()
-    with ServerProcess(tmp_path / "data", "--backup-location", str(location)) as server:
+    with ServerProcess(tmp_path / "data", "--backup-location", str(location), *ARCHIVING) as server:
         async with connect(server.url) as client:
             for name in ("test.a", "test.b"):
                 table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS)
                 await table.upsert(pa.table({"k": range(ROWS), "v": range(ROWS)}, schema=SCHEMA))
+            await client.create_backup()
             async with client.transaction(id="job:1") as transaction:
                 await transaction.upsert(table, [{"k": -1, "v": -1}])
-            await client.create_backup()
+            await asyncio.to_thread(wait_archived, BackupStore(str(location)))
     command = [sys.executable, "-m", "tests.support.dying_restore", str(location), str(restored), str(stride)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

@@ -1,4 +1,4 @@
-"""Restores the newest backup, and kills the process at each step on disk in turn.
+"""Restores the newest backup and the archive after it, and kills the process at each step on disk in turn.
 
 Run as `python -m tests.support.dying_restore LOCATION DIRECTORY STRIDE`. Prints the number of deaths; the directory
 then has a data directory for each of them, restored by a second attempt.
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scankv.model.errors import UsageError
 from streaming_server.engine.backups.restore import restore_all
-from streaming_server.engine.backups.restore_plan import plan_backup
-from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+from streaming_server.engine.backups.restore_plan import plan_instant
 from streaming_server.storage.backup.backup_store import BackupStore
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.tables.data_directory import DataDirectory
@@ -53,7 +52,7 @@ async def restore(location: str, data: Path, steps: int | None) -> None:
     store = BackupStore(location)
     if steps is not None:
         die_after(steps)
-    restore_all(store, plan_backup(read_manifest(store, find_backup(store, "latest"))), data)
+    restore_all(store, plan_instant(store, None), data)
 
 
 async def refuses(data: Path) -> None:
