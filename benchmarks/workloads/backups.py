@@ -1,4 +1,4 @@
-"""Measures backups of changed and unchanged tables, and restores against copying the files."""
+"""Measures backups of changed and unchanged tables, the archive, and restores against copying the files."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def run(bench: Bench) -> Result:
         copying.append(copied / restored)
         shutil.rmtree(bench.directory / "restored")
         progress(f"  copied in {copied:.2f} s, restored in {restored:.2f} s")
+    archiving = [
+        _written(bench, number, archived=False) / _written(bench, number, archived=True) for number in range(bench.runs)
+    ]
     size = f"{manifest.bytes / 2**20:,.0f} MiB"
     return Result(
         figures=[
@@ -71,6 +74,14 @@ def run(bench: Bench) -> Result:
                 at_most=250,
             ),
             Figure(
+                name="archive",
+                work=f"upsert {bench.rows:,} rows while they are archived every second, speed",
+                against="without an archive",
+                unit="ratio",
+                spread=Spread.of(archiving),
+                at_least=0.9,
+            ),
+            Figure(
                 name="restore",
                 work=f"restore {size}, speed",
                 against="copying the files of the data directory",
@@ -81,6 +92,21 @@ def run(bench: Bench) -> Result:
         ],
         notes=["Backups: T4, to a directory on the same disk. The fixed cost of a backup shows with few rows."],
     )
+
+
+def _written(bench: Bench, number: int, *, archived: bool) -> float:
+    """Returns how long upserts take, to a server that archives them or not."""
+    location, seconds = str(bench.directory / f"archive-{number}"), 1.0 if archived else 0.0
+    data = bench.directory / "archived"
+    with BenchmarkServer(data, backup_location=location, archive_every_seconds=seconds) as server:
+        with connect(server.url) as client:
+            client.create_backup()
+            started = time.perf_counter()
+            create_filled_table(client, bench.rows, "bench.archived", "off")
+            took = time.perf_counter() - started
+    shutil.rmtree(data)
+    progress(f"  {bench.rows:,} rows in {took:.2f} s, {'archived' if archived else 'not archived'}")
+    return took
 
 
 def _back_up(client: Client) -> float:
