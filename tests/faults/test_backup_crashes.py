@@ -26,8 +26,8 @@ pytestmark = pytest.mark.asyncio
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BUCKETS = 2
 ROWS = 200
-# The claim, two files of each bucket, the pack of small files, the manifest.
-STORES = 1 + 2 * BUCKETS + 1 + 1
+# The claim, two files of each bucket, the pack of its small files, the manifest.
+STORES = 1 + 3 * BUCKETS + 1
 POINTS = [
     *(f"checkpoint {n} {when}" for n in range(1, BUCKETS + 1) for when in ("before", "after")),
     *(f"store {n} {when}" for n in range(1, STORES + 1) for when in ("before", "after")),

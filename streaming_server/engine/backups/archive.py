@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock, StoredTimes
     from streaming_server.config import ServerConfig
-    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.live_bucket import LiveBucket, WriteMark
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.transactions.decisions import CommittedTransaction
@@ -57,10 +57,6 @@ _log: Final = logging.getLogger(__name__)
 
 _Place = tuple[str, int]
 """A bucket: the incarnation of its table, and its number."""
-
-
-_Mark = tuple[bool, float]
-"""Whether a bucket is open, and then RocksDB's number of its last write; otherwise, when it was used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ class _Capture:
     committed: list[CommittedTransaction]
     tables: dict[str, Path]
     files: dict[_Place, tuple[Path, list[LogFile]]] = field(default_factory=dict)
-    marks: dict[_Place, _Mark] = field(default_factory=dict)
+    marks: dict[_Place, WriteMark] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     ended_micros: int = 0
 
@@ -164,7 +160,7 @@ class Archive:
         self._store: BackupStore | None = None
         self._previous = ""
         self._positions: dict[_Place, _Position] = {}
-        self._marks: dict[_Place, _Mark] = {}
+        self._marks: dict[_Place, WriteMark] = {}
         self._definitions: dict[str, TableDefinition] = {}
         self._consumers: dict[str, int] = {}
         self._committed: set[str] = set()
@@ -329,11 +325,11 @@ class Archive:
         and a transaction choose their commit time while they hold the mutex, or a barrier before it.
         """
         is_idle = not live.mutex.locked() and live.mutex.barrier is None
-        if is_idle and self._marks.get(place) == _mark(live):
+        if is_idle and self._marks.get(place) == live.write_mark:
             return
         async with live.mutex:
             bucket = live.open_bucket
-            mark = _mark(live)
+            mark = live.write_mark
             position = self._positions.get(place)
             if position is not None:
                 await self._executor.run(remove_kept_logs, live.path, position.log)
@@ -433,11 +429,6 @@ class Archive:
                 records = (record for _, record in ConsumerDirectory(path).read())
                 consumers[incarnation] = tuple(each for each in records if isinstance(each, ConsumerRecord))
         return changed, consumers
-
-
-def _mark(live: LiveBucket) -> _Mark:
-    bucket = live.open_bucket
-    return (False, live.used) if bucket is None else (True, bucket.sequence)
 
 
 class _DataWriter:

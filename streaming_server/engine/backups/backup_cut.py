@@ -18,12 +18,12 @@ from streaming_server.storage.rocks.store import RocksStore, is_complete
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock, StoredTimes
-    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.live_bucket import LiveBucket, WriteMark
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.transactions import Transactions
@@ -48,6 +48,8 @@ class CutTable:
         path: The directory with the copies of its buckets, `buckets/0003` and so on.
         states: The state of each bucket that was open.
         durable: The offset up to which each of the other buckets is durable.
+        marks: What differs after the next write to each bucket.
+        unchanged: The buckets that were not written to since the backup before. They have no copy.
         consumers: The consumers of its changes.
     """
 
@@ -55,6 +57,8 @@ class CutTable:
     path: Path
     states: dict[int, BucketState]
     durable: dict[int, int]
+    marks: dict[int, WriteMark]
+    unchanged: frozenset[int]
     consumers: tuple[ConsumerRecord, ...]
 
 
@@ -88,6 +92,7 @@ class CutTaker:
         clock: The clock of the server.
         transactions: The transactions of the server.
         left_out: Why tables are left out, by name. It grows.
+        before: The marks of the buckets in the backup before, by incarnation and number.
 
     Rule: a table that cannot be copied is left out, and does not keep the others from being copied.
     """
@@ -99,12 +104,14 @@ class CutTaker:
         clock: ServerClock,
         transactions: Transactions,
         left_out: dict[str, str],
+        before: Mapping[tuple[str, int], WriteMark],
     ) -> None:
         self._root = self._copies = root
         self._executor = executor
         self._clock = clock
         self._transactions = transactions
         self._left_out = left_out
+        self._before = before
 
     async def take(self, tables: Sequence[LiveTable]) -> BackupCut:
         """Takes the instant of some tables. The caller keeps them from being altered or dropped.
@@ -152,7 +159,7 @@ class CutTaker:
         for _ in range(2):
             for table in tables:
                 try:
-                    await all_ended(map(flush, table.buckets))
+                    await all_ended(flush(live) for live in table.buckets if not self._is_unchanged(table, live))
                 except ScanKvError as error:
                     self._left_out[table.definition.name] = error.message
 
@@ -187,8 +194,12 @@ class CutTaker:
 
     async def _copy(self, table: LiveTable) -> CutTable | None:
         path, states, durable = self._path(table), dict[int, BucketState](), dict[int, int]()
+        marks = {live.number: live.write_mark for live in table.buckets}
+        unchanged = frozenset(live.number for live in table.buckets if self._is_unchanged(table, live))
         try:
             for live in table.buckets:
+                if live.number in unchanged:
+                    continue
                 target = path / "buckets" / f"{live.number:04}"
                 bucket = live.open_bucket
                 if bucket is not None:
@@ -203,11 +214,22 @@ class CutTaker:
             self._left_out[table.definition.name] = why
             return None
         kept = tuple(one for one in consumers if isinstance(one, ConsumerRecord))
-        return CutTable(definition=table.definition, path=path, states=states, durable=durable, consumers=kept)
+        return CutTable(
+            definition=table.definition,
+            path=path,
+            states=states,
+            durable=durable,
+            marks=marks,
+            unchanged=unchanged,
+            consumers=kept,
+        )
+
+    def _is_unchanged(self, table: LiveTable, live: LiveBucket) -> bool:
+        return self._before.get((table.definition.incarnation, live.number)) == live.write_mark
 
 
 def complete_states(cut: CutTable, resources: RocksResources) -> CutTable:
-    """Opens the copies of a table for reading, and returns the table with the state of each bucket. Blocks.
+    """Opens the copies of a table for reading, and returns the table with the state of each copied bucket. Blocks.
 
     Raises:
         DataLoss: A copy is damaged, or lacks acknowledged changes.

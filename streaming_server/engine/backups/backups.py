@@ -21,11 +21,12 @@ from streaming_server.storage.backup.claims import Claim
 from streaming_server.storage.backup.prune import prune
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.storage.rocks.store import RocksResources
     from streaming_server.storage.tables.data_directory import DataDirectory
 
@@ -75,7 +76,8 @@ class Backups:
         directory: The data directory.
         resources: Shared by all buckets of the process.
         clock: The clock of the server.
-        cut: Takes the instant of all tables: given a directory for copies, and where to say which tables are left out.
+        cut: Takes the instant of all tables: see `CutTaker`. Given a directory for copies, where to say which tables
+            are left out, and the marks of the buckets in the backup before.
 
     Attributes:
         failed: How many backups have failed since the start.
@@ -89,7 +91,7 @@ class Backups:
         directory: DataDirectory,
         resources: RocksResources,
         clock: ServerClock,
-        cut: Callable[[Path, dict[str, str]], Awaitable[BackupCut]],
+        cut: Callable[[Path, dict[str, str], Mapping[tuple[str, int], WriteMark]], Awaitable[BackupCut]],
     ) -> None:
         self._location = config.backup_location
         self._every = config.backup_every_seconds
@@ -104,6 +106,8 @@ class Backups:
         self._running: asyncio.Task[None] | None = None
         self._closing = False
         self._next_try = 0.0
+        # Of the newest backup, if this process has created it.
+        self._marks: tuple[str, dict[tuple[str, int], WriteMark]] = "", {}
         self._looking = Background(partial(repeat, min(_LOOK_SECONDS, self._every or _LOOK_SECONDS), self._look))
 
     @property
@@ -182,21 +186,26 @@ class Backups:
             await asyncio.to_thread(claim.take)
             before = await asyncio.to_thread(newest_manifest, store)
             await asyncio.to_thread(root.mkdir)
-            left_out: dict[str, str] = {}
-            cut = await self._cut(root, left_out)
-            backup_id = instant_id(cut.micros)
-            total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
-            self._progress = replace(
-                self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
-            )
 
             def check() -> None:
                 if self._closing:
                     raise ServerDraining("the server is shutting down, which has ended the backup: create it again")
                 claim.renew()
 
-            writer = self._writer = await asyncio.to_thread(BackupWriter, store, before, check)
-            tables = [await asyncio.to_thread(self._store_table, each, writer, left_out) for each in cut.tables]
+            writer = await asyncio.to_thread(BackupWriter, store, before, check)
+            left_out: dict[str, str] = {}
+            newest, marks = self._marks
+            can_reuse = before is not None and before.backup_id == newest and writer.has_objects(before)
+            cut = await self._cut(root, left_out, marks if can_reuse else {})
+            backup_id = instant_id(cut.micros)
+            total = await asyncio.to_thread(files_bytes, [table.path for table in cut.tables])
+            if before is not None:
+                total += sum(_unchanged(each, before).bytes for each in cut.tables if each.unchanged)
+            self._writer = writer
+            self._progress = replace(
+                self._progress, backup_id=backup_id, total_bytes=total, tables=len(cut.tables), left_out=left_out
+            )
+            tables = [await asyncio.to_thread(self._store_table, each, writer, before, left_out) for each in cut.tables]
             manifest = BackupManifest(
                 backup_id=backup_id,
                 micros=cut.micros,
@@ -212,6 +221,15 @@ class Backups:
             )
             check()
             await asyncio.to_thread(complete, store, manifest, claim)
+            self._marks = (
+                backup_id,
+                {
+                    (table.definition.incarnation, number): mark
+                    for table in cut.tables
+                    if table.definition.name not in left_out
+                    for number, mark in table.marks.items()
+                },
+            )
         finally:
             await asyncio.to_thread(_clean_up, claim, root)
         if self._keep and not manifest.left_out:
@@ -219,24 +237,31 @@ class Backups:
             await asyncio.to_thread(self._prune, store)
         return manifest
 
-    def _store_table(self, cut: CutTable, writer: BackupWriter, left_out: dict[str, str]) -> StoredTable | None:
+    def _store_table(
+        self, cut: CutTable, writer: BackupWriter, before: BackupManifest | None, left_out: dict[str, str]
+    ) -> StoredTable | None:
         try:
             found = complete_states(cut, self._resources)
         except ScanKvError as error:
             left_out[cut.definition.name] = error.message
             return None
-        return StoredTable(
-            definition=found.definition,
-            states=found.states,
-            files=writer.copy(found.path, found.definition.incarnation),
-            consumers=found.consumers,
-        )
+        states, files = found.states, writer.copy(found.path, found.definition.incarnation)
+        if found.unchanged and before is not None:
+            known = _unchanged(found, before)
+            writer.reuse(known.files)
+            states, files = {**states, **known.states}, (*files, *known.files)
+        return StoredTable(definition=found.definition, states=states, files=files, consumers=found.consumers)
 
     def _prune(self, store: BackupStore) -> None:
         try:
             prune(store, keep=self._keep, clock=self._clock.monotonic)
         except ScanKvError as error:
             _log.warning("old backups cannot be removed now: %s", error.message)
+
+
+def _unchanged(cut: CutTable, before: BackupManifest) -> StoredTable:
+    """Returns the buckets of a table that are as in the backup before."""
+    return before.table(cut.definition.name).of_buckets(cut.unchanged)
 
 
 def _open_store(location: str, data: Path) -> BackupStore:

@@ -7,7 +7,7 @@ import logging
 import time
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scankv.model.errors import DataLoss, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_slot import BaseSlot
@@ -43,6 +43,18 @@ _log = logging.getLogger(__name__)
 
 
 _CACHED_BYTES = 1024 * 1024  # of rows that `find_cached` may copy on the event loop
+
+
+class WriteMark(NamedTuple):
+    """Tells whether a bucket may have been written to since an earlier mark of the same process.
+
+    Attributes:
+        is_open: Whether the bucket was open.
+        number: RocksDB's number of the last write; of a closed bucket, when it was used last.
+    """
+
+    is_open: bool
+    number: float
 
 
 class LiveBucket:
@@ -118,6 +130,12 @@ class LiveBucket:
     def is_failed(self) -> bool:
         """Whether the bucket waits to be reopened after a failed write or sync."""
         return self._failed_bucket is not None or (self._bucket is not None and self._needs_repair)
+
+    @property
+    def write_mark(self) -> WriteMark:
+        """What differs after each write to the bucket: see `WriteMark`. Needs no mutex."""
+        bucket = self.open_bucket
+        return WriteMark(False, self.used) if bucket is None else WriteMark(True, bucket.sequence)
 
     @property
     def path(self) -> Path:

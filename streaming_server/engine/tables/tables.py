@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from streaming_server.engine.backups.backup_cut import BackupCut
+    from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.table.table_partitions import PartitionStats
 
@@ -509,11 +510,13 @@ class Tables:
         """Returns all tables that can be used. Opens them, but none of their buckets."""
         return [self.table(each.name) for each in self.definitions()]
 
-    async def _cut(self, root: Path, left_out: dict[str, str]) -> BackupCut:
+    async def _cut(
+        self, root: Path, left_out: dict[str, str], before: Mapping[tuple[str, int], WriteMark]
+    ) -> BackupCut:
         """Takes one instant of all tables for a backup: see `CutTaker`."""
         async with self._ddl:
             left_out.update(self._catalog.unusable)
-            cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out)
+            cutter = CutTaker(root, self._executor, self.clock, self.transactions, left_out, before)
             return await cutter.take(self._all_tables())
 
     @property

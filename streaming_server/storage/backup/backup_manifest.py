@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from streaming_server.storage.backup.backup_store import BackupStore
 
@@ -90,6 +90,15 @@ class StoredTable:
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+    def of_buckets(self, numbers: Collection[int]) -> StoredTable:
+        """Returns the table with only some of its buckets."""
+        paths = tuple(f"buckets/{number:04}/" for number in numbers)
+        return replace(
+            self,
+            states={number: state for number, state in self.states.items() if number in numbers},
+            files=tuple(file for file in self.files if file.path.startswith(paths)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the stored form."""

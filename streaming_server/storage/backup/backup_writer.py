@@ -7,6 +7,7 @@ import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -70,10 +71,20 @@ class BackupWriter:
         """
         files = _files_of(table)
         large = [path for path in files if path.suffix == _TABLE_FILE or path.stat().st_size > _SMALL_BYTES]
-        small = [path for path in files if path not in set(large)]
+        others = (path for path in files if path not in set(large))
+        small = [list(of_bucket) for _, of_bucket in groupby(others, key=lambda path: path.parent)]
         with ThreadPoolExecutor(_AT_ONCE, "backup") as threads:
             copied = list(threads.map(lambda path: self._copy(path, table, incarnation), large))
-        return (*copied, *self._pack(small, table))
+            packed = list(threads.map(lambda paths: self._pack(paths, table), small))
+        return (*copied, *chain.from_iterable(packed))
+
+    def has_objects(self, backup: BackupManifest) -> bool:
+        """Whether the location has all objects of a backup."""
+        return all(self._objects.get(name) == size for name, size in backup.objects.items())
+
+    def reuse(self, files: Iterable[StoredFile]) -> None:
+        """Counts files that are as in an earlier backup."""
+        self.done_bytes += sum(file.size for file in files)
 
     def _copy(self, path: Path, table: Path, incarnation: str) -> StoredFile:
         self._check()
@@ -88,7 +99,7 @@ class BackupWriter:
         return known
 
     def _pack(self, paths: Iterable[Path], table: Path) -> list[StoredFile]:
-        """Stores small files in one object, because an object store takes as long for a small one as for a large."""
+        """Stores the small files of a bucket in one object, because a small object takes as long as a large one."""
         pack, files = io.BytesIO(), []
         for path in paths:
             content = path.read_bytes()
@@ -98,7 +109,8 @@ class BackupWriter:
         if files:
             self._check()
             self._put(name, pack.getvalue(), pack.tell())
-            self.done_bytes += pack.tell()
+            with self._lock:
+                self.done_bytes += pack.tell()
         return [
             StoredFile(
                 path=path,

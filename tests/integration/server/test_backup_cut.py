@@ -28,7 +28,7 @@ async def test_an_instant_that_would_pause_writers_for_too_long_is_given_up_and_
         live = [tables.table(name) for name in ("test.a", "test.b")]
 
         def taker(name: str) -> CutTaker:
-            return CutTaker(tmp_path / name, live[0].state.executor, tables.clock, tables.transactions, {})
+            return CutTaker(tmp_path / name, live[0].state.executor, tables.clock, tables.transactions, {}, {})
 
         async with live[1].buckets[-1].mutex:
             with pytest.raises(Unavailable, match="paused writers"):

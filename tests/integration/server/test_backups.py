@@ -77,6 +77,32 @@ def test_unchanged_files_are_not_stored_again(tmp_path: Path) -> None:
     assert verify(store, store.manifests()) == {backup_id: [] for backup_id in store.manifests()}
 
 
+def test_buckets_without_writes_are_taken_from_the_backup_before(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "backups", "--set", "bucket_idle_seconds=0.05") as client:
+        table = create_scores(client, buckets=4, indexes=[["score"]])
+        first = client.create_backup()
+        wait_until(lambda: client.server_stats().open_buckets == 0, "the buckets were closed")
+        table.upsert([{"player": "p1", "score": 77}])
+        client.create_backup()
+        again = client.create_backup()
+        assert again.new_bytes == 0
+        assert again.done_bytes == again.total_bytes >= first.total_bytes
+        store, manifest = latest(tmp_path / "backups")
+        lost = next(iter(manifest.objects))
+        store.remove_object(lost)
+        mended = client.create_backup()
+        assert mended.new_bytes > 0
+    store, manifest = latest(tmp_path / "backups")
+    assert verify(store, [manifest.backup_id]) == {manifest.backup_id: []}
+    assert sorted(manifest.tables[0].states) == [0, 1, 2, 3]
+    restore_all(store, plan_backup(manifest), tmp_path / "restored")
+    with serving(tmp_path / "restored") as client:
+        table = client.table("game.scores")
+        assert table.count() == 1000
+        assert table.get("p1") == {"player": "p1", "score": 77}
+        assert all(bucket.is_consistent for bucket in client.check_table("game.scores"))
+
+
 def test_buckets_that_are_closed_or_were_never_used_are_backed_up(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as client:
         create_scores(client, "game.closed")
