@@ -16,7 +16,7 @@ from benchmarks.server import BenchmarkServer
 from benchmarks.workloads.base_tables import create_filled_table
 from streaming_server.engine.backups.restore import restore_all
 from streaming_server.engine.backups.restore_plan import plan_backup
-from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+from streaming_server.storage.backup.backup_manifest import read_manifest
 from streaming_server.storage.backup.backup_store import BackupStore
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def run(bench: Bench) -> Result:
             client.table("bench.backed_up").upsert(next(t4.batches(1000, 1000)))
             first, again = _back_up(client), _back_up(client)
         unchanged.append(again / first)
-        manifest = read_manifest(store := BackupStore(str(location)), find_backup(store, "latest"))
+        store = BackupStore(str(location))
+        manifest = read_manifest(store, store.manifests()[0])
         pauses.append(manifest.pause_micros / 1000)
         progress(f"  run {number + 1} of {bench.runs}: {first:.2f} s, {again:.3f} s when nothing has changed")
     copying: list[float] = []

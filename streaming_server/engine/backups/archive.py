@@ -8,7 +8,6 @@ entries, writers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import shutil
@@ -16,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
 
 from scankv.model.errors import BackupFailed, ScanKvError
 from streaming_server.engine.tasks.background import Background, repeat
@@ -450,7 +451,7 @@ class _DataWriter:
             size=len(content),
             data=archived_name(self.segment_id, self._number),
             offset=len(self._content),
-            sha256=hashlib.sha256(content).hexdigest(),
+            checksum=xxhash.xxh3_128_hexdigest(content),
         )
         self._content += content
         return piece

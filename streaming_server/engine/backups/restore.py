@@ -299,7 +299,7 @@ class _Restore:
         return state
 
     def _read_piece(self, piece: LogPiece) -> bytes:
-        return self._store.read_archived(piece.data, piece.offset, piece.size, piece.sha256)
+        return self._store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
 
     @staticmethod
     def _write_consumers(table: StoredTable, definition: TableDefinition, draft: Path) -> None:

@@ -31,7 +31,7 @@ class LogPiece:
         size: Its bytes.
         data: The data of the archive that contains it.
         offset: Where it begins in the data.
-        sha256: The SHA-256 of its content.
+        checksum: The XXH3 checksum of its content with 128 bits.
     """
 
     log: int
@@ -39,7 +39,7 @@ class LogPiece:
     size: int
     data: str
     offset: int
-    sha256: str
+    checksum: str
 
     @property
     def end(self) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import xxhash
 from pyarrow import fs
 
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError, UsageError
@@ -194,7 +195,7 @@ class BackupStore:
         """Stores data of a segment durably."""
         self._put(f"{_ARCHIVE}/{name}", content)
 
-    def read_archived(self, name: str, offset: int, size: int, sha256: str) -> bytes:
+    def read_archived(self, name: str, offset: int, size: int, checksum: str) -> bytes:
         """Returns a part of the data of a segment. Raises DataLoss if it is missing or differs."""
         path = f"{_ARCHIVE}/{name}"
         try:
@@ -204,7 +205,7 @@ class BackupStore:
             raise DataLoss(f"the file {path} in {self.location} is missing") from error
         except (OSError, pa.ArrowException) as error:
             raise self._failure(error) from error
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if xxhash.xxh3_128_hexdigest(content) != checksum:
             raise DataLoss(f"the file {path} in {self.location} is damaged: its content differs")
         return content
 

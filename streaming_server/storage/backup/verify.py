@@ -97,7 +97,7 @@ def verify_archive(store: BackupStore, *, quick: bool = False) -> list[str]:
         for piece in segment.pieces:
             try:
                 if sizes.get(piece.data) == segment.data[piece.data]:
-                    store.read_archived(piece.data, piece.offset, piece.size, piece.sha256)
+                    store.read_archived(piece.data, piece.offset, piece.size, piece.checksum)
             except DataLoss as error:
                 problems.append(error.message)
     return problems
