@@ -16,7 +16,7 @@ from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain, require_extra, run_async
 from scankv.cli.show import show_json, show_table, stderr_console
-from scankv.model.errors import UsageError
+from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from streaming_server.engine.backups.offline_check import CheckedPart
@@ -35,6 +35,13 @@ def check(
             show_default=False,
         ),
     ] = None,
+    recover: Annotated[
+        bool,
+        typer.Option(
+            "--recover",
+            help="With --offline DIR: restore what can be restored of the damaged parts. What is replaced is kept.",
+        ),
+    ] = False,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -44,12 +51,15 @@ def check(
     cannot be read.
 
     With --offline, also changelogs, columnar bases, snapshots, consumers and transactions are checked, and each problem
-    is shown with what to do about it. Nothing in the directory is changed.
+    is shown with what to do about it. Nothing in the directory is changed, unless --recover is given: then each damaged
+    part is restored as far as possible, and what is lost is shown. Prefer a backup if you have one.
     """
+    if recover and offline is None:
+        raise UsageError("--recover needs --offline DIR: it works on a data directory that no server uses")
     if offline is not None:
         if table is not None:
             raise UsageError("--offline checks all tables of the directory: leave out the table")
-        _check_offline(offline, json=json)
+        _check_offline(offline, recover=recover, json=json)
         return
     checked: dict[str, list[BucketCheck]] = {}
     with open_client(url) as client:
@@ -77,10 +87,12 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def _check_offline(directory: Path, *, json: bool) -> None:
+def _check_offline(directory: Path, *, recover: bool, json: bool) -> None:
     with require_extra("server"):
         from streaming_server.engine.backups.offline_check import OfflineCheck
     if (directory / "manifests").is_dir():
+        if recover:
+            raise UsageError(f"{directory} is a location of backups: restore one of them with `scankv backup restore`")
         verify(str(directory), json=json)
         return
     check = OfflineCheck(directory)
@@ -95,13 +107,16 @@ def _check_offline(directory: Path, *, json: bool) -> None:
                     status.update(f"checked {part.table} {part.part}")
         return found
 
+    recovered: dict[str, str] = {}
     try:
         found = run_async(run())
+        if recover:
+            recovered = dict(_recover(part) for part in found if part.problem)
     finally:
         check.close()
     problems = [part for part in found if part.problem]
     if json:
-        show_json([asdict(part) for part in found])
+        show_json([_offline_summary(part, recovered) for part in found])
     else:
         show_table(
             ["table", "part", "count", "result"],
@@ -112,9 +127,34 @@ def _check_offline(directory: Path, *, json: bool) -> None:
             f"{_number(len(problems), 'problem') if problems else 'all consistent'}"
         )
     for part in problems:
-        complain(f"{part.table} {part.part}: {part.problem}. To do: {part.advice}".strip())
-    if problems:
+        outcome = f"Recovered: {recovered[_name(part)]}" if recovered.get(_name(part)) else f"To do: {part.advice}"
+        complain(f"{_name(part)}: {part.problem}. {outcome}")
+    if not all(recovered.get(_name(part)) for part in problems):
         raise typer.Exit(FAILED)
+
+
+def _recover(part: CheckedPart) -> tuple[str, str]:
+    """Recovers a part. Returns its name and what was done; empty: nothing."""
+    try:
+        return _name(part), "" if part.recover is None else part.recover()
+    except (ScanKvError, OSError) as error:
+        complain(f"{_name(part)} cannot be recovered: {error}")
+        return _name(part), ""
+
+
+def _name(part: CheckedPart) -> str:
+    return f"{part.table} {part.part}".strip()
+
+
+def _offline_summary(part: CheckedPart, recovered: dict[str, str]) -> dict[str, object]:
+    return {
+        "table": part.table,
+        "part": part.part,
+        "count": part.count,
+        "problem": part.problem,
+        "advice": part.advice,
+        "recovered": recovered.get(_name(part), ""),
+    }
 
 
 @contextmanager

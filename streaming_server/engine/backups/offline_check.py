@@ -1,6 +1,6 @@
-"""Checks a complete data directory that no server uses, and says what to do about what is wrong. Changes nothing in it.
+"""Checks a complete data directory that no server uses, and says what to do about what is wrong.
 
-Every row, index entry and change is decoded, every checksum is verified, and counts are compared.
+Only `CheckedPart.recover` changes anything in it. Every row, index entry and change is decoded, every checksum is verified, and counts are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InternalError, ScanKvError
 from streaming_server.clock import ServerClock
+from streaming_server.engine.backups.recovery import Recovery
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
@@ -50,6 +51,7 @@ class CheckedPart:
         count: How many rows, changes, records or files were read.
         problem: What is wrong. Empty: nothing.
         advice: What to do about it.
+        recover: Restores what can be restored, and returns what it has done, for people. None: nothing can be restored.
     """
 
     table: str = ""
@@ -57,6 +59,7 @@ class CheckedPart:
     count: int = 0
     problem: str = ""
     advice: str = ""
+    recover: Callable[[], str] | None = None
 
 
 class OfflineCheck:
@@ -76,10 +79,14 @@ class OfflineCheck:
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=_CACHE_BYTES, write_buffer_bytes=_CACHE_BYTES, files_per_store=64
         )
+        self._recovery = Recovery(data, self._resources, self._clock)
 
     async def run(self) -> AsyncIterator[CheckedPart]:
         """Checks one part after another, and yields each when it is done."""
-        yield _found("clock", partial(_count_file, self._directory.path / "clock.json"), _CLOCK)
+        clock = self._directory.path / "clock.json"
+        yield _found(
+            "clock", partial(_count_file, clock), _CLOCK, recover=self._removal(clock, "service time begins at zero")
+        )
         yield _found("transaction log", self._read_transaction_log, _TRANSACTION_LOG)
         for token in list_tokens(self._directory.transactions):
             staged = StagingDirectory(self._directory.transactions, token)
@@ -107,6 +114,7 @@ class OfflineCheck:
                     partial(_read_base, base, definition.name),
                     "remove its directory: the server builds it again",
                     definition.name,
+                    recover=self._removal(base, "the server builds it again"),
                 )
         for view in sorted((path / "snapshots").glob("*")):
             yield _found(
@@ -114,6 +122,7 @@ class OfflineCheck:
                 partial(self._read_view, ViewDirectory(path, view.name)),
                 "release its snapshots: they cannot be read",
                 definition.name,
+                recover=self._removal(view, "its snapshots are gone"),
             )
         for consumer, record in ConsumerDirectory(path).read():
             problem = record.message if isinstance(record, DataLoss) else ""
@@ -123,7 +132,11 @@ class OfflineCheck:
                 count=1,
                 problem=problem,
                 advice="reset the consumer: `scankv consumers reset`" if problem else "",
+                recover=self._removal(path / "consumers" / f"{consumer}.json", "the consumer is gone"),
             )
+
+    def _removal(self, path: Path, consequence: str) -> Callable[[], str]:
+        return partial(self._recovery.remove, path, consequence)
 
     async def _check_bucket(self, definition: TableDefinition, number: int, path: Path) -> AsyncIterator[CheckedPart]:
         location = f"bucket {number}"
@@ -131,7 +144,13 @@ class OfflineCheck:
             # A bucket has no files before it is first used.
             lost = _durable_changes(path.with_suffix(".durable"))
             problem = f"its files are missing, and it had {lost:,} changes" if lost else ""
-            yield CheckedPart(table=definition.name, part=location, problem=problem, advice=_RESTORE if problem else "")
+            yield CheckedPart(
+                table=definition.name,
+                part=location,
+                problem=problem,
+                advice=_RESTORE if problem else "",
+                recover=partial(self._recovery.forget_bucket, path, lost),
+            )
             return
         try:
             bucket = Bucket(
@@ -143,7 +162,13 @@ class OfflineCheck:
                 read_only=_READ_ONLY,
             )
         except ScanKvError as error:
-            yield CheckedPart(table=definition.name, part=location, problem=error.message, advice=_RESTORE)
+            yield CheckedPart(
+                table=definition.name,
+                part=location,
+                problem=error.message,
+                advice=_RESTORE,
+                recover=partial(self._recovery.reopen_bucket, path, definition),
+            )
             return
         try:
             findings = await BucketChecker(number, bucket, TableCodec.of(definition), lambda error: error).run()
@@ -163,6 +188,7 @@ class OfflineCheck:
                     count=index.entries,
                     problem=problem,
                     advice="drop the index and add it again: `scankv index`" if problem else "",
+                    recover=partial(self._recovery.drop_index, path, definition, index.columns),
                 )
             yield _found(f"metadata of {location}", bucket.check_metadata, _RESTORE, definition.name)
             yield _found(
@@ -203,14 +229,17 @@ _TRANSACTION_LOG: Final = (
 _STAGED: Final = "if it was committed, give it up: `scankv transactions give-up`"
 
 
-def _found(part: str, read: Callable[[], int], advice: str, table: str = "") -> CheckedPart:
+def _found(
+    part: str, read: Callable[[], int], advice: str, table: str = "", recover: Callable[[], str] | None = None
+) -> CheckedPart:
     """Reads a part, and reports the damage that reading it raises."""
     try:
         return CheckedPart(table=table, part=part, count=read())
     except ScanKvError as error:
-        return CheckedPart(table=table, part=part, problem=error.message, advice=advice)
+        problem = error.message
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return CheckedPart(table=table, part=part, problem=f"it cannot be read: {error!r}", advice=advice)
+        problem = f"it cannot be read: {error!r}"
+    return CheckedPart(table=table, part=part, problem=problem, advice=advice, recover=recover)
 
 
 def _count_parts(staged: StagingDirectory) -> int:

@@ -176,7 +176,8 @@ class RocksStore:
     concurrently with both. A `read_only` store is a checkpoint, which never changes, or a bucket on a full disk; it
     takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
     `DiskFull` when no space is left, `DiskFailed` when the disk is read-only or reports an error, `ServerBusy` when too
-    many files are open, `InternalError` for anything else.
+    many files are open, `InternalError` for anything else. A store that is opened `point_in_time` drops what
+    comes after damage in its write-ahead log.
 
     Attributes:
         location: The name of the store in errors.
@@ -188,7 +189,14 @@ class RocksStore:
     """
 
     def __init__(
-        self, path: Path, location: str, *, compression: str, resources: RocksResources, read_only: bool = False
+        self,
+        path: Path,
+        location: str,
+        *,
+        compression: str,
+        resources: RocksResources,
+        read_only: bool = False,
+        point_in_time: bool = False,
     ) -> None:
         self.location = location
         self.is_read_only = read_only
@@ -200,6 +208,8 @@ class RocksStore:
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
+        if point_in_time:
+            options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
         row_options = _options(compression, resources, filtered=self._has_filter)
         self._alias: ReadOnlyAlias | None = None
         try:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import sync
+from aio_client import PositionOutOfRange, StartFrom, StopAt, sync
+from streaming_server.storage.rocks.store import RocksResources, RocksStore
 from tests.support.command_line import CommandLine
 from tests.support.prepared import flip
 from tests.support.server_process import ServerProcess
@@ -129,3 +130,97 @@ def test_a_directory_in_use_and_a_wrong_one_are_refused(prepared: Path, tmp_path
     (tmp_path / "foreign").mkdir()
     assert "not a ScanKV data directory" in scankv.fails("check", "--offline", str(tmp_path / "foreign"))
     assert "leave out the table" in scankv.fails("check", "a.full", "--offline", str(data))
+
+
+def recover(data: Path, code: int = 0) -> list[dict[str, Any]]:
+    found = scankv("check", "--offline", str(data), "--recover", "--json", code=code).json
+    return [each for each in found if each["problem"]]
+
+
+RECOVERED = ["clock", "bucket 0", "consumer job", "snapshot view"]
+
+
+@pytest.mark.parametrize("part", RECOVERED)
+def test_what_can_be_done_without_is_set_aside(prepared: Path, tmp_path: Path, part: str) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    rows = {each["part"]: each["count"] for each in check(data) if each["table"] == "a.full"}
+    before = digests(data)
+    DAMAGES[part](data)
+    problems = recover(data)
+    assert all(each["recovered"] for each in problems)
+    assert not [each for each in check(data) if each["problem"]]
+    if part != "bucket 0":
+        # Everything else is as it was, and the damaged file is kept.
+        kept = {path.name for path in (data / "damaged").rglob("*")}
+        gone = {path for path in before if not (data / path).exists()}
+        assert {path.rpartition("/")[2] for path in gone} <= kept
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        lost = rows["bucket 0"] if part == "bucket 0" else 0
+        assert client.table("a.full").count() == 2001 - lost
+        assert client.table("a.full").upsert([{"k": 5000, "v": 1}]).rows == 1
+        assert all(bucket.is_consistent for bucket in client.check_table("a.full"))
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the end"])
+def test_a_damaged_write_ahead_log_is_replayed_up_to_the_damage(tmp_path: Path, damage: str) -> None:
+    data = tmp_path / "data"
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        table = client.create_table("a.b", SCHEMA, primary_key=["k"], buckets=1, indexes=["v"])
+        for number in range(100):
+            table.upsert([{"k": number, "v": number}])
+        offsets = table.log_offsets()
+        server.kill()
+    (log,) = [path for path in (data / "tables/a/b/buckets/0000").glob("*.log") if path.stat().st_size]
+    if damage == "a byte":
+        flip(log, log.stat().st_size // 2)
+    else:
+        log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    content = log.read_bytes()
+    (problem,) = recover(data)
+    assert "acknowledged changes are lost" in problem["recovered"]
+    lost = int(problem["recovered"].split()[0])
+    assert 30 < lost < 70
+    assert not [each for each in check(data) if each["problem"]]
+    assert content in [path.read_bytes() for path in (data / "damaged").rglob("*.log")]
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        table = client.table("a.b")
+        rows = sorted(table.scan().to_arrow()["k"].to_pylist())
+        assert rows == list(range(100 - lost))
+        assert all(bucket.is_consistent for bucket in client.check_table("a.b"))
+        table.upsert([{"k": number, "v": -number} for number in range(100)])
+        # A position after the lost changes does not mean others.
+        with pytest.raises(PositionOutOfRange):
+            table.changes(StartFrom.offsets(offsets), StopAt.LATEST).to_arrow()
+
+
+def test_an_index_that_differs_is_built_again(prepared: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    resources = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
+    store = RocksStore(_table(data) / "buckets" / "0000", "bucket", compression="lz4", resources=resources)
+    batch = store.batch()
+    batch.delete_entry_range(b"", b"\xff" * 20)
+    store.write(batch)
+    batch.release()  # It keeps the lock of the store.
+    store.close()
+    (problem,) = recover(data)
+    assert (problem["part"], problem["recovered"]) == ("index (v) of bucket 0", "the server builds it again")
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        wait_until(
+            lambda: all(each.ready for bucket in client.check_table("a.full") for each in bucket.indexes), "built again"
+        )
+        assert all(bucket.is_consistent for bucket in client.check_table("a.full"))
+
+
+def test_what_cannot_be_recovered_is_left_as_it_is(prepared: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    DAMAGES["definition"](data)
+    next((_table(data).parent / "log" / "buckets" / "0000").glob("*.sst")).unlink()
+    before = {path: digest for path, digest in digests(data / "tables").items() if not path.endswith(("LOG", "LOCK"))}
+    problems = recover(data, code=1)
+    assert len(problems) == 2
+    assert not any(each["recovered"] for each in problems)
+    assert digests(data / "tables").items() >= before.items()
+    assert "needs --offline" in scankv.fails("check", "--recover")
