@@ -1,6 +1,7 @@
 """Checks a complete data directory that no server uses, and says what to do about what is wrong.
 
-Only `CheckedPart.recover` changes anything in it. Every row, index entry and change is decoded, every checksum is verified, and counts are compared.
+Every row, index entry and change is decoded, every checksum is verified, and counts are compared. Only
+`CheckedPart.recover` changes anything.
 """
 
 from __future__ import annotations
