@@ -23,11 +23,12 @@ NOTHING: Final = "a unary call that does nothing"
 GET: Final = "get"
 LOOKUP: Final = "lookup of 1,000 keys"
 UPSERT: Final = "upsert of one row"
+APPEND: Final = "append of one row"
 AGGREGATE: Final = "aggregate upsert of 40 rows"
 TRANSACTION: Final = "the same in a transaction"
 
 _LOOKUP_KEYS: Final = 1000
-_TABLE, _AGGREGATES_TABLE = "bench.few_rows", "bench.few_aggregates"
+_TABLE, _LOG_TABLE, _AGGREGATES_TABLE = "bench.few_rows", "bench.few_events", "bench.few_aggregates"
 _AGGREGATE_BUCKETS: Final = 4
 _AGGREGATE_ROWS: Final = 40
 _AGGREGATE_KEYS: Final = 4000
@@ -121,6 +122,7 @@ class FewRowsCaller:
         self._table = await self._client.create_table(_TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
         for batch in t4.batches(self._rows, _LOAD_ROWS):
             await self._table.upsert(batch)
+        self._events = await self._client.create_table(_LOG_TABLE, t4.SCHEMA, primary_key=[], buckets=t4.BUCKETS)
         self._aggregates = await self._client.create_table(
             _AGGREGATES_TABLE,
             _AGGREGATE_SCHEMA,
@@ -136,6 +138,7 @@ class FewRowsCaller:
             GET: self._get,
             LOOKUP: self._lookup,
             UPSERT: self._upsert,
+            APPEND: self._append,
             AGGREGATE: self._upsert_aggregates,
             TRANSACTION: self._write_transaction,
         }
@@ -176,10 +179,15 @@ class FewRowsCaller:
             raise RuntimeError(f"lookup must return {_LOOKUP_KEYS:,} rows, not {found.num_rows:,}")
 
     async def _upsert(self) -> None:
+        await self._table.upsert([self._row()])
+
+    async def _append(self) -> None:
+        await self._events.append([self._row()])
+
+    def _row(self) -> dict[str, Any]:
         self._written += 1
         # The amounts differ, since an update that changes nothing is not an update.
-        row = {**self._template, "id": self._random.randrange(self._rows), "amount": -float(self._written)}
-        await self._table.upsert([row])
+        return {**self._template, "id": self._random.randrange(self._rows), "amount": -float(self._written)}
 
     async def _upsert_aggregates(self) -> None:
         await self._aggregates.upsert(self._aggregate_rows())

@@ -99,7 +99,7 @@ class TransactionPart:
             RequestTooLarge: The transaction would stage more than the server allows.
             UsageError: An earlier write of this transaction was not answered.
         """
-        if columns is None and mode == "merge":
+        if columns is None and mode == "merge" and table._handle.shape.has_key:
             python_rows = table._handle.python_rows
             batch = python_rows.to_batch(data)
             if batch is not None:

@@ -1332,6 +1332,7 @@ class Table(Blocking):
         values into one bucket; otherwise requests go to the buckets by turns, and large ones to several in contiguous
         pieces. Rows that one thread appends after each other are in this order within a bucket.
 
+        Concurrent calls with one row share requests, as for `upsert`, and stay in the order in which they were made.
         Values are cast and checked, requests are cut, and a request without an answer is repeated but applied only
         once, as for `upsert`. A call that is repeated by its caller appends its rows again: a `Writer` with an id, or a
         transaction with an id, makes that safe.

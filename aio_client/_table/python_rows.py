@@ -47,9 +47,7 @@ class PythonRows:
             (name, shape.defaults[name].as_py() if name in shape.defaults else None) for name in self._names
         ]
         self._row_type = pa.struct(list(shape.schema))
-        self.is_exact: Final = (
-            len(shape.key_schema) > 0 and has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
-        )
+        self.is_exact: Final = has_key_values(shape.key_schema.types) and None not in map(exact_class, types)
         # As the server decides it for `encoded_keys`.
         deletes = shape.description.options.get("delete_behavior", "default")
         self.can_delete: Final = self.is_exact and (

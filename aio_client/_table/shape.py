@@ -49,6 +49,11 @@ class TableShape:
             for id_, field in zip(self.description.column_ids, self.schema, strict=True)
         )
 
+    @property
+    def has_key(self) -> bool:
+        """Whether the table has a primary key."""
+        return len(self.key_schema) > 0
+
     def require_key(self, consequence: str) -> None:
         """Raises NoPrimaryKey, which states the consequence, if the table has no primary key."""
         require_key(self.name, self.key_schema.names, consequence)

@@ -116,12 +116,8 @@ class WriteMethods(TableMethods):
             ConnectionFailed: No answer came within the operation timeout.
         """
         is_plain = columns is None and mode == "merge" and if_version is None and not locks and track_changes
-        if self._takes_few and is_plain:
-            encoded = self._handle.python_rows.encode_rows(data)
-            if encoded is not None:
-                written = await self._write_few(self._row_writes.upsert, encoded)
-                if written is not None:
-                    return written
+        if is_plain and self._handle.shape.has_key and (written := await self._write_few_rows(data)) is not None:
+            return written
         # In a thread, because `data` may be a blocking stream, such as a scan of `scankv.sync`.
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._handle.build_for_shape(
@@ -136,6 +132,7 @@ class WriteMethods(TableMethods):
         values into one bucket; otherwise requests go to the buckets by turns, and large ones to several in contiguous
         pieces. Rows that one task appends after each other are in this order within a bucket.
 
+        Concurrent calls with one row share requests, as for `upsert`, and stay in the order in which they were made.
         Values are cast and checked, requests are cut, and a request without an answer is repeated but applied only
         once, as for `upsert`. A call that is repeated by its caller appends its rows again: a `Writer` with an id, or a
         transaction with an id, makes that safe.
@@ -155,6 +152,8 @@ class WriteMethods(TableMethods):
             RequestTooLarge: A row is larger than 16 MiB.
             ColumnLocked, LockLost, UsageError, ConnectionFailed: As for `upsert`.
         """
+        if not locks and not self._handle.shape.has_key and (written := await self._write_few_rows(data)) is not None:
+            return written
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, append=True))
         return await self._write(pieces, None, locks)
@@ -365,6 +364,11 @@ class WriteMethods(TableMethods):
     def _takes_few(self) -> bool:
         """Whether the server may take encoded rows."""
         return self._row_writes.are_usable and not self._handle.is_outdated
+
+    async def _write_few_rows(self, data: Data) -> WriteResult | None:
+        """Upserts or appends few rows. None: they must be sent as Arrow data."""
+        encoded = self._handle.python_rows.encode_rows(data) if self._takes_few else None
+        return None if encoded is None else await self._write_few(self._row_writes.upsert, encoded)
 
     async def _write_few(
         self, write: Callable[[EncodedRows], Awaitable[WriteResult]], encoded: Sequence[bytes]

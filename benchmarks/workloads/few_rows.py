@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.bench import Figure, Result, ResultTable
-from benchmarks.few_rows_caller import AGGREGATE, GET, NOTHING, TRANSACTION, UPSERT, CallCost, FewRowsCaller
+from benchmarks.few_rows_caller import AGGREGATE, APPEND, GET, NOTHING, TRANSACTION, UPSERT, CallCost, FewRowsCaller
 from benchmarks.measure import Spread, progress
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
@@ -36,8 +36,9 @@ class _Work(NamedTuple):
 _NOTHING: Final = _Work(NOTHING, 1, 0.2)
 _GET, _GET_64, _GET_256 = _Work(GET, 1, 0.15), _Work(GET, 64, 0.25), _Work(GET, 256, 0.25)
 _UPSERT, _UPSERT_64 = _Work(UPSERT, 1, 0.2), _Work(UPSERT, 64, 0.25)
+_APPEND, _APPEND_64 = _Work(APPEND, 1, 0.2), _Work(APPEND, 64, 0.25)
 _AGGREGATE, _TRANSACTION = _Work(AGGREGATE, 1, 0.25), _Work(TRANSACTION, 1, 0.25)
-_ALL: Final = (_NOTHING, _GET, _GET_64, _GET_256, _UPSERT, _UPSERT_64, _AGGREGATE, _TRANSACTION)
+_ALL: Final = (_NOTHING, _GET, _GET_64, _GET_256, _UPSERT, _UPSERT_64, _APPEND, _APPEND_64, _AGGREGATE, _TRANSACTION)
 
 
 class FewRowsRounds:
@@ -50,10 +51,10 @@ class FewRowsRounds:
         """Returns the spread of a value of one kind of work."""
         return Spread.of(median(value(costs[work]) for costs in slices) for slices in self._rounds)
 
-    def ratios(self, work: _Work, value: Callable[[CallCost], float]) -> Spread:
-        """Returns the spread of the ratios to the same value of calls that do nothing, in the same slice."""
+    def ratios(self, work: _Work, value: Callable[[CallCost], float], reference: _Work = _NOTHING) -> Spread:
+        """Returns the spread of the ratios to the same value of other calls in the same slice."""
         return Spread.of(
-            median(value(costs[work]) / value(costs[_NOTHING]) for costs in slices) for slices in self._rounds
+            median(value(costs[work]) / value(costs[reference]) for costs in slices) for slices in self._rounds
         )
 
     def latency(self, work: _Work) -> Spread:
@@ -92,9 +93,10 @@ def run(bench: Bench) -> Result:
             "is the median of the calls of a slice. Processor time is that of client and server, including what the "
             "server does in the background.",
             f"Gets and one-row upserts are of random keys among {rows:,} rows of T4, in one bucket. An upsert takes a "
-            "dictionary and always changes a value. The 40 rows are a list of dictionaries with random keys among "
-            "4,000 rows in 4 buckets of an aggregate table (last_value, sum, count, max) with indexes on two columns, "
-            "which change in every row. All writes are durable when the call returns.",
+            "dictionary and always changes a value. Appends are of the same rows, to a table without a key. The 40 "
+            "rows are a list of dictionaries with random keys among 4,000 rows in 4 buckets of an aggregate table "
+            "(last_value, sum, count, max) with indexes on two columns, which change in every row. All writes are "
+            "durable when the call returns.",
         ],
     )
 
@@ -139,6 +141,20 @@ def _figures(found: FewRowsRounds) -> list[Figure]:
         times("upsert_latency", f"{upsert}: latency", found.latency(_UPSERT)),
         times("upsert_cpu", "the same: processor time of both sides", found.cpu(_UPSERT), at_most=3),
         times("upserts_64", "durable upserts of one row per second, 64 callers", found.rate(_UPSERT_64), at_least=6),
+        *(
+            Figure(
+                name=name,
+                work=f"durable appends of one row per second to a table without a key, {callers}",
+                against="as many upserts",
+                unit="ratio",
+                spread=found.ratios(work, lambda cost: cost.rate, reference),
+                at_least=1,
+            )
+            for name, callers, work, reference in (
+                ("append_vs_upsert_1", "one after another", _APPEND, _UPSERT),
+                ("append_vs_upsert_64", "64 callers", _APPEND_64, _UPSERT_64),
+            )
+        ),
         times("aggregate_40_cpu", f"{rows_40}: processor time of both sides", found.cpu(_AGGREGATE), at_most=6),
         times("transaction_40_cpu", "the same in a transaction", found.cpu(_TRANSACTION), at_most=12),
     ]

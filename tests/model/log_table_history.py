@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from aio_client import ConnectionFailed, StartFrom, StopAt
+from aio_client import ConnectionFailed, SchemaMismatch, StartFrom, StopAt
 from scankv.v1 import write_pb2
 from tests.support.tables import ipc_stream
 
@@ -54,8 +55,16 @@ class LogTableHistory:
 
     async def step(self) -> None:
         """Does something at random."""
-        appends = [self._append, self._write, self._commit, self._abort, self._repeat, self._alter]
-        await self.random.choices(appends, [6, 2, 3, 1, 3, 1 if self._added < 3 else 0])[0]()
+        appends = [
+            self._append,
+            self._append_at_once,
+            self._write,
+            self._commit,
+            self._abort,
+            self._repeat,
+            self._alter,
+        ]
+        await self.random.choices(appends, [4, 3, 2, 3, 1, 3, 1 if self._added < 3 else 0])[0]()
 
     def _new_rows(self, most: int = 60) -> list[dict[str, Any]]:
         count = self.random.choice([1, 1, 2, 7, most])
@@ -72,6 +81,16 @@ class LogTableHistory:
     async def _append(self) -> None:
         rows = self._new_rows(most=self.random.choice([60, 9000]))
         await self.table.append(rows)
+        self._record(rows)
+
+    async def _append_at_once(self) -> None:
+        """Appends rows by concurrent calls, which share requests, next to calls that are refused."""
+        rows = self._new_rows()
+        refused = {**rows[0], "id": None}
+        calls = [self.table.append([each]) for row in rows for each in (row, refused)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert not [each for each in results[::2] if isinstance(each, BaseException)]
+        assert all(isinstance(each, SchemaMismatch) for each in results[1::2])
         self._record(rows)
 
     async def _write(self) -> None:
@@ -99,9 +118,12 @@ class LogTableHistory:
         """Sends one request of an anonymous writer several times, as after lost answers."""
         rows = self._new_rows()
         request = write_pb2.UpsertRequest(table=self.table.name)
-        names = self.table.schema.names
-        batch = pa.RecordBatch.from_pylist([{name: row.get(name) for name in names} for row in rows], self.table.schema)
-        request.rows = ipc_stream(self.table.schema, batch)
+        if self.random.random() < 0.5:
+            request.encoded_rows.extend(self.table._handle.python_rows.encode_rows(rows) or [])
+            request.table_incarnation = self.table._handle.shape.description.incarnation
+            request.independent = self.random.random() < 0.5
+        else:
+            request.rows = ipc_stream(self.table.schema, pa.RecordBatch.from_pylist(rows, self.table.schema))
         request.writer.id, request.writer.sequence = "repeating", self._sequence
         self._sequence += 1
         transport = self.table._handle.transport

@@ -20,12 +20,18 @@ from streaming_server.storage.rows.conversion import convert_written
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from streaming_server.engine.functions.function import Mask
     from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.single_rows import Values
     from streaming_server.storage.rows.table_codec import TableCodec
 
 _PIECE_ROWS: Final = MAX_CHANGES_PER_RECORD
 """A request is spread over buckets in pieces of at least so many rows, which fill a record."""
+
+_FEW_ROWS: Final = 128
+_FEW_BYTES: Final = 64 * 1024
 _NOTHING: Final = FewBytes()
 
 
@@ -37,16 +43,18 @@ class AppendedRows:
         bucket: The number of the bucket.
         codec: The codec of the table.
         batch: The rows.
+        keys: The number of each row in its request, ascending.
     """
 
     bucket: int
     codec: RowCodec
     batch: pa.RecordBatch
+    keys: Sequence[int]
 
     @property
-    def keys(self) -> range:
-        """One number for each row."""
-        return range(self.batch.num_rows)
+    def are_few(self) -> bool:
+        """Whether the rows are written in less time than a change of threads takes."""
+        return len(self.keys) <= _FEW_ROWS and bool(self.batch.nbytes <= _FEW_BYTES)
 
     @property
     def key_array(self) -> pa.BinaryArray:
@@ -74,11 +82,12 @@ class AppendedRows:
 
     def slice(self, start: int, rows: int) -> AppendedRows:
         """Returns at most `rows` rows from position `start` on."""
-        return replace(self, batch=self.batch.slice(start, rows))
+        return replace(self, batch=self.batch.slice(start, rows), keys=self.keys[start : start + rows])
 
     def where(self, mask: Mask) -> AppendedRows:
         """Returns some of the rows."""
-        return replace(self, batch=self.batch.filter(pa.array(mask)))
+        keys = [self.keys[place] for place in np.flatnonzero(mask).tolist()]
+        return replace(self, batch=self.batch.filter(pa.array(mask)), keys=keys)
 
     def by_key(self) -> AppendedRows:
         """Returns the same rows: their order is that of the request."""
@@ -89,7 +98,7 @@ class AppendedRows:
         if codec is self.codec:
             return self
         rows = convert_written(self.batch, self.codec.definition.schema, codec.definition.schema)
-        return AppendedRows(self.bucket, codec, rows)
+        return replace(self, codec=codec, batch=rows)
 
     def change(self) -> BucketChange:
         """Returns what appending the rows does to their bucket."""
@@ -128,15 +137,35 @@ def prepare_append(rows: pa.RecordBatch, codec: TableCodec, turn: int) -> list[A
     if definition.bucket_key:
         by_bucket = rows_by_bucket(codec.keys.buckets_of_rows(rows))
         if len(by_bucket) == 1:
-            return [AppendedRows(by_bucket[0][0], codec.rows, rows)]
-        return [AppendedRows(number, codec.rows, rows.take(pa.array(places))) for number, places in by_bucket]
-    pieces = max(1, min(definition.buckets, rows.num_rows // _PIECE_ROWS))
+            return [AppendedRows(by_bucket[0][0], codec.rows, rows, range(rows.num_rows))]
+        return [
+            AppendedRows(number, codec.rows, rows.take(pa.array(places)), places.tolist())
+            for number, places in by_bucket
+        ]
+    count = definition.buckets
+    pieces = max(1, min(count, rows.num_rows // _PIECE_ROWS))
     bounds = [rows.num_rows * number // pieces for number in range(pieces + 1)]
     parts = [
-        AppendedRows((turn + number) % definition.buckets, codec.rows, rows.slice(start, end - start))
+        AppendedRows(
+            (turn + number) % definition.buckets, codec.rows, rows.slice(start, end - start), range(start, end)
+        )
         for number, (start, end) in enumerate(pairwise(bounds))
     ]
     return sorted(parts, key=lambda part: part.bucket)
+
+
+def append_few(
+    rows: Sequence[tuple[int, Values]], codec: TableCodec, turn: int
+) -> tuple[list[AppendedRows], dict[int, tuple[int, int]]]:
+    """Splits few checked rows, given with their numbers in the request, by bucket, as `prepare_append`.
+
+    Returns:
+        The rows of each bucket; and by its number, the bucket of each row and its place among the rows of that bucket.
+    """
+    assert codec.single is not None
+    parts = prepare_append(codec.single.to_batch([values for _, values in rows]), codec, turn)
+    places = {rows[key][0]: (part.bucket, place) for part in parts for place, key in enumerate(part.keys)}
+    return parts, places
 
 
 def turn_of(data: bytes, writer: str | None = None, sequence: int = 0) -> int:

@@ -59,6 +59,11 @@ class FewRows:
     ends: tuple[int, ...] = ()
 
     @property
+    def are_few(self) -> bool:
+        """Whether the rows are written in less time than a change of threads takes. Always."""
+        return True
+
+    @property
     def columns(self) -> None:
         """The columns of a partial write, of which this is none."""
         return None

@@ -58,6 +58,11 @@ class PreparedRows:
         return keys
 
     @property
+    def are_few(self) -> bool:
+        """Whether the rows are written in less time than a change of threads takes. Few rows are `FewRows`."""
+        return False
+
+    @property
     def merges(self) -> bool:
         """Whether the rows have to be merged."""
         return self.written is not None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, ScanKvError, TransactionConflict
-from streaming_server.engine.merging.few_rows import FewRows
 from streaming_server.engine.merging.step import restate
 from streaming_server.engine.transactions.net_rows import MergedTransactionRows
 from streaming_server.engine.transactions.staged_rows import read_staged_rows
@@ -103,8 +102,7 @@ class Verification:
 
 async def _merge(rows: StagedRows, net: dict[LiveBucket, MergedTransactionRows]) -> None:
     # Few rows of all buckets are merged in one thread, because the change of threads takes as long as the merge.
-    are_few = all(isinstance(part, FewRows) for part in rows.parts)
-    for parts in [rows.parts] if are_few else [[part] for part in rows.parts]:
+    for parts in [rows.parts] if all(part.are_few for part in rows.parts) else [[part] for part in rows.parts]:
         await _merge_parts(rows.table, parts, net)
 
 

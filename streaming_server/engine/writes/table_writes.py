@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.changes.log_offsets import check_incarnation
-from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
+from scankv.model.errors import InvalidKey, InvalidRequest, RequestTooLarge, ScanKvError
 from scankv.model.limits import MAX_ENCODED_ROWS, MAX_KEY_BYTES
 from scankv.model.tables.columns import CHANGE_TYPE
 from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.merging.appended_rows import prepare_append, turn_of
+from streaming_server.engine.merging.appended_rows import append_few, prepare_append, turn_of
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.merging.preparing import (
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 
 _SHORT_ROW: Final = MAX_KEY_BYTES // 4
-"""Rows of so many bytes have entries in every index: each byte takes at most two there, and a column 32 more."""
+"""Rows of so many bytes have entries in every index, and a bucket key: each byte takes at most two there, and a column
+32 more."""
 
 
 _QUICK_ROWS: Final = 64
@@ -159,20 +160,26 @@ class TableWrites:
         read = partial(self._read_few, data, codec, deletes=deletes, checks_entries=not independent)
         is_quick = len(data) <= _QUICK_ROWS and sum(map(len, data)) <= _QUICK_BYTES
         rows, errors = read() if is_quick else await self._table.executor.run(read)
-        buckets = [0] * len(data)
-        for number, key, _ in rows:
-            buckets[number] = codec.keys.bucket_of(key)
         scope = WriteScope(
             table=self._table,
             merger=lambda: self.merger,
             admit=partial(self.locks.admit, None, preconditions.column_locks),
         )
+        if errors and not independent:
+            raise errors[min(errors)]
+        parts: Sequence[BucketRows]
+        if not codec.definition.has_key:
+            turn = _turn_of(b"".join(data), preconditions.identity)
+            parts, places = append_few([(number, values) for number, _, values in rows], codec, turn)
+        elif independent:
+            parts, places = group_independent(rows, codec, deletes=deletes)
+        else:
+            parts, places = group_few(((key, values) for _, key, values in rows), codec, deletes=deletes), {}
+        buckets = [0] * len(data)
+        for number, key, _ in rows:
+            buckets[number] = places[number][0] if number in places else codec.keys.bucket_of(key)
         if not independent:
-            if errors:
-                raise errors[min(errors)]
-            parts = group_few(((key, values) for _, key, values in rows), codec, deletes=deletes)
             return FewWritten(buckets, await WriteOperation(parts, preconditions, scope).run(), {})
-        parts, places = group_independent(rows, codec, deletes=deletes)
         written = await WriteOperation(parts, preconditions, scope, independent=True).run_separately()
         for number, (bucket, place) in places.items():
             refusal = written.refusals.get((bucket, place))
@@ -188,7 +195,8 @@ class TableWrites:
     ) -> tuple[list[tuple[int, bytes, Values]], dict[int, ScanKvError]]:
         """Returns the rows with their numbers and encoded keys, and the errors of those that cannot be read.
 
-        With `checks_entries`, rows that replace others must have entries in all indexes.
+        With `checks_entries`, rows that replace others must have entries in all indexes. Rows to append must have a
+        bucket.
         """
         single, definition = codec.single, codec.definition
         if deletes:
@@ -202,14 +210,16 @@ class TableWrites:
                 f"table {definition.name} does not delete every row: send the keys as Arrow data",
                 option="encoded_keys",
             )
-        checks_entries = checks_entries and bool(codec.indexes) and not deletes and replaces_rows(definition)
+        checks_long = not definition.has_key or (
+            checks_entries and bool(codec.indexes) and not deletes and replaces_rows(definition)
+        )
         errors: dict[int, ScanKvError] = {}
         rows: list[tuple[int, bytes, Values]] = []
         for number, each in enumerate(data):
             try:
                 key, values = (each, single.read_key(each, number)) if deletes else single.read(each, number)
-                if checks_entries and len(each) > _SHORT_ROW:
-                    _check_entries(single.to_batch([values]), codec, number)
+                if checks_long and len(each) > _SHORT_ROW:
+                    _check_long(single.to_batch([values]), codec, number)
             except ScanKvError as error:
                 errors[number] = error
             else:
@@ -358,8 +368,11 @@ def _check_append(
                 f"row {row} must have +I in {CHANGE_TYPE}, or leave the column out: rows are appended"
             )
     rows = current_rows(batch.select(range(len(asked))), definition, schema_id, kind)
-    turn = turn_of(data) if identity is None else turn_of(data, identity.writer, identity.sequence)
-    return batch.num_rows, prepare_append(rows, codec, turn)
+    return batch.num_rows, prepare_append(rows, codec, _turn_of(data, identity))
+
+
+def _turn_of(data: bytes, identity: WriteIdentity | None) -> int:
+    return turn_of(data) if identity is None else turn_of(data, identity.writer, identity.sequence)
 
 
 def _check_schema_id(definition: TableDefinition, schema_id: int) -> None:
@@ -376,9 +389,17 @@ def _renumber(error: ScanKvError, number: int) -> ScanKvError:
     return renumbered
 
 
-def _check_entries(row: pa.RecordBatch, codec: TableCodec, number: int) -> None:
-    """Raises RequestTooLarge if a row, which has this number in its request, is too long for an index."""
+def _check_long(row: pa.RecordBatch, codec: TableCodec, number: int) -> None:
+    """Raises an error if a row, which has this number in its request, is too long for an index or for the bucket key.
+
+    Raises:
+        RequestTooLarge: Its columns of an index are too long.
+        InvalidKey: Its bucket key is too long.
+    """
     try:
-        prepare(row, codec, keys_only=False)
-    except RequestTooLarge as error:
+        if codec.definition.has_key:
+            prepare(row, codec, keys_only=False)
+        else:
+            prepare_append(row, codec, turn=0)
+    except (RequestTooLarge, InvalidKey) as error:
         raise _renumber(error, number) from error

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError, WriteConflict
 from streaming_server.engine.bucket.locking import lock_buckets
-from streaming_server.engine.merging.few_rows import FewRows
 from streaming_server.engine.merging.step import restate
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
@@ -158,7 +157,7 @@ class WriteOperation:
     @property
     def _are_few(self) -> bool:
         """Whether the request has few rows of several buckets."""
-        return len(self._parts) > 1 and all(isinstance(part, FewRows) for part in self._parts)
+        return len(self._parts) > 1 and all(part.are_few for part in self._parts)
 
     async def _apply_together(self, opened: Sequence[tuple[LiveBucket, Bucket]]) -> None:
         """Applies the first step in every bucket, all in one thread: a change of threads takes as long as few rows.
@@ -246,7 +245,7 @@ class WriteOperation:
 
     async def _write_bucket(self, part: BucketRows) -> None:
         live, complete = self._live(part), False
-        if isinstance(part, FewRows) and part.bucket not in self._done and part.bucket not in self._failures:
+        if part.are_few and part.bucket not in self._done and part.bucket not in self._failures:
             await live.shared_steps.apply(partial(self._prepare_shared, live, part))
         failure = self._failures.pop(part.bucket, None)
         if failure is not None:

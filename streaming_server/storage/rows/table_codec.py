@@ -40,7 +40,7 @@ class TableCodec:
     @classmethod
     def of(cls, definition: TableDefinition) -> TableCodec:
         indexes = {index.id: IndexCodec(definition, index) for index in definition.indexes}
-        single = SingleRowCodec(definition) if definition.has_key and has_single_rows(definition) else None
+        single = SingleRowCodec(definition) if has_single_rows(definition) else None
         return cls(RowCodec(definition), KeyEncoder(definition), indexes, single)
 
     def single_entries(self) -> list[tuple[int, SingleEntries]]:

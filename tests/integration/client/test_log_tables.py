@@ -309,7 +309,7 @@ async def test_what_needs_a_key_is_refused(client: Client, name: str, call: str)
 async def test_what_needs_a_key_is_refused_in_a_transaction(client: Client, name: str, call: str) -> None:
     table = await made(client, name)
     transaction = await client.transaction()
-    arguments = {"upsert": [rows(0, 1)], "retract": [rows(0, 1)], "delete_all": []}.get(call, [1])
+    arguments = {"upsert": [[{"id": 1}]], "retract": [rows(0, 1)], "delete_all": []}.get(call, [1])
     with pytest.raises(NoPrimaryKey, match=f"table {name} has no primary key: "):
         await getattr(transaction, call)(table, *arguments)
     await transaction.abort()

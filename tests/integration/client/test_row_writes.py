@@ -32,7 +32,7 @@ from tests.support.examples import FACTOR
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from aio_client import Table
+    from aio_client import Table, WriteResult
     from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.asyncio
@@ -41,6 +41,14 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 NAMES = ("a", "b\0", "\U0001f600")
 SHARED = 4
 """The numbers of keys below this are written by all tasks, the others by one task each."""
+
+
+keys = pytest.mark.parametrize("key", [["k"], []], ids=["upserts", "appends"])
+
+
+async def put(table: Table, rows: list[dict[str, Any]]) -> WriteResult:
+    """Upserts rows, or appends them to a table without a primary key."""
+    return await (table.upsert(rows) if table.primary_key else table.append(rows))
 
 
 async def history(table: Table) -> list[dict[str, Any]]:
@@ -263,15 +271,35 @@ async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
     assert all(bucket.is_consistent for bucket in await client.check_table(name))
 
 
-async def test_offsets_are_those_of_the_buckets_that_the_call_has_written(client: Client, name: str) -> None:
-    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=5)
-    results = await asyncio.gather(*(table.upsert([{"k": key, "v": key}]) for key in range(40)))
+@keys
+@pytest.mark.parametrize("bucket_key", [[], ["k"]])
+async def test_offsets_are_those_of_the_buckets_that_the_call_has_written(
+    client: Client, name: str, key: list[str], bucket_key: list[str]
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=key, bucket_key=bucket_key, buckets=5)
+    results = await asyncio.gather(*(put(table, [{"k": number, "v": number}]) for number in range(40)))
     places = {row["k"]: (row["_bucket"], row["_log_offset"]) for row in await history(table)}
-    for key, result in enumerate(results):
+    for number, result in enumerate(results):
         (bucket, offset), *others = result.log_offsets.items()
-        assert not others
-        assert places[key][0] == bucket
-        assert places[key][1] < offset
+        assert (result.rows, others) == (1, [])
+        assert places[number][0] == bucket
+        assert places[number][1] < offset
+
+
+@pytest.mark.parametrize("bucket_key", [[], ["k"]])
+async def test_concurrent_appends_share_requests_and_keep_the_order_of_the_calls(
+    client: Client, name: str, bucket_key: list[str]
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=[], bucket_key=bucket_key, buckets=2)
+    await asyncio.gather(*(table.append([{"k": number % 3, "v": number}]) for number in range(200)))
+    changes = await history(table)
+    assert sorted(change["v"] for change in changes) == list(range(200))
+    for place in range(3) if bucket_key else range(2):
+        column = "k" if bucket_key else "_bucket"
+        order = [change["v"] for change in changes if change[column] == place]
+        assert order == sorted(order)
+    # The rows of one request in a bucket have one commit time.
+    assert len({(change["_bucket"], change["_commit_timestamp"]) for change in changes}) <= 20
 
 
 async def test_rows_of_older_shapes_are_written_whatever_was_added(client: Client, name: str) -> None:
@@ -323,18 +351,19 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(client: Clie
         assert all(rows[key] == turns for key in range(10) if key != given_up)
 
 
+@keys
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 async def test_calls_are_applied_once_wherever_the_connection_breaks(
-    shared_server: ServerProcess, client: Client, name: str, direction: Any
+    shared_server: ServerProcess, client: Client, name: str, key: list[str], direction: Any
 ) -> None:
-    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, row_deduplicate=False)
+    table = await client.create_table(name, SCHEMA, primary_key=key, buckets=3, row_deduplicate=False)
     async with FaultProxy(shared_server.url) as proxy, connect(proxy.address) as cut:
         own = await cut.table(name)
-        await own.upsert([{"k": -1, "v": 0}])
+        await put(own, [{"k": -1, "v": 0}])
         for turn in range(10 * FACTOR):
             proxy.apply(Fault("reset", after_bytes=25 * turn + 1, direction=direction))
-            calls = [own.upsert([{"k": key, "v": 10 * turn + key}]) for key in range(8)]
-            bad = own.upsert([{"k": 5, "v": "text"}])
+            calls = [put(own, [{"k": number, "v": 10 * turn + number}]) for number in range(8)]
+            bad = put(own, [{"k": 5, "v": "text"}])
             *results, refused = await asyncio.gather(*calls, bad, return_exceptions=True)
             assert isinstance(refused, SchemaMismatch)
             assert not [result for result in results if isinstance(result, BaseException)]
@@ -342,17 +371,22 @@ async def test_calls_are_applied_once_wherever_the_connection_breaks(
     assert sorted(found) == sorted([(-1, 0), *((k, 10 * turn + k) for k in range(8) for turn in range(10 * FACTOR))])
 
 
-async def test_calls_are_applied_once_when_the_server_is_killed(server: ServerProcess, name: str) -> None:
+@keys
+async def test_calls_are_applied_once_when_the_server_is_killed(
+    server: ServerProcess, name: str, key: list[str]
+) -> None:
     rounds, kills = 40, (60, 150)
     async with connect(server.url) as client:
-        table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, row_deduplicate=False)
+        table = await client.create_table(
+            name, SCHEMA, primary_key=key, bucket_key=["k"], buckets=3, row_deduplicate=False
+        )
         reached = {count: asyncio.Event() for count in kills}
         written = 0
 
-        async def write(key: int) -> None:
+        async def write(number: int) -> None:
             nonlocal written
             for v in range(rounds):
-                await table.upsert([{"k": key, "v": v}])
+                await put(table, [{"k": number, "v": v}])
                 written += 1
                 if written in reached:
                     reached[written].set()
@@ -365,8 +399,8 @@ async def test_calls_are_applied_once_when_the_server_is_killed(server: ServerPr
 
         await asyncio.gather(kill(), *map(write, range(6)))
         changes = [row for row in await history(table) if row["_change_type"] != "-U"]
-        for key in range(6):
-            assert [row["v"] for row in changes if row["k"] == key] == list(range(rounds))
+        for number in range(6):
+            assert [row["v"] for row in changes if row["k"] == number] == list(range(rounds))
         assert all(bucket.is_consistent for bucket in await client.check_table(name))
 
 

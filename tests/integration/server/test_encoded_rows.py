@@ -59,6 +59,14 @@ def table(shared_server: ServerProcess, wire: Wire) -> Iterator[Table]:
         yield client.table(name)
 
 
+@pytest.fixture(params=[["k"], []], ids=["upserts", "appends"])
+def either(request: pytest.FixtureRequest, shared_server: ServerProcess) -> Iterator[Table]:
+    """A table with a primary key, and one without, whose bucket key is the same column."""
+    with connect(shared_server.url) as client:
+        name = f"server.e{uuid.uuid4().hex}"
+        yield client.create_table(name, SCHEMA, primary_key=request.param, bucket_key=["k"], buckets=3)
+
+
 def incarnation(wire: Wire, table: Table) -> str:
     return wire.tables.GetTable(table_pb2.GetTableRequest(name=table.name)).table.incarnation
 
@@ -124,21 +132,21 @@ def bad_rows() -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("what", bad_rows())
-def test_a_bad_row_is_refused_and_its_neighbours_are_written(wire: Wire, table: Table, what: str) -> None:
+def test_a_bad_row_is_refused_and_its_neighbours_are_written(wire: Wire, either: Table, what: str) -> None:
     bad, reason = bad_rows()[what]
-    response = wire.writes.Upsert(upsert(wire, table, [encode("a"), bad, encode("b")]))
+    response = wire.writes.Upsert(upsert(wire, either, [encode("a"), bad, encode("b")]))
     assert refused(response) == {1: reason}
     assert response.rows == 2
     assert len(response.buckets) == 3
-    assert keys_of(table) == ["a", "b"]
+    assert keys_of(either) == ["a", "b"]
 
 
 @pytest.mark.parametrize("what", bad_rows())
-def test_a_bad_row_refuses_all_rows_of_its_call(wire: Wire, table: Table, what: str) -> None:
+def test_a_bad_row_refuses_all_rows_of_its_call(wire: Wire, either: Table, what: str) -> None:
     bad, reason = bad_rows()[what]
-    request = upsert(wire, table, [encode("a"), bad, encode("b")], independent=False)
+    request = upsert(wire, either, [encode("a"), bad, encode("b")], independent=False)
     assert refusal(wire.writes.Upsert, request).reason == reason
-    assert keys_of(table) == []
+    assert keys_of(either) == []
 
 
 def test_rows_of_odd_bytes_are_stored_as_the_values_that_they_have(wire: Wire, table: Table) -> None:
@@ -233,23 +241,26 @@ def test_a_table_incarnation_that_would_not_be_checked_is_refused(wire: Wire, ta
     assert keys_of(table) == []
 
 
-def test_too_many_rows_are_refused(wire: Wire, table: Table) -> None:
+def test_too_many_rows_are_refused(wire: Wire, either: Table) -> None:
     rows = [encode(str(number)) for number in range(MAX_ENCODED_ROWS + 1)]
-    assert refusal(wire.writes.Upsert, upsert(wire, table, rows)).reason == "REQUEST_TOO_LARGE"
-    assert keys_of(table) == []
-    assert wire.writes.Upsert(upsert(wire, table, rows[1:])).rows == MAX_ENCODED_ROWS
+    assert refusal(wire.writes.Upsert, upsert(wire, either, rows)).reason == "REQUEST_TOO_LARGE"
+    assert keys_of(either) == []
+    assert wire.writes.Upsert(upsert(wire, either, rows[1:])).rows == MAX_ENCODED_ROWS
 
 
-def test_a_repeated_request_has_the_same_failures(wire: Wire, table: Table) -> None:
+def test_a_repeated_request_has_the_same_failures(wire: Wire, either: Table) -> None:
     bad = [bad for bad, _ in list(bad_rows().values())[:-1]]
-    request = upsert(wire, table, [encode("a", text="1"), *bad, encode("b")])
+    request = upsert(wire, either, [encode("a", text="1"), *bad, encode("b")])
     request.writer.id = "w"
     first = wire.writes.Upsert(request)
-    table.upsert([{"k": "a", "must": 2}])
+    if either.primary_key:
+        either.upsert([{"k": "a", "must": 2}])
     again = wire.writes.Upsert(request)
     assert refused(first) == refused(again)
     assert (first.log_offsets, first.buckets) == (again.log_offsets, again.buckets)
-    assert table.get("a")["must"] == 2  # type: ignore[index]
+    assert keys_of(either) == ["a", "b"]
+    if either.primary_key:
+        assert either.get("a")["must"] == 2  # type: ignore[index]
 
 
 def test_rows_too_long_for_an_index_are_refused(wire: Wire, shared_server: ServerProcess) -> None:

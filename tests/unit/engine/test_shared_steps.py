@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -50,6 +51,18 @@ async def add(table: LiveTable, writer: int, sequence: int, key: int, total: int
     conditions = WritePreconditions(identity=identity)
     row = single.encode((key, total))
     return await table.writes.write_few([row], conditions, deletes=False, independent=True)
+
+
+async def events(tables: Tables) -> LiveTable:
+    await tables.create("test.events", SUMS, primary_key=[], bucket_key=(), buckets=1, options={})
+    return tables.table("test.events")
+
+
+async def appended(table: LiveTable) -> Counter[int]:
+    """Returns how often each key is in a table without a primary key."""
+    bucket = await table.buckets[0].open()
+    records = bucket.log.read(0, bucket.state.log_offset, table.definition, max_changes=1 << 20, max_bytes=1 << 30)
+    return Counter(key for record in records for key in record.changes.rows["k"].to_pylist())
 
 
 async def totals_of(table: LiveTable) -> dict[int, int]:
@@ -144,3 +157,27 @@ async def test_a_request_that_is_repeated_while_it_waits_is_applied_once(tmp_pat
             # The first attempts have not ended when the repeated ones come.
             await asyncio.gather(*(add(table, writer % CLIENTS, sequence, 1, 1) for writer in range(2 * CLIENTS)))
             assert await totals_of(table) == {1: CLIENTS * (sequence + 1)}
+
+
+async def test_concurrent_appends_share_syncs_and_are_applied_once(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await events(tables)
+        await open_writers(table)
+        syncs = table.buckets[0].syncs
+        written = await asyncio.gather(*(add(table, writer, 1, 1 + writer, 1) for writer in range(CLIENTS)))
+        assert table.buckets[0].syncs - syncs <= 3
+        assert len({each.offsets[0] for each in written}) == CLIENTS
+        chance, rounds = random.Random(19), min(20 * FACTOR, 120)
+        for sequence in range(2, rounds + 2):
+            calls = [asyncio.create_task(add(table, writer, sequence, 1 + writer, 1)) for writer in range(CLIENTS)]
+            for _ in range(chance.randrange(40)):
+                await asyncio.sleep(0)
+            for call in chance.sample(calls, CLIENTS // 2):
+                call.cancel()
+            # Repeated while the first attempts may not have ended.
+            again = await asyncio.gather(*(add(table, writer, sequence, 1 + writer, 1) for writer in range(CLIENTS)))
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            for first, repeated in zip(outcomes, again, strict=True):
+                assert isinstance(first, asyncio.CancelledError) or first == repeated
+        assert await appended(table) == {0: CLIENTS} | {1 + writer: rounds + 1 for writer in range(CLIENTS)}
+        assert not table.buckets[0].mutex.locked()
