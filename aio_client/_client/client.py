@@ -95,7 +95,7 @@ class Client:
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
         aggregates: Mapping[str, Aggregator] | None = None,
-        **options: str | bool | int,
+        **options: str | bool | int | None,
     ) -> Table:
         """Creates a table. The table is durable when the call returns.
 
@@ -126,16 +126,15 @@ class Client:
             aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
-            **options: Table options by name: `merge_engine` ("last_row", "first_row", "versioned", "partial_update" or
-                "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
-                `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
-                the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
-                the keys of deleted rows; "input" has what was written, before it is merged; "none" has nothing, so the
-                table's changes cannot be read. If `changelog` is "upsert" or "none", a `last_row` table without an
-                index takes complete rows faster, because the server does not read the rows that they replace. In such a
-                table, writing an unchanged row and deleting a key without a row are changes like any other, and the
-                table does not keep its number of rows, so `count` reads the
-                rows.
+            **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
+                "versioned", "partial_update" or "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or
+                "retract"), `changelog`, `row_deduplicate`, `compression`, and the other options of the server.
+                `changelog` is what readers of the changes get: "full" has the rows before and after every change;
+                "upsert" has the rows after it, and the keys of deleted rows; "input" has what was written, before it is
+                merged; "none" has nothing, so the table's changes cannot be read. If `changelog` is "upsert" or "none",
+                a `last_row` table without an index takes complete rows faster, because the server does not read the
+                rows that they replace. In such a table, writing an unchanged row and deleting a key without a row are
+                changes like any other, and the table does not keep its number of rows, so `count` reads the rows.
 
         Returns:
             The new table.
@@ -158,7 +157,7 @@ class Client:
             primary_key=names_of(primary_key, "primary_key"),
             bucket_key=names_of(bucket_key, "bucket_key"),
             buckets=buckets or 0,
-            options={option: _option_text(value) for option, value in options.items()},
+            options={option: _option_text(value) for option, value in options.items() if value is not None},
             indexes=index_messages(indexes, "indexes"),
             partition_by=names_of(partition_by, "partition_by"),
             merging=merging_to_proto(merging),

@@ -92,7 +92,7 @@ class Client(BlockingClient):
         sequence_column: Names | None = None,
         sequence_groups: Mapping[Names, Names] | None = None,
         aggregates: Mapping[str, Aggregator] | None = None,
-        **options: str | bool | int,
+        **options: str | bool | int | None,
     ) -> Table:
         """Creates a table. The table is durable when the call returns.
 
@@ -123,16 +123,15 @@ class Client(BlockingClient):
             aggregates: The aggregate functions of columns: `{"total": agg.sum(), "worst": agg.max()}`. For
                 `merge_engine="aggregate"`, whose other columns keep the last value that is not null, and for columns in
                 sequence groups.
-            **options: Table options by name: `merge_engine` ("last_row", "first_row", "versioned", "partial_update" or
-                "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
-                `row_deduplicate`, `compression`, and the other options of the server. `changelog` is what readers of
-                the changes get: "full" has the rows before and after every change; "upsert" has the rows after it, and
-                the keys of deleted rows; "input" has what was written, before it is merged; "none" has nothing, so the
-                table's changes cannot be read. If `changelog` is "upsert" or "none", a `last_row` table without an
-                index takes complete rows faster, because the server does not read the rows that they replace. In such a
-                table, writing an unchanged row and deleting a key without a row are changes like any other, and the
-                table does not keep its number of rows, so `count` reads the
-                rows.
+            **options: Table options by name, None for the default: `merge_engine` ("last_row", "first_row",
+                "versioned", "partial_update" or "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or
+                "retract"), `changelog`, `row_deduplicate`, `compression`, and the other options of the server.
+                `changelog` is what readers of the changes get: "full" has the rows before and after every change;
+                "upsert" has the rows after it, and the keys of deleted rows; "input" has what was written, before it is
+                merged; "none" has nothing, so the table's changes cannot be read. If `changelog` is "upsert" or "none",
+                a `last_row` table without an index takes complete rows faster, because the server does not read the
+                rows that they replace. In such a table, writing an unchanged row and deleting a key without a row are
+                changes like any other, and the table does not keep its number of rows, so `count` reads the rows.
 
         Returns:
             The new table.

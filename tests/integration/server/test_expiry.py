@@ -346,6 +346,8 @@ async def test_bad_options_are_refused_with_what_is_allowed(tmp_path: Path) -> N
         ):
             with pytest.raises(InvalidOption, match=message):
                 await client.create_table("t.bad", SCHEMA, primary_key=["id"], **options)
+        by_write = await client.create_table("t.w", SCHEMA, primary_key=["id"], ttl_seconds=60, ttl_column=None)
+        assert by_write.options == {"ttl_seconds": "60"}
         table = await by_event_time(client)
         with pytest.raises(SchemaMismatch, match="rows expire by it"):
             await client.alter_table("t.events", drop_columns=["at"])
