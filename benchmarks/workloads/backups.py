@@ -12,6 +12,7 @@ from aio_client.sync import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result
 from benchmarks.measure import Spread, progress
+from benchmarks.proc import cpu_seconds
 from benchmarks.server import BenchmarkServer
 from benchmarks.workloads.base_tables import create_filled_table
 from streaming_server.engine.backups.restore import restore_all
@@ -52,9 +53,10 @@ def run(bench: Bench) -> Result:
         copying.append(copied / restored)
         shutil.rmtree(bench.directory / "restored")
         progress(f"  copied in {copied:.2f} s, restored in {restored:.2f} s")
-    archiving = [
-        _written(bench, number, archived=False) / _written(bench, number, archived=True) for number in range(bench.runs)
-    ]
+    archiving: list[float] = []
+    for number in range(bench.runs):
+        plain = _written(bench, number, archived=False)
+        archiving.append(_written(bench, number, archived=True) / plain)
     size = f"{manifest.bytes / 2**20:,.0f} MiB"
     return Result(
         figures=[
@@ -76,11 +78,11 @@ def run(bench: Bench) -> Result:
             ),
             Figure(
                 name="archive",
-                work=f"upsert {bench.rows:,} rows while they are archived every second, speed",
+                work=f"upsert {bench.rows:,} rows while they are archived every second, processor time of the server",
                 against="without an archive",
                 unit="ratio",
                 spread=Spread.of(archiving),
-                at_least=0.9,
+                at_most=1.3,
             ),
             Figure(
                 name="restore",
@@ -96,18 +98,18 @@ def run(bench: Bench) -> Result:
 
 
 def _written(bench: Bench, number: int, *, archived: bool) -> float:
-    """Returns how long upserts take, to a server that archives them or not."""
+    """Returns the processor time that upserts take in a server that archives them or not."""
     location, seconds = str(bench.directory / f"archive-{number}"), 1.0 if archived else 0.0
     data = bench.directory / "archived"
     with BenchmarkServer(data, backup_location=location, archive_every_seconds=seconds) as server:
         with connect(server.url) as client:
             client.create_backup()
-            started = time.perf_counter()
+            started, used = time.perf_counter(), cpu_seconds(server.pid)
             create_filled_table(client, bench.rows, "bench.archived", "off")
-            took = time.perf_counter() - started
+            took, used = time.perf_counter() - started, cpu_seconds(server.pid) - used
     shutil.rmtree(data)
-    progress(f"  {bench.rows:,} rows in {took:.2f} s, {'archived' if archived else 'not archived'}")
-    return took
+    progress(f"  {took:.2f} s, {used:.2f} s of processor time, {'archived' if archived else 'not archived'}")
+    return used
 
 
 def _back_up(client: Client) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from scankv.model.errors import BackupFailed, ScanKvError
+from scankv.model.errors import BackupFailed, DataLoss, ScanKvError
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.backup.archive_segment import (
     ArchiveSegment,
@@ -159,6 +159,8 @@ class Archive:
         self.reached_micros = 0
         self.failed = 0
         self._store: BackupStore | None = None
+        self._has_begun = False
+        self._segment: asyncio.Task[None] | None = None
         self._previous = ""
         self._positions: dict[_Place, _Position] = {}
         self._marks: dict[_Place, WriteMark] = {}
@@ -180,9 +182,11 @@ class Archive:
     async def close(self) -> None:
         """Archives what is left, as far as that succeeds, and ends."""
         await self._running.close()
-        if self._store is not None and not self._is_failing:
+        if self._segment is not None:
+            await asyncio.wait([self._segment])
+        if self._store is not None:
             try:
-                await self._look()
+                await self._archive()
             except Exception:
                 _log.exception("the last writes were not archived; the next start does that")
 
@@ -193,7 +197,7 @@ class Archive:
 
     def keep_logs(self, table: Path, incarnation: str) -> None:
         """Keeps the write-ahead logs of a table that is about to be removed, which is closed. Blocks."""
-        if self._store is None:
+        if not self._has_begun:
             return
         for bucket in sorted((table / "buckets").glob("[0-9]*[0-9]")):
             if bucket.is_dir():
@@ -208,7 +212,14 @@ class Archive:
         return self._trash / f"archive-{incarnation}"
 
     async def _look(self) -> None:
-        """Archives what was written since the last time."""
+        """Archives what was written since the last time. Runs to its end even if the caller is cancelled.
+
+        Otherwise, the thread of a cancelled caller could store a segment that the next one does not know.
+        """
+        self._segment = asyncio.create_task(self._archive())
+        await asyncio.shield(self._segment)
+
+    async def _archive(self) -> None:
         try:
             if self._store is None and not await self._begin():
                 return
@@ -220,6 +231,8 @@ class Archive:
                 _log.error("nothing can be archived, which is tried again: %s", error.message)
             self._is_failing = True
             self.failed += 1
+            # The segment may have been stored nevertheless, so what is archived is found out again.
+            self._store = None
             return
         self._is_failing = False
         await self._finish(capture, stored)
@@ -248,10 +261,14 @@ class Archive:
         for incarnation, why in capture.left_out.items() - self._left_out.items():
             _log.error("the archive lacks writes to %s: %s", self._name_of(incarnation), why)
         if any(place not in self._positions for place in capture.files if place[0] in capture.left_out):
-            # The archive continues with the next backup.
-            with suppress(BackupFailed):
-                self._create_backup()
+            self._begin_again("writes are missing")
         self._left_out = capture.left_out
+
+    def _begin_again(self, why: str) -> None:
+        """Creates a backup, from which the archive continues without a gap."""
+        _log.warning("the archive continues from a new backup: %s", why)
+        with suppress(BackupFailed):
+            self._create_backup()
 
     def _name_of(self, incarnation: str) -> str:
         definition = self._definitions.get(incarnation)
@@ -264,11 +281,13 @@ class Archive:
         if newest is None:
             self._changes.clear()
             return False
-        segments = await asyncio.to_thread(read_segments, store, newest.micros)
+        try:
+            segments = await asyncio.to_thread(read_segments, store, newest.micros)
+        except DataLoss as error:
+            self._begin_again(error.message)
+            return False
         if not segments and newest.micros < self._began_micros:
-            # The buckets may no longer have everything that was written since that backup.
-            with suppress(BackupFailed):
-                self._create_backup()
+            self._begin_again("the server may have run without it since the last backup")
             return False
         last = await asyncio.to_thread(store.segments)
         self._previous = last[-1] if last else ""
@@ -291,7 +310,7 @@ class Archive:
         ]
         known = {change.incarnation for change in self._changes}
         self._changes[:0] = [change for change in before if change.incarnation not in known]
-        self._store = store
+        self._store, self._has_begun = store, True
         return True
 
     async def _capture(self) -> _Capture:
@@ -439,29 +458,31 @@ class _DataWriter:
         self._store = store
         self.segment_id = segment_id
         self._number = 1
-        self._content = bytearray()
+        self._contents: list[bytes] = []
+        self._size = 0
 
     def add(self, log: int, start: int, content: bytes) -> LogPiece:
         """Adds a part of a file of a write-ahead log."""
-        if len(self._content) + len(content) > _DATA_BYTES:
+        if self._size + len(content) > _DATA_BYTES:
             self.flush()
         piece = LogPiece(
             log=log,
             start=start,
             size=len(content),
             data=archived_name(self.segment_id, self._number),
-            offset=len(self._content),
+            offset=self._size,
             checksum=xxhash.xxh3_128_hexdigest(content),
         )
-        self._content += content
+        self._contents.append(content)
+        self._size += len(content)
         return piece
 
     def flush(self) -> None:
         """Stores what was added."""
-        if self._content:
-            self._store.put_archived(archived_name(self.segment_id, self._number), bytes(self._content))
+        if self._contents:
+            self._store.put_archived(archived_name(self.segment_id, self._number), b"".join(self._contents))
             self._number += 1
-            self._content = bytearray()
+            self._contents, self._size = [], 0
 
 
 def _families(store: Path) -> tuple[str, ...]:

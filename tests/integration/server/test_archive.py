@@ -184,6 +184,21 @@ def test_after_a_run_without_the_archive_it_continues_from_a_new_backup(tmp_path
     assert [("the archive lacks writes" in each.why, each.rows) for each in result.tables] == [(True, 1)]
 
 
+def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: Path) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    with serving(data, store) as client:
+        client.create_table("t.t", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.table("t.t").upsert([{"k": 2, "v": 2}])
+        wait_archived(store)
+    flip(tmp_path / "backups" / "archive" / f"{store.segments()[-1]}.json", 60)
+    with serving(data, store) as client:
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_archived(store)
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
+
+
 def test_a_location_that_fails_for_a_while_loses_nothing(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     archive, away = tmp_path / "backups" / "archive", tmp_path / "away"
