@@ -38,6 +38,8 @@ async def test_a_kill_while_archiving_loses_no_acknowledged_row(tmp_path: Path, 
         async with connect(server.url) as client:
             await client.create_table("test.t", SCHEMA, primary_key=["k"], buckets=2)
             await client.create_backup()
+        # A server that dies before its first segment creates another backup.
+        await asyncio.to_thread(wait_archived, store)
         for point in POINTS * rounds:
             armed.write_text(point)
             async with connect(server.url, operation_timeout=2) as client:
