@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
+from scankv.model.errors import DataLoss
 from streaming_server.engine.bucket.base_record import BaseRecord
 from streaming_server.scan.columnar.base_view import BaseView
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scankv.model.keys.key_range import KeyRange
     from streaming_server.scan.columnar.delta import Delta, DeltaView
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 MAX_VIEWS_BYTES: Final = 64 << 20
 """The most memory for older states of the delta that running scans still read. Each state has its own sorted rows. If
 they take more, new scans read RocksDB."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class BaseSlot:
@@ -80,6 +87,40 @@ class BaseSlot:
         delta = self.delta
         kept = sum(view.nbytes for view in self._views)
         return kept if delta is None else max(kept, delta.nbytes)
+
+    def delete_ranges(self, ranges: Sequence[KeyRange], offset: int) -> None:
+        """Removes all rows of some key ranges, because the bucket has deleted them at once. Reads few keys of the base.
+
+        Args:
+            ranges: The ranges.
+            offset: The log offset of the bucket after the deletion.
+        """
+        if self.delta is None or not ranges:
+            return
+        self.delta.delete_ranges(ranges, offset)
+        if self.base is not None:
+            self.install(self.base, self.delta)
+
+    def install(self, base: ColumnarBase, delta: Delta) -> None:
+        """Makes scans read a base, without the ranges whose rows were deleted since. Reads few keys of it.
+
+        Args:
+            base: The base.
+            delta: All writes since.
+        """
+        try:
+            rest = base.without(delta.deleted_ranges)
+        except DataLoss as error:
+            _log.error("a columnar base is not read, and is built again: %s", error.message)
+            self.drop("it was damaged")
+            return
+        if base.info.rows and not rest.info.rows:
+            self.drop("all of its rows were deleted")
+            return
+        # Their rows take space until the next base, so they count as changes, which make it due.
+        deleted = base.info.rows - rest.info.rows
+        self.record.changed_bytes += base.info.disk_bytes * deleted // max(base.file_rows, 1)
+        self.base, self.delta = rest, delta
 
     def drop_unwanted(self) -> None:
         """Stops reading the base, if one exists, because the table has the option `columnar_base=off`."""

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.offsets import count_of
@@ -154,11 +155,12 @@ class BucketOpener:
         drop = self._definition().last_drop
         return drop is not None and bucket.state.last_drop != drop.number and bucket.is_writable
 
-    def drop_partitions(self, bucket: Bucket) -> None:
-        """Makes a bucket follow the last drop of partitions: see `Bucket.follow_drop`."""
+    def drop_partitions(self, bucket: Bucket) -> list[KeyRange]:
+        """Makes a bucket follow the last drop of partitions: see `Bucket.follow_drop`. Returns their key ranges."""
         definition = self._definition()
         assert definition.last_drop is not None
         bucket.follow_drop(definition.last_drop, definition)
+        return [KeyRange.under(prefix) for prefix in definition.last_drop.prefixes]
 
     @property
     def hold_owners(self) -> set[str]:

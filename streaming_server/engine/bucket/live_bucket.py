@@ -241,9 +241,16 @@ class LiveBucket:
             # change of the table's definition and this.
             await self.run(self._opener.set_changelog, self._bucket)
         if self._opener.has_dropped_partitions(self._bucket):
-            self.columnar.drop("partitions were dropped")
-            await self.run(self._opener.drop_partitions, self._bucket)
+            await self.run(self._drop_partitions, self._bucket)
         return self._bucket
+
+    def _drop_partitions(self, bucket: Bucket) -> None:
+        try:
+            ranges = self._opener.drop_partitions(bucket)
+        except BaseException:
+            self.columnar.drop("it may have rows of dropped partitions")
+            raise
+        self.columnar.delete_ranges(ranges, bucket.state.log_offset)
 
     @property
     def _needs_repair(self) -> bool:

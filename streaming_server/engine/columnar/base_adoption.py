@@ -123,7 +123,6 @@ async def _adopt(table: TableState, live: LiveBucket, state: BucketState, howeve
             return False
         replay = BaseReplay(table, live, base, Delta(info.log_offset, table.base_delta_bytes))
         if await replay.run():
-            record.adopt(info.disk_bytes, info.cut_millis)
             return True
         record.lost = "the base on disk could not be completed from the changelog"
     await table.executor.run(remove_all_bases, directory)

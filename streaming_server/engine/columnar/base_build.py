@@ -159,9 +159,9 @@ class BaseBuild:
         async with live.mutex:
             # Not if a write could not be added to the delta, or the previous base was found damaged.
             if live.columnar.delta is current and not delta.is_full:
-                live.columnar.base, live.columnar.delta = base, delta
                 live.columnar.record.adopt(base.info.disk_bytes, base.info.cut_millis)
                 live.columnar.record.changed_bytes -= changed
+                await self._share.run(live.columnar.install, base, delta)
         await self._share.run(_remove, self._directory, base.info.name)
         await self._share.rest()
 

@@ -41,7 +41,7 @@ class BucketNow:
         eager: Whether every bucket gets a base, of any size and without a scan that asks for it.
         rows: An upper bound of its rows.
         base_rows: The rows of its base. None: it has no base.
-        changes: The number of changes since the base.
+        changes: The number of changes since the base, with the rows of deleted ranges.
         delta_bytes: The memory of the delta.
         age_seconds: The time since the build of the base, or of the lost one, began.
     """

@@ -146,7 +146,9 @@ class BaseMaintenance(Background):
             # If the number of rows is not known, the number of changes is an upper bound.
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
-            changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
+            changes=0
+            if base is None
+            else bucket.state.count - count_of(base.info.log_offset) + base.file_rows - base.info.rows,
             delta_bytes=delta.nbytes if delta is not None else 0,
             age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
         )

@@ -69,8 +69,9 @@ class BaseReplay:
                     await self._live.run(self._read, end)
                     if not self._is_there(bucket):
                         return False
-                    slot = self._live.columnar
-                    slot.base, slot.delta = self._base, self._delta
+                    slot, info = self._live.columnar, self._base.info
+                    slot.record.adopt(info.disk_bytes, info.cut_millis)
+                    await self._live.run(slot.install, self._base, self._delta)
                     slot.record.changed_bytes += self._changed_bytes
                     return True
             async with self._live.maintenance:
@@ -104,7 +105,15 @@ class BaseReplay:
 
     def _step(self, end: int) -> None:
         definition = self._table.codec.definition
-        records = self._live.read_log(self._at, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
+        try:
+            records = self._live.read_log(self._at, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
+        except MarkerReached as reached:
+            marker = reached.record.marker
+            if not marker.is_deletion:
+                raise
+            self._at = reached.record.offset + len(marker)
+            self._delta.delete_ranges([marker.keys], self._at)
+            return
         for record in records:
             self._add(record)
 

@@ -172,9 +172,13 @@ class ViewPinner:
         )
 
     def _bases(self) -> dict[int, BaseView]:
-        """Returns the current bases of the buckets whose delta is small enough to be copied."""
+        """Returns the current bases of the buckets, if their files have no other rows and the delta can be copied."""
         views = {live.number: live.columnar.view() for live in self._buckets}
-        return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
+        return {
+            number: view
+            for number, view in views.items()
+            if view and view.base.info.rows == view.base.file_rows and view.delta.nbytes <= MAX_NET_BYTES
+        }
 
     async def _make_checkpoints(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
         """Makes the checkpoints. If cancelled, it ends at once; the current checkpoint ends later in its thread."""

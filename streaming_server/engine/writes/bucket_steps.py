@@ -106,10 +106,7 @@ def apply_change(
     except BaseException:
         live.columnar.drop("it may lack a failed write")
         raise
-    if change.delete_ranges:
-        # The delta has single keys only.
-        live.columnar.drop("the rows of a key range were deleted")
-        return
+    live.columnar.delete_ranges(change.delete_ranges, bucket.state.log_offset)
     _add_to_base(live, bucket, change)
 
 

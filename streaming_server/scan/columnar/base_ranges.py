@@ -260,7 +260,8 @@ class RowRanges:
                     rows, key, all_keys, times, EMPTY_DELTA, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end
                 )
             number = self._batch_of(first)
-            whole_batch = number if count == self._base.rows_in(number) else None
+            is_whole = count == self._base.rows_in(number) and self._base.has_message(number)
+            whole_batch = number if is_whole else None
             return RowRange(rows, key, all_keys, times, EMPTY_DELTA, 0, 0, None, end, whole_batch)
         kept = delta.values.is_valid().to_numpy(zero_copy_only=False) if delta.values.null_count else None
         merge = Merge.of(self._keys(first, count), delta.keys, kept)

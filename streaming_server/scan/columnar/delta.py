@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from streaming_server.arrays.sorted_merge import Merge, stable_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from scankv.model.keys.key_range import KeyRange
 
     Part: TypeAlias = "tuple[pa.BinaryArray, pa.BinaryArray]"
 
@@ -49,6 +51,17 @@ class MergedDelta:
         stop = len(self) if end is None else self.count_below(end)
         return self.slice(first, max(stop, first))
 
+    def without(self, ranges: Iterable[KeyRange]) -> MergedDelta:
+        """Returns the rows whose keys are in none of some ranges."""
+        kept = np.ones(len(self), np.bool_)
+        for keys in ranges:
+            first = 0 if keys.start is None else self.count_below(keys.start)
+            kept[first : len(self) if keys.end is None else self.count_below(keys.end)] = False
+        if kept.all():
+            return self
+        mask = pa.array(kept)
+        return MergedDelta(self.keys.filter(mask), self.values.filter(mask))
+
     def slice(self, first: int, stop: int) -> MergedDelta:
         """Returns the rows at the indices from `first` up to `stop`. Copies nothing."""
         return MergedDelta(self.keys[first:stop], self.values[first:stop])
@@ -80,11 +93,14 @@ class Delta:
         end: The log offset after the last change in the delta.
         is_full: Whether the writes exceeded `max_bytes`. A full delta holds nothing, and its base can no longer be
             used.
+        deleted_ranges: The ranges whose rows were deleted at once since the base. The delta has no rows for that: it
+            belongs to the base without these ranges.
     """
 
     def __init__(self, offset: int, max_bytes: int) -> None:
         self.offset = self.end = offset
         self.is_full = False
+        self.deleted_ranges: tuple[KeyRange, ...] = ()
         self._max_bytes = max_bytes
         self._view = DeltaView.of(EMPTY_DELTA)
         self._new = _PendingWrites()
@@ -120,6 +136,20 @@ class Delta:
         if self.nbytes > self._max_bytes:
             self.is_full = True
             self._view, self._new = DeltaView.of(EMPTY_DELTA), _PendingWrites()
+
+    def delete_ranges(self, ranges: Sequence[KeyRange], offset: int) -> None:
+        """Removes all rows in some ranges in microseconds, because the bucket has deleted its rows there.
+
+        Args:
+            ranges: The ranges.
+            offset: The log offset of the bucket after the deletion.
+        """
+        if self._fork is not None:
+            self._fork.delete_ranges(ranges, offset)
+        self.end = offset
+        self.deleted_ranges = (*self.deleted_ranges, *ranges)
+        if not self.is_full:
+            self._view = DeltaView(self.view(), (), self.nbytes, without=ranges)
 
     def view(self) -> DeltaView:
         """Returns a view of the current delta, which must not be full. Takes microseconds.
@@ -160,10 +190,14 @@ class DeltaView:
         parent: The previous view.
         parts: Keys and rows written since the previous view, in order.
         nbytes: Bytes of parent and parts.
+        without: The ranges whose rows in the previous view were deleted before these writes.
     """
 
-    def __init__(self, parent: DeltaView | None, parts: Sequence[Part], nbytes: int) -> None:
+    def __init__(
+        self, parent: DeltaView | None, parts: Sequence[Part], nbytes: int, without: Sequence[KeyRange] = ()
+    ) -> None:
         self._lock = Lock()
+        self._without = without
         self._pending: tuple[DeltaView, Sequence[Part]] | None = None if parent is None else (parent, parts)
         self._merged = EMPTY_DELTA
         self._nbytes = nbytes
@@ -208,13 +242,18 @@ class DeltaView:
             return self._merged
 
     def _merge_parts(self, parent: DeltaView, parts: Sequence[Part]) -> MergedDelta:
-        newest_first = [parts]
+        newest_first = [(self._without, parts)]
         # Skip intermediate views that were never merged, because no scan needs their rows.
         while (pending := parent._pending) is not None and not parent._lock.locked():
-            parent, parts = pending
-            newest_first.append(parts)
-        new = _newest_per_key([part for parts in reversed(newest_first) for part in parts])
-        return _merge_over(parent.merge(), new)
+            newest_first.append((parent._without, pending[1]))
+            parent = pending[0]
+        merged = parent.merge()
+        new: list[Part] = []
+        for without, parts in reversed(newest_first):
+            if without:
+                merged, new = _merge_over(merged, new).without(without), []
+            new += parts
+        return _merge_over(merged, new)
 
 
 class _PendingWrites:
@@ -281,7 +320,11 @@ def _newest_per_key(parts: Sequence[Part]) -> MergedDelta:
     return MergedDelta(keys.filter(last), values.take(order.filter(last)))
 
 
-def _merge_over(old: MergedDelta, new: MergedDelta) -> MergedDelta:
+def _merge_over(old: MergedDelta, parts: Sequence[Part]) -> MergedDelta:
+    """Returns old rows with the writes since, in write order."""
+    if not parts:
+        return old
+    new = _newest_per_key(parts)
     if not len(old):
         return new
     merge = Merge.of(old.keys, new.keys)

@@ -20,10 +20,13 @@ import base64
 import logging
 import re
 import shutil
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from bisect import bisect_left
+from copy import copy
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scankv.model.errors import DataLoss, NewerFormat
 from scankv.model.tables.expiry import WRITE_TIME
@@ -32,8 +35,10 @@ from streaming_server.storage.files.checked_json import read_checked_json
 from streaming_server.storage.files.formats import check_format, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from scankv.model.keys.key_range import KeyRange
 
 ROWS_FILE: Final = "rows.arrow"
 KEYS_FILE: Final = "keys.arrow"
@@ -169,6 +174,16 @@ class BaseManifest:
         )
 
 
+class _Part(NamedTuple):
+    """Consecutive rows of a batch in the files, with the encoded keys of the first and the last of them."""
+
+    batch: int
+    first: int
+    rows: int
+    first_key: bytes
+    last_key: bytes
+
+
 class ColumnarBase:
     """A columnar base, mapped into memory. Immutable and thread-safe.
 
@@ -187,8 +202,8 @@ class ColumnarBase:
     def __init__(self, path: Path, location: str, manifest: BaseManifest) -> None:
         self.path = path
         self.schema = manifest.schema
-        self.first_keys: Sequence[bytes] = [batch.first_key for batch in manifest.batches]
-        self.last_keys: Sequence[bytes] = [batch.last_key for batch in manifest.batches]
+        self.first_keys: Sequence[bytes]
+        self.last_keys: Sequence[bytes]
         self._counts = [batch.rows for batch in manifest.batches]
         self._keys_schema = KEYS_SCHEMA if manifest.time_restarts is None else TIMED_KEYS_SCHEMA
         self._rows = MappedFile(path / ROWS_FILE, location, manifest.files[ROWS_FILE])
@@ -208,6 +223,13 @@ class ColumnarBase:
             disk_bytes=(path / MANIFEST_FILE).stat().st_size + self._rows.size + self._keys.size + zones.size,
             time_restarts=manifest.time_restarts,
         )
+        self._parts: Sequence[_Part]
+        self._use(
+            [
+                _Part(number, 0, batch.rows, batch.first_key, batch.last_key)
+                for number, batch in enumerate(manifest.batches)
+            ]
+        )
 
     @classmethod
     def open(cls, path: Path, location: str) -> ColumnarBase:
@@ -226,42 +248,102 @@ class ColumnarBase:
         except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
             raise DataLoss(f"{location}: the columnar base {path} cannot be read: {error}") from error
 
+    def without(self, ranges: Iterable[KeyRange]) -> ColumnarBase:
+        """Returns the base without the rows in some ranges of keys, over the same files.
+
+        Raises:
+            DataLoss: The keys at an end of a range are damaged.
+        """
+        other = copy(self)
+        for keys in ranges:
+            other._use(other._parts_without(keys.start or b"", keys.end))
+        return other
+
+    def _parts_without(self, start: bytes, end: bytes | None) -> list[_Part]:
+        low = bisect_left(self.last_keys, start)
+        high = len(self) if end is None else bisect_left(self.first_keys, end)
+        rest = [*self._parts[:low]]
+        if low < high:
+            # Only the first and the last batch may have rows outside the range.
+            before = self._count_below(low, start)
+            if before:
+                part = self._parts[low]
+                rest.append(_Part(part.batch, part.first, before, part.first_key, self.keys(low)[before - 1].as_py()))
+            part = self._parts[high - 1]
+            after = part.rows if end is None else self._count_below(high - 1, end)
+            if after < part.rows:
+                key = self.keys(high - 1)[after].as_py()
+                rest.append(_Part(part.batch, part.first + after, part.rows - after, key, part.last_key))
+        return [*rest, *self._parts[max(low, high) :]]
+
+    def _count_below(self, number: int, key: bytes) -> int:
+        """Returns the number of rows of a batch with a lower key."""
+        if key <= self.first_keys[number]:
+            return 0
+        if key > self.last_keys[number]:
+            return self.rows_in(number)
+        return int(pc.search_sorted(self.keys(number), pa.scalar(key, pa.binary())).as_py())
+
+    def _use(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        self.first_keys = [part.first_key for part in parts]
+        self.last_keys = [part.last_key for part in parts]
+        self.info = replace(self.info, rows=sum(part.rows for part in parts))
+
+    @property
+    def file_rows(self) -> int:
+        """How many rows the files have. Those of deleted ranges are not in the base."""
+        return sum(self._counts)
+
     def __len__(self) -> int:
-        """Returns the number of batches."""
-        return len(self._counts)
+        """Returns the number of batches, of which some may be parts of those in the files."""
+        return len(self._parts)
 
     def rows_in(self, number: int) -> int:
         """Returns the number of rows of a batch."""
-        return self._counts[number]
+        return self._parts[number].rows
 
     def bytes_in(self, number: int) -> int:
         """Returns the bytes of the IPC message of a batch."""
-        return self._rows.bytes_in(number)
+        return self._rows.bytes_in(self._parts[number].batch)
 
     def batch(self, number: int) -> pa.RecordBatch:
         """Returns the rows of a batch, without a copy. Raises DataLoss when they are damaged."""
-        return self._rows.batch(number, self.schema, self._counts[number])
+        part = self._parts[number]
+        return self._rows.batch(part.batch, self.schema, self._counts[part.batch]).slice(part.first, part.rows)
 
     def keys(self, number: int) -> pa.BinaryArray:
         """Returns the encoded keys of a batch's rows, ascending, without a copy. Raises DataLoss for damage."""
-        return self._keys.batch(number, self._keys_schema, self._counts[number]).column(0)
+        return self._key_columns(number).column(0)
 
     def write_times(self, number: int) -> pa.TimestampArray:
         """Returns the times of the last write of a batch's rows, as `keys`. Only if the base has them."""
-        return self._keys.batch(number, self._keys_schema, self._counts[number]).column(1)
+        return self._key_columns(number).column(1)
+
+    def _key_columns(self, number: int) -> pa.RecordBatch:
+        part = self._parts[number]
+        return self._keys.batch(part.batch, self._keys_schema, self._counts[part.batch]).slice(part.first, part.rows)
+
+    def has_message(self, number: int) -> bool:
+        """Whether a batch is a complete batch of the files, for `message` and `crc32c`."""
+        part = self._parts[number]
+        return part.rows == self._counts[part.batch]
 
     def message(self, number: int) -> pa.Buffer:
         """Returns the rows of a batch as by `RecordBatch.serialize`, without a copy. Raises DataLoss for damage."""
-        return self._rows.message(number)
+        return self._rows.message(self._parts[number].batch)
 
     def crc32c(self, number: int) -> int:
         """Returns the CRC32C of `message`."""
-        return self._rows.crc32c(number)
+        return self._rows.crc32c(self._parts[number].batch)
 
     def zone(self, number: int, column: str) -> Zone | None:
-        """Returns the bounds of the values of a column in a batch. None: the base has none for the column."""
+        """Returns bounds of the values of a column in a batch. None: the base has none for the column.
+
+        The bounds of a part of a batch are those of the batch in the files.
+        """
         values = self._zones.get(column)
-        zone = None if values is None else values[number]
+        zone = None if values is None else values[self._parts[number].batch]
         if zone is None or not zone.is_valid:
             return None
         least, greatest = zone["least"], zone["greatest"]

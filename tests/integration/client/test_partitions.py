@@ -21,7 +21,7 @@ from aio_client import (
     connect,
 )
 from aio_client.mirror import mirror
-from tests.support.bases import SOON, await_bases
+from tests.support.bases import SOON, await_bases, is_of_bases
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -301,6 +301,50 @@ async def test_a_scan_of_one_partition_touches_no_rows_of_others(
             stream = table.scan(where=col("day") == day(7)).read_path(read_path).stream()
             assert sum([batch.num_rows async for batch in stream]) == 1000
             assert stream.statistics().rows_scanned == 1000
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["drop", "range"])
+async def test_the_other_partitions_are_still_read_from_the_base_after_one_is_gone(tmp_path: Path, how: str) -> None:
+    lasting = ("--set", "base_changed_share=10", "--set", "base_max_age_seconds=100000")
+    with ServerProcess(tmp_path / "data", *SOON, *lasting) as server:
+        async with connect(server.url) as client:
+            table = await create(client, "partitions.kept", buckets=2, columnar_base="eager")
+            await table.upsert(rows_of(range(5), range(1000)))
+            await await_bases(table)
+            built = [bucket.base.log_offset for bucket in await table.statistics() if bucket.base]
+            # Some rows of the partition are in the delta, and a scan has begun.
+            await table.upsert(rows_of(range(2, 4), range(10), value=2))
+            stream = table.scan().with_chunk(rows=100).read_path("columnar").stream()
+            begun = (await anext(stream)).num_rows
+            if how == "drop":
+                await table.drop_partition({"day": day(2)})
+            else:
+                await table.delete(where=col("day") == day(2), track_changes=False)
+            assert begun + sum([batch.num_rows async for batch in stream]) == 5000
+            pinned = await table.snapshot()
+
+            async def check(later: int) -> None:
+                assert is_of_bases(await table.scan().explain())
+                found = await table.scan().read_path("columnar").to_arrow()
+                assert found.sort_by([(name, "ascending") for name in KEY]) == (
+                    await table.scan().read_path("rocksdb").to_arrow()
+                ).sort_by([(name, "ascending") for name in KEY])
+                assert found.num_rows == 4000 + later
+                assert await table.count(where=col("day") == day(2)) == later
+                assert await table.count(where="value = 2") == 10 + later
+                bases = [bucket.base for bucket in await table.statistics()]
+                assert [base.log_offset for base in bases if base] == built, "the bases were built again"
+                assert sum(base.rows for base in bases if base) == 4000
+
+            await check(0)
+            await table.upsert(rows_of(range(2, 3), range(7), value=2))
+            await check(7)
+            assert (await table.scan().at(pinned).to_arrow()).num_rows == 4000
+            server.kill()
+            server.restart()
+            await client.wait_ready()
+            await check(7)
 
 
 @pytest.mark.asyncio

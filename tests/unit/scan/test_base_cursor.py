@@ -28,6 +28,7 @@ from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from streaming_server.scan.row_reader import _FilteringDecoder
 from streaming_server.scan.rows.row_representations import KeyedRepresentation
+from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -70,6 +71,11 @@ class FollowedBucket(OfflineBucket):
         for part in prepare(keys, TableCodec(self.codec, self.keys, {}, None), keys_only=True):
             change = merge_delete(self._old(part), part)
             self._apply(change, change.delete_keys, None)
+
+    def delete_range(self, keys: KeyRange) -> None:
+        self.bucket.apply(BucketChange.of_deleted_range(keys, definition=self.definition, rows=None))
+        if self.delta is not None:
+            self.delta.delete_ranges([keys], self.bucket.state.log_offset)
 
     def _apply(self, change: Any, keys: pa.Array, values: pa.Array | None) -> None:
         self.bucket.apply(change)
@@ -249,19 +255,29 @@ def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Rand
         has_zones = rng.random() < 0.5
         base = offline.cut_base(Path(name) / "bases", rng.choice([1, 2, 3, 7, 100]), None if has_zones else [])
         # Key columns always have zones. If only they have, the predicates below are on other columns.
+        pool_keys = offline.keys.encode(pool.select(list(new.primary_key)))[0].to_pylist()
+
+        def random_range() -> KeyRange:
+            return KeyRange(*(rng.choice([None, None, rng.choice(pool_keys) + rng.choice([b"", b"\0"])]) for _ in "se"))
+
+        deletes = rng.random() < 0.5
         for number in range(rng.choice([0, 1, 2, 8])):
-            write(offline, pool, rng)
+            deleted = random_range()
+            if deletes and rng.random() < 0.3 and not deleted.is_empty:
+                offline.delete_range(deleted)
+            else:
+                write(offline, pool, rng)
             if number == 1:
                 offline.alter(new)
+        assert offline.delta is not None
+        base = base.without(offline.delta.deleted_ranges)
         names = offline.definition.schema.names
-        pool_keys = offline.keys.encode(pool.select(list(new.primary_key)))[0].to_pylist()
         paths = [FieldPath((name,)) for name in pool.schema.names if not pa.types.is_nested(pool.column(name).type)]
         paths = [path for path in paths if path.names[0] in names and (has_zones or path.names[0][0] != "k")]
         for _ in range(4):
-            ends = [rng.choice([None, None, rng.choice(pool_keys) + rng.choice([b"", b"\0"])]) for _ in "se"]
             asked = Asked(
                 columns=rng.choice([None, None, rng.sample(names, rng.randrange(len(names) + 1))]),
-                key_range=KeyRange(*ends),
+                key_range=random_range(),
                 reverse=rng.random() < 0.5,
             )
             if paths and rng.random() < 0.5:
@@ -289,6 +305,26 @@ def base(offline: FollowedBucket, tmp_path: Path) -> ColumnarBase:
     """Builds a base of rows 0, 10, ... 990 in batches of ten."""
     offline.upsert_batch(rows_of(range(0, 1000, 10)))
     return offline.cut_base(tmp_path / "bases", 10)
+
+
+@pytest.mark.parametrize(
+    ("first", "end"),
+    [(0, 1000), (0, 500), (300, 400), (305, 395), (301, 305), (250, 755), (740, 2000), (-50, 0), (2000, 3000)],
+)
+def test_a_base_without_a_range_has_all_other_rows(
+    offline: FollowedBucket, base: ColumnarBase, first: int, end: int
+) -> None:
+    keys = KeyRange(*offline.keys.encode(rows_of([first, end]))[0].to_pylist())
+    rest = base.without([keys])
+    offline.delete_range(keys)
+    expected_keys = [key for key in range(0, 1000, 10) if not first <= key < end]
+    assert read(cursor_of(offline, rest, Asked())) == expected_keys
+    assert (rest.info.rows, rest.file_rows) == (len(expected_keys), 100)
+    assert read(cursor_of(offline, rest, Asked(reverse=True)), rows=3) == expected_keys[::-1]
+    assert base.info.rows == 100, "running scans read the base that they have begun with"
+    # What is written to the range later is in the delta.
+    offline.upsert_batch(rows_of([first, first + 5]))
+    assert read(cursor_of(offline, rest, Asked())) == sorted({*expected_keys, first, first + 5})
 
 
 def read(cursor: BaseCursor, rows: int = 1000) -> list[int]:

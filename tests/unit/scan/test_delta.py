@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from tests.support.examples import examples
 
@@ -78,6 +79,12 @@ def test_every_view_is_the_last_write_of_each_key_at_its_moment(
         write(pool, rng, delta, model, since_fork)
         if rng.random() < 0.05:
             forked, since_fork = delta.fork(delta.end), {}
+        if rng.random() < 0.1:
+            keys = KeyRange(*(rng.choice([None, rng.choice(pool)]) for _ in "se"))
+            delta.delete_ranges([keys, KeyRange(b"\xff" * 9)], delta.end + 1)
+            for each in (model, since_fork):
+                for key in [key for key in each if key in keys]:
+                    del each[key]
         if rng.random() < 0.3:
             views.append((delta.view(), dict(model)))
         if views and rng.random() < 0.3:
@@ -106,6 +113,14 @@ def test_rows_between_two_keys_are_those_from_the_first_up_to_the_second(
 def test_a_part_is_no_copy() -> None:
     net = MergedDelta(binary([b"a", b"b", b"c"]), binary([b"1", None, b"3"]))
     assert net.between(b"b", None).values.buffers()[2].address == net.values.buffers()[2].address
+
+
+def test_a_thousand_deleted_ranges_are_merged_without_recursion() -> None:
+    delta = Delta(5, MUCH)
+    for number in range(1000):
+        delta.add(binary([b"a%03d" % number, b"b%03d" % number]), binary([b"1", b"2"]), number)
+        delta.delete_ranges([KeyRange.under(b"a")], number)
+    assert as_dict(delta.view().merge()) == {b"b%03d" % number: b"2" for number in range(1000)}
 
 
 def test_a_delta_of_nothing_has_no_rows() -> None:
