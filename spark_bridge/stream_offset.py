@@ -25,11 +25,14 @@ class SnapshotProgress:
         snapshot_id: The snapshot that contains the initial rows.
         parts: How many parts the snapshot is divided into. The snapshot and this number determine the parts.
         next: The number of the first part that has not been read.
+        expires: Whether rows of the table expired when the snapshot was pinned. All parts then have the expired rows
+            whose deletions follow, also if the TTL is removed before they are read.
     """
 
     snapshot_id: str
     parts: int
     next: int
+    expires: bool = False
 
     @property
     def are_read(self) -> bool:
@@ -78,6 +81,8 @@ class StreamOffset:
         if self.rows is not None:
             rows = self.rows
             values["rows"] = {"snapshot": rows.snapshot_id, "parts": rows.parts, "next": rows.next}
+            if rows.expires:
+                values["rows"]["expires"] = True
         if self.since is not None:
             values["since"] = _format_offsets(self.since)
         return {**values, "offsets": _format_offsets(self.log_offsets)}
@@ -104,7 +109,10 @@ class StreamOffset:
                 rows=None
                 if rows is None
                 else SnapshotProgress(
-                    snapshot_id=str(rows["snapshot"]), parts=int(rows["parts"]), next=int(rows["next"])
+                    snapshot_id=str(rows["snapshot"]),
+                    parts=int(rows["parts"]),
+                    next=int(rows["next"]),
+                    expires=bool(rows.get("expires", False)),
                 ),
             )
         except (LookupError, TypeError, ValueError, AttributeError):

@@ -212,6 +212,9 @@ class StreamPlanner:
         snapshot = self._table.snapshot(self._options.snapshot_ttl)
         try:
             pinned = self._pinned = self._measure(snapshot)
+            # Asked for again, because the table may have been altered just before the pin.
+            tables = (self._table, self._client.table(self._table.name))
+            expires = any("ttl_seconds" in table.options for table in tables)
         except BaseException:
             with suppress(ScanKvError):
                 snapshot.release()
@@ -219,7 +222,7 @@ class StreamPlanner:
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
-        rows = SnapshotProgress(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
+        rows = SnapshotProgress(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0, expires=expires)
         return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
 
     def _rows_per_trigger(self, pinned: _InitialSnapshot) -> int:
@@ -264,9 +267,8 @@ class StreamPlanner:
         """Returns the scans of all parts of the snapshot. The same number of parts always gives the same scans."""
         if self._specs is None:
             options = replace(self._options.read, columns=tuple(self._columns))
-            # Only there does the server make use of it, and earlier servers do not know it.
-            expires = "ttl_seconds" in self._table.options
-            scan = options.build_scan(self._table).at(self._adopt_snapshot(rows), changes_follow=expires)
+            # Only if rows expire does the server make use of `changes_follow`, and earlier servers do not know it.
+            scan = options.build_scan(self._table).at(self._adopt_snapshot(rows), changes_follow=rows.expires)
             self._specs = [part.spec for part in scan.splits(rows.parts)] if rows.parts > 1 else [scan.spec]
         return self._specs
 

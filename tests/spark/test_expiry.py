@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import spark_bridge
 from aio_client import sync
@@ -164,3 +166,76 @@ def test_a_stream_starts_with_expired_rows_if_their_removal_is_still_to_come(
     assert sorted(kinds) == (["+I", "+I", "-D", "-D"] if changes == "delete" else ["+I", "+I"])
     if changes == "delete":
         assert set(query.state()) == {*alive, *EXPIRED}
+
+
+@pytest.mark.parametrize("is_planned", [False, True], ids=["between_batches", "within_a_batch"])
+@pytest.mark.parametrize("is_swept", [False, True], ids=["unswept", "swept"])
+@pytest.mark.parametrize("changes", ["delete", "none"])
+def test_a_stream_that_stopped_in_its_initial_rows_is_exact_although_the_ttl_was_removed(
+    tmp_path: Path, changes: str, is_swept: bool, is_planned: bool
+) -> None:
+    settings = {"sweep_seconds": 0.05, "sweep_cpu_share": 1} if is_swept else {"sweep_seconds": 3600}
+    with contextlib.contextmanager(start)(tmp_path, **settings) as server:
+        table = server.table(ttl_changes=changes)
+        if is_swept:
+            wait_until_stored(table, len(KEPT) + len(EXPIRING))
+        query = Query(server.url, table.name, splits=3, max_rows_per_trigger=40)
+        query.start()
+        assert query.run_batch()
+        if is_planned:
+            assert query.plan()
+        query.stop()
+        server.set_forward()
+        if is_swept:
+            wait_until_stored(table, len(KEPT))
+        server.client.alter_table(table.name, ttl_seconds=None, ttl_column=None, ttl_changes=None)
+        query.start()
+        query.run()
+        there = {row["k"]: row for row in table.scan().to_pylist()}
+        assert there.keys() == ({*KEPT} if is_swept else {*KEPT, *EXPIRING, *EXPIRED})
+        # What has been removed silently, or was not visible when the stream began, has no change.
+        expected = there.keys() if changes == "delete" else {*KEPT, *EXPIRING}
+        assert query.state().keys() == expected
+        table.upsert([{"k": key, "v": -1, "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)} for key in (0, 200)])
+        query.run()
+        query.stop()
+        rows = query.state()
+        assert rows.keys() == {*expected, 200}
+        assert rows[0]["v"] == rows[200]["v"] == -1
+
+
+def test_a_streaming_query_restarts_from_its_initial_rows_after_the_ttl_was_removed(
+    spark: SparkSession, swept: ExpiringServer, tmp_path: Path
+) -> None:
+    table = swept.table()
+    wait_until_stored(table, len(KEPT) + len(EXPIRING))
+    seen: list[tuple[str, int]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        if number == 1 and not seen_again:
+            seen_again.append(number)
+            raise RuntimeError("stopped in the middle of the initial rows")
+        seen.extend((row["_change_type"], row["k"]) for row in batch.collect())
+
+    seen_again: list[int] = []
+    changes = (
+        spark.readStream.format("scankv")
+        .options(url=swept.url, row_kinds="true", max_rows_per_trigger=40)
+        .load(table.name)
+    )
+    writing = (
+        changes.writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(StreamingQueryException, match="in the middle of the initial rows"):
+        writing.start().awaitTermination(300)
+    assert 0 < len(seen) < len(KEPT) + len(EXPIRING)
+    swept.set_forward()
+    wait_until_stored(table, len(KEPT))
+    swept.client.alter_table(table.name, ttl_seconds=None, ttl_column=None)
+    table.upsert([{"k": 200, "v": 0, "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}])
+    # `availableNow` ends where the changes ended when it began, so the second run reads what came meanwhile.
+    for _ in range(2):
+        assert writing.start().awaitTermination(300)
+    assert sorted(seen) == sorted([("+I", key) for key in (*KEPT, *EXPIRING, 200)] + [("-D", key) for key in EXPIRING])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ CHANGES = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0
 FIRST = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
 ROWS = SnapshotProgress(snapshot_id="s", parts=7, next=3)
 AMONG_ROWS = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, rows=ROWS)
+AMONG_EXPIRING = replace(AMONG_ROWS, rows=replace(ROWS, expires=True))
 
 
-@pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS])
+@pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS, AMONG_EXPIRING])
 def test_an_offset_comes_back_from_a_checkpoint_to_the_letter(offset: StreamOffset) -> None:
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))
