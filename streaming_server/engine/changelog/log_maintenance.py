@@ -1,6 +1,7 @@
 """Background maintenance of buckets: makes segments of small records, trims old changes, removes expired writers.
 
-On a disk that is almost full, it also flushes, so that deleted rows free their space.
+It compacts key ranges whose rows were deleted. On a disk that is almost full, it also flushes, so that deleted rows
+free their space.
 """
 
 from __future__ import annotations
@@ -124,9 +125,14 @@ class LogMaintenance(Background):
 
 
 async def _compact(live: LiveBucket) -> None:
-    """Compacts the small files of flushes, once there are enough of them."""
+    """Compacts deleted ranges, and the small files of flushes once there are enough of them."""
+    async with live.mutex:
+        emptied = live.open_bucket
+        deleted = emptied.take_deleted_ranges() if emptied is not None and emptied.is_writable else None
     async with live.maintenance:
         bucket = live.open_bucket
+        if deleted is not None and bucket is not None and bucket is emptied:
+            await live.run(bucket.compact_ranges, *deleted)
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0
             await live.run(bucket.compact_small_files)

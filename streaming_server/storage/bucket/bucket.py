@@ -13,6 +13,7 @@ from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
+from streaming_server.storage.bucket.deleted_space import DeletedSpace
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
@@ -56,7 +57,7 @@ class Bucket:
     """One open bucket of a table.
 
     Not thread-safe: callers hold the bucket's mutex, with two exceptions. `sync` may run concurrently with everything,
-    one call at a time. `flush`, `compact_small_files` and `checkpoint` may run concurrently with all but `close`.
+    one call at a time. `flush`, `compact_*` and `checkpoint` may run concurrently with all but `close`.
 
     Attributes:
         location: The name of the bucket in errors.
@@ -117,6 +118,7 @@ class Bucket:
         self._builds: dict[int, IndexBuild] = {}
         # Keys that were read since the last write, if all rows from the first to the last are theirs.
         self._all_between: list[bytes] = []
+        self._deleted_rows, self._deleted_entries = DeletedSpace(), DeletedSpace()
         try:
             self._watermark = self._open_watermark(path)
             try:
@@ -248,9 +250,11 @@ class Bucket:
         )
         batch = self._store.batch()
         deleted: list[bytes] = change.delete_keys.to_pylist()
+        deleted_ranges = [*change.delete_ranges]
         if deleted and deleted == self._all_between:
             # Before the puts. One mark slows readers less than many do, and is written sooner.
             batch.delete_adjacent_rows(deleted)
+            deleted_ranges.append(KeyRange(deleted[0], deleted[-1] + b"\0"))
             deleted = []
         self._all_between = []
         for keys in change.delete_ranges:
@@ -271,8 +275,31 @@ class Bucket:
             state = self._append_log(batch, state, change.logged, change.schema_id)
         partitions = self.partitions.after(change, micros)
         put_partitions(batch, partitions)
+        self._record_deleted(deleted_ranges, change)
         self._write_state(batch, state, step)
         self.partitions.remember(partitions)
+
+    def _record_deleted(self, ranges: Sequence[KeyRange], change: BucketChange) -> None:
+        """Records that the rows of some ranges will take space after they are deleted by a change."""
+        if not ranges:
+            return
+        rows, removed, share = self._state.rows, change.rows_added, 1.0
+        if rows and removed is not None and not change.clears_bucket:
+            share = min(-removed / rows, 1.0)
+        stored = self._store.family_bytes()
+        self._deleted_rows.add(ranges, int(share * (stored.rows + self._store.unflushed_bytes)))
+        self._deleted_entries.add(change.delete_entry_ranges, int(share * stored.indexes))
+
+    def take_deleted_ranges(self) -> tuple[list[KeyRange], list[KeyRange]] | None:
+        """Returns the ranges of rows and index entries to be compacted, if their deleted data take much space."""
+        if not (self._deleted_rows.is_due or self._deleted_entries.is_due):
+            return None
+        return self._deleted_rows.take(), self._deleted_entries.take()
+
+    def compact_ranges(self, rows: Iterable[KeyRange], entries: Iterable[KeyRange]) -> None:
+        """Flushes, and compacts ranges of rows and index entries. Blocks, and may run as `compact_small_files`."""
+        self.flush()
+        self._store.compact_ranges(rows, entries)
 
     def record(self, step: WriteStep) -> None:
         """Records the progress of a request that changes nothing, because its rows were refused."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from scankv.model.keys.key_range import KeyRange
+
 _COMPRESSION = {
     "none": rocksdict.DBCompressionType.none,
     "lz4": rocksdict.DBCompressionType.lz4,
@@ -491,6 +493,16 @@ class RocksStore:
         finally:
             del family  # for the same reason as in `flush`
         return runs
+
+    def compact_ranges(self, rows: Iterable[KeyRange], entries: Iterable[KeyRange]) -> None:
+        """Compacts key ranges of rows and of index entries. Blocks. May run concurrently with all but `close`."""
+        try:
+            for keys in rows:
+                self.rows.compact_range(keys.start, keys.end)
+            for keys in entries:
+                self.index.compact_range(keys.start, keys.end)
+        except Exception as error:
+            raise self.failure(error) from error
 
     def _files(self) -> list[list[SstFile]]:
         """Returns the SST files of each column family."""
