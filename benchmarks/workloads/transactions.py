@@ -7,14 +7,18 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from aio_client import connect
 from benchmarks import t4
 from benchmarks.bench import Figure, Result
-from benchmarks.measure import Spread, Timing, run_interleaved
+from benchmarks.measure import Spread, Timing, paired_ratios, run_interleaved
 from benchmarks.server import BenchmarkServer
 from benchmarks.workers import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from aio_client import Client, Table
@@ -24,6 +28,8 @@ _MOST_ROWS: Final = 1_000_000
 _CALL_ROWS: Final = 100_000
 _LOOKUP_KEYS: Final = 100
 _PLAIN, _TRANSACTION, _BESIDE = "plain upserts", "one transaction", "beside lookups"
+_UPDATES, _REPLACE, _SAME = "upserts of changed rows", "replacement by changed rows", "replacement by equal rows"
+_ALL: Final = (_PLAIN, _TRANSACTION, _BESIDE, _UPDATES, _REPLACE, _SAME)
 
 
 def run(bench: Bench) -> Result:
@@ -41,7 +47,7 @@ def run(bench: Bench) -> Result:
                 waits.append(longest)
             return timing.check_rows(rows)
 
-        rates = run_interleaved(bench.runs, {how: partial(write, how) for how in (_PLAIN, _TRANSACTION, _BESIDE)})
+        rates = run_interleaved(bench.runs, {how: partial(write, how) for how in _ALL})
     # These are rates, so the ratio of the times is the inverse.
     times = [plain / within for plain, within in zip(rates[_PLAIN], rates[_TRANSACTION], strict=True)]
     return Result(
@@ -53,6 +59,20 @@ def run(bench: Bench) -> Result:
                 unit="times",
                 spread=Spread.of(times),
                 at_most=1.3,
+            ),
+            *(
+                Figure(
+                    name=name,
+                    work=f"`replace` of a table of {rows:,} rows by {what}",
+                    against=f"the time of {against}",
+                    unit="times",
+                    spread=paired_ratios(rates[reference], rates[how]),
+                )
+                for name, what, how, against, reference in (
+                    ("replace_vs_upserts", "as many changed rows", _REPLACE, "their plain upserts", _UPDATES),
+                    ("replace_vs_load", "as many changed rows", _REPLACE, "plain upserts into an empty table", _PLAIN),
+                    ("replace_by_equal_rows", "the same rows", _SAME, "plain upserts into an empty table", _PLAIN),
+                )
             ),
             Figure(
                 name="lookup_beside_commit",
@@ -74,6 +94,11 @@ class TransactionWriter:
     def __init__(self, url: str, rows: int) -> None:
         self._url = url
         self._batches = list(t4.batches(rows, _CALL_ROWS))
+        amount = t4.SCHEMA.get_field_index("amount")
+        self._changed = [
+            batch.set_column(amount, t4.SCHEMA.field(amount), pc.add(batch.column(amount), 1.0))
+            for batch in self._batches
+        ]
         self._runner = asyncio.Runner()
         self._longest = 0.0
 
@@ -90,10 +115,16 @@ class TransactionWriter:
     async def _write(self, how: str) -> tuple[Timing, float]:
         async with connect(self._url) as client:
             table = await client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
+            if how in (_UPDATES, _REPLACE, _SAME):
+                await self._upsert_all(table, self._batches)
             self._longest = 0.0
             started = time.perf_counter()
             if how == _PLAIN:
-                await self._upsert_all(table)
+                await self._upsert_all(table, self._batches)
+            elif how == _UPDATES:
+                await self._upsert_all(table, self._changed)
+            elif how in (_REPLACE, _SAME):
+                await table.replace(pa.Table.from_batches(self._changed if how == _REPLACE else self._batches))
             else:
                 await self._write_transaction(client, table, lookups=how == _BESIDE)
             seconds = time.perf_counter() - started
@@ -101,8 +132,8 @@ class TransactionWriter:
             await client.drop_table(t4.TABLE)
         return timing, self._longest
 
-    async def _upsert_all(self, table: Table) -> None:
-        for batch in self._batches:
+    async def _upsert_all(self, table: Table, batches: Sequence[pa.RecordBatch]) -> None:
+        for batch in batches:
             await table.upsert(batch)
 
     async def _write_transaction(self, client: Client, table: Table, *, lookups: bool) -> None:
