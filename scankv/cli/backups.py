@@ -75,6 +75,7 @@ def create(json: Json = False, url: Url = None) -> None:
 def list_(location: Location, json: Json = False) -> None:
     """List the backups at a location, the oldest first."""
     with require_extra("server"):
+        from streaming_server.engine.backups.restore_plan import archive_reach, instant_text
         from streaming_server.storage.backup.backup_manifest import read_manifest
     store = _open(location)
     shown: list[dict[str, Any]] = []
@@ -114,6 +115,8 @@ def list_(location: Location, json: Json = False) -> None:
                 for each in shown
             ],
         )
+        if reach := archive_reach(store):
+            typer.echo(f"The archive reaches up to {instant_text(reach)}: restore with --at.")
     for problem in problems:
         complain(problem)
     if problems:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from scankv.model.errors import DataLoss, TableNotFound, UsageError, did_you_mean
 from streaming_server.engine.backups.replay import ArchivedLog
 from streaming_server.storage.backup.archive_segment import reached_micros, read_segments
-from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, read_manifest
+from streaming_server.storage.backup.backup_manifest import BackupManifest, StoredTable, newest_manifest, read_manifest
 from streaming_server.storage.backup.backup_store import instant_id
 
 if TYPE_CHECKING:
@@ -100,6 +100,17 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
         )
     needed = [segment for segment in segments if segment.since_micros <= micros]
     return _plan(before, needed, micros)
+
+
+def archive_reach(store: BackupStore) -> int | None:
+    """Returns the last instant as of which tables can be restored. None: nothing is archived after the newest backup.
+
+    Raises:
+        DataLoss: The manifest of a backup, or a segment of the archive, cannot be read.
+    """
+    newest = newest_manifest(store)
+    segments = [] if newest is None else read_segments(store, newest.micros)
+    return reached_micros(store, segments, 0) - 1 if segments else None
 
 
 def _backup_before(store: BackupStore, micros: int | None) -> BackupManifest:

@@ -76,6 +76,7 @@ def test_tables_are_restored_as_of_an_instant(tmp_path: Path) -> None:
     done = scankv(*restore, then, "--at", before)
     assert "game.scores, 2 rows" in done.text
     assert "restored 2 tables" in done.text
+    assert "The archive reaches up to 20" in scankv("backup", "list", location).text
     assert "archive: complete" in scankv("backup", "verify", location).text
     latest = ("--at", "latest", "--table", "game.scores=game.latest")
     assert "game.scores as game.latest, 1 row" in scankv(*restore, then, *latest).text
