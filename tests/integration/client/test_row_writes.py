@@ -248,7 +248,7 @@ async def test_writes_of_many_tasks_are_merged_each_as_if_it_were_alone(
     async def write(task: int) -> None:
         for _ in range(10):
             # A row of 30,000 fits only where no other is.
-            rows = [(drawn.randrange(25), drawn.choice([1, -1, 2, 30_000])) for _ in range(drawn.choice((1, 1, 1, 3)))]
+            rows = [(drawn.randrange(60), drawn.choice([1, -1, 2, 30_000])) for _ in range(drawn.choice((1, 1, 1, 3)))]
             try:
                 await table.upsert([{"k": k, "total": value, "rows": 1, "mean": value} for k, value in rows])
             except InvalidRequest as error:
