@@ -26,10 +26,12 @@ from streaming_server.storage.backup.archive_segment import (
     LogPiece,
     TableChange,
     reached_micros,
+    read_segment,
     read_segments,
 )
 from streaming_server.storage.backup.backup_manifest import newest_manifest
 from streaming_server.storage.backup.backup_store import BackupStore, archived_name, instant_id
+from streaming_server.storage.files.checked_json import find_checked_json, write_checked_json
 from streaming_server.storage.rocks.store import families_of
 from streaming_server.storage.rocks.write_ahead_log import LogFile, find_log_file, find_log_files, remove_kept_logs
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket, WriteMark
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.tables.data_directory import DataDirectory
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 KEPT_LOG_SECONDS: Final = 86_400
@@ -53,6 +56,9 @@ _PIECE_BYTES: Final = 4 << 20
 _DATA_BYTES: Final = 16 << 20
 _REACHED_SECONDS: Final = 30.0
 _FAMILIES: Final = "families"
+_MARKER: Final = "archived.json"
+"""In the data directory: the last segment. While it exists, everything that is written is archived or kept for that."""
+
 
 _log: Final = logging.getLogger(__name__)
 
@@ -103,11 +109,21 @@ class _Stored:
         segment: The segment. None: nothing was written.
         positions: Up to where each bucket is archived.
         consumers: When the consumers of tables were changed last.
+        gaps: Why tables have writes that the archive will never have.
     """
 
     segment: ArchiveSegment | None
     positions: dict[_Place, _Position]
     consumers: dict[str, int]
+    gaps: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _MissingWrites:
+    """Writes to a table that the archive will never have. A backup after `micros` has them."""
+
+    micros: int
+    why: str
 
 
 class _Gap(Exception):
@@ -122,13 +138,14 @@ class Archive:
 
     Args:
         config: The location, and how often it is written to.
-        trash: Where the logs of dropped tables are kept until they are archived.
+        directory: The data directory.
         executor: Runs blocking work on buckets.
         clock: The clock of the server.
         ddl: Held while tables are created, altered or dropped.
         tables: Returns all tables, which it opens.
         remembered: Returns the remembered commits of transactions.
         create_backup: Begins to create a backup.
+        newest_backup: Returns the instant of the newest backup, as far as it is known.
 
     Attributes:
         reached_micros: Every commit before this instant is archived, in microseconds since 1970 UTC. 0: unknown.
@@ -138,7 +155,7 @@ class Archive:
     def __init__(
         self,
         config: ServerConfig,
-        trash: Path,
+        directory: DataDirectory,
         executor: StorageExecutor,
         clock: ServerClock,
         ddl: asyncio.Lock,
@@ -146,20 +163,23 @@ class Archive:
         tables: Callable[[], Iterable[LiveTable]],
         remembered: Callable[[], list[CommittedTransaction]],
         create_backup: Callable[[], Any],
+        newest_backup: Callable[[], int],
     ) -> None:
         self._location = config.backup_location
-        self._trash = trash
+        self._marker = directory.path / _MARKER
+        self._trash = directory.trash
         self._executor = executor
         self._clock = clock
         self._ddl = ddl
         self._tables = tables
         self._remembered = remembered
         self._create_backup = create_backup
+        self._newest_backup = newest_backup
         self._began_micros = clock.commit_micros()
         self.reached_micros = 0
         self.failed = 0
+        self._since_micros = self._gap_micros = 0
         self._store: BackupStore | None = None
-        self._has_begun = False
         self._segment: asyncio.Task[None] | None = None
         self._previous = ""
         self._positions: dict[_Place, _Position] = {}
@@ -170,6 +190,8 @@ class Archive:
         self._changes: list[TableChange] = []
         self._reached_at = float("-inf")
         self._left_out: dict[str, str] = {}
+        self._gaps: dict[str, _MissingWrites] = {}
+        self._families: dict[_Place, tuple[str, ...]] = {}
         self._is_failing = False
         self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
         self._running = Background(partial(repeat, config.archive_every_seconds, self._look))
@@ -178,6 +200,9 @@ class Archive:
         """Starts to archive, if the server is to. It runs until `close`."""
         if self.is_enabled:
             self._running.start()
+        else:
+            # What is written from now on is not archived.
+            self._marker.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Archives what is left, as far as that succeeds, and ends."""
@@ -197,7 +222,7 @@ class Archive:
 
     def keep_logs(self, table: Path, incarnation: str) -> None:
         """Keeps the write-ahead logs of a table that is about to be removed, which is closed. Blocks."""
-        if not self._has_begun:
+        if not self.is_enabled:
             return
         for bucket in sorted((table / "buckets").glob("[0-9]*[0-9]")):
             if bucket.is_dir():
@@ -243,7 +268,7 @@ class Archive:
         self._marks |= capture.marks
         self._consumers |= stored.consumers
         self._committed = {each.token for each in capture.committed}
-        self.reached_micros = capture.micros
+        self.reached_micros = self._since_micros = capture.micros
         del self._changes[: len(capture.changes)]
         for change in capture.changes:
             if change.definition is not None:
@@ -251,18 +276,32 @@ class Archive:
                 continue
             self._definitions.pop(change.incarnation, None)
             self._consumers.pop(change.incarnation, None)
-            for places in (self._positions, self._marks):
+            self._gaps.pop(change.incarnation, None)
+            for places in (self._positions, self._marks, self._families):
                 for place in [each for each in places if each[0] == change.incarnation]:
                     del places[place]
             await asyncio.to_thread(shutil.rmtree, self._kept(change.incarnation), ignore_errors=True)
         if stored.segment is None:
             return
-        self._previous, self._reached_at = stored.segment.segment_id, float("-inf")
+        self._previous, self._reached_at, self._gap_micros = stored.segment.segment_id, float("-inf"), 0
         for incarnation, why in capture.left_out.items() - self._left_out.items():
             _log.error("the archive lacks writes to %s: %s", self._name_of(incarnation), why)
-        if any(place not in self._positions for place in capture.files if place[0] in capture.left_out):
+        if stored.gaps:
+            self._gaps |= {table: _MissingWrites(capture.micros, why) for table, why in stored.gaps.items()}
             self._begin_again("writes are missing")
         self._left_out = capture.left_out
+
+    def _read_known(self, store: BackupStore, backup_micros: int) -> list[ArchiveSegment] | None:
+        """Returns the segments after a backup, if the buckets still have everything that was written since. Blocks."""
+        ids = store.segments()
+        stored = find_checked_json(self._marker)
+        if not ids or stored is None:
+            return None
+        last = read_segment(store, ids[-1])
+        # A process may have been killed before it recorded its last segment.
+        is_ours = stored["segment"] in (last.segment_id, last.previous)
+        is_kept = self._began_micros - reached_micros(store, 0) < KEPT_LOG_SECONDS * 1_000_000
+        return read_segments(store, backup_micros) if is_ours and is_kept and not last.left_out else None
 
     def _begin_again(self, why: str) -> None:
         """Creates a backup, from which the archive continues without a gap."""
@@ -279,18 +318,27 @@ class Archive:
         store = BackupStore(self._location)
         newest = await asyncio.to_thread(newest_manifest, store)
         if newest is None:
+            for change in self._changes:
+                await asyncio.to_thread(shutil.rmtree, self._kept(change.incarnation), ignore_errors=True)
             self._changes.clear()
             return False
+        known, why = None, "it may lack writes after the last backup"
         try:
-            segments = await asyncio.to_thread(read_segments, store, newest.micros)
+            known = await asyncio.to_thread(self._read_known, store, newest.micros)
         except DataLoss as error:
-            self._begin_again(error.message)
+            why = error.message
+        if known is None and newest.micros < self._began_micros:
+            self._begin_again(why)
             return False
-        if not segments and newest.micros < self._began_micros:
-            self._begin_again("the server may have run without it since the last backup")
-            return False
-        last = await asyncio.to_thread(store.segments)
-        self._previous = last[-1] if last else ""
+        ids = await asyncio.to_thread(store.segments)
+        self._previous = ids[-1] if ids else ""
+        try:
+            self._since_micros = await asyncio.to_thread(reached_micros, store, 0)
+        except DataLoss:
+            self._since_micros = 0
+        self._gap_micros = newest.micros if known is None else 0
+        self.reached_micros = since = max(self._since_micros, self._gap_micros)
+        segments = known or []
         self._definitions = {table.definition.incarnation: table.definition for table in newest.tables}
         for segment in segments:
             for incarnation, buckets in segment.buckets.items():
@@ -301,16 +349,26 @@ class Archive:
                 if change.definition is not None:
                     self._definitions[change.incarnation] = change.definition
         # An earlier process may have changed a definition and been killed before it was archived.
-        since = self.reached_micros = reached_micros(store, segments, newest.micros)
         found = {table.definition.incarnation: table.definition for table in self._tables()}
         before = [
-            TableChange(micros=since, incarnation=incarnation, definition=found.get(incarnation))
+            TableChange(
+                # The writes before a drop are gone, so the table counts as dropped only when that was noticed.
+                micros=since if incarnation in found else self._clock.commit_micros(),
+                incarnation=incarnation,
+                definition=found.get(incarnation),
+            )
             for incarnation in sorted({*self._definitions, *found})
             if found.get(incarnation) != self._definitions.get(incarnation)
         ]
-        known = {change.incarnation for change in self._changes}
-        self._changes[:0] = [change for change in before if change.incarnation not in known]
-        self._store, self._has_begun = store, True
+        pending = {change.incarnation for change in self._changes}
+        before = [change for change in before if change.incarnation not in pending]
+        self._changes[:0] = before
+        self._gaps |= {
+            change.incarnation: _MissingWrites(change.micros, "the table was dropped before they were archived")
+            for change in before
+            if change.definition is None
+        }
+        self._store = store
         return True
 
     async def _capture(self) -> _Capture:
@@ -320,7 +378,7 @@ class Archive:
             micros=self._clock.commit_micros(),
             times=self._clock.times(),
             changes=list(self._changes),
-            committed=self._remembered(),
+            committed=[],
             tables={table.definition.incarnation: table.state.path for table in tables},
         )
         for table in tables:
@@ -335,6 +393,12 @@ class Archive:
             for bucket in sorted(self._kept(change.incarnation).glob("[0-9]*")):
                 place = change.incarnation, int(bucket.name)
                 capture.files[place] = bucket, await self._executor.run(find_log_files, bucket)
+                self._families.setdefault(place, tuple((bucket / _FAMILIES).read_text().split()))
+        # Not before: a transaction that was being applied is remembered once its buckets have it.
+        capture.committed = self._remembered()
+        backup = self._newest_backup()
+        self._gaps = {table: gap for table, gap in self._gaps.items() if gap.micros >= backup}
+        capture.left_out |= {table: gap.why for table, gap in self._gaps.items()}
         capture.ended_micros = self._clock.commit_micros() + 1
         return capture
 
@@ -354,6 +418,8 @@ class Archive:
             if position is not None:
                 await self._executor.run(remove_kept_logs, live.path, position.log)
             files = await self._executor.run(find_log_files, live.path)
+            if files and place not in self._families:
+                self._families[place] = tuple(await self._executor.run(families_of, live.path))
         if bucket is not None and bucket.is_writable:
             # Only what is durable is archived: after a power failure, a bucket continues without the rest.
             await live.wait_written()
@@ -365,29 +431,32 @@ class Archive:
         assert self._store is not None
         data = _DataWriter(self._store, instant_id(capture.micros))
         buckets: dict[str, dict[int, BucketSegment]] = {}
+        gaps: dict[str, str] = {}
         positions = dict(self._positions)
         for place, (path, files) in capture.files.items():
             try:
                 pieces = self._copy(data, path, place, files)
             except (_Gap, FileNotFoundError) as error:
-                capture.left_out.setdefault(place[0], f"bucket {place[1]} no longer has them ({error})")
+                gaps[place[0]] = f"bucket {place[1]} no longer has them ({error})"
                 positions.pop(place, None)
                 continue
             if pieces:
-                segment = BucketSegment(families=_families(path), pieces=tuple(pieces))
+                segment = BucketSegment(families=self._families[place], pieces=tuple(pieces))
                 buckets.setdefault(place[0], {})[place[1]] = segment
                 positions[place] = _Position(pieces[-1].log, pieces[-1].end)
         data.flush()
+        capture.left_out |= gaps
         changed, consumers = self._changed_consumers(capture.tables)
         committed = [each.to_json() for each in capture.committed if each.token not in self._committed]
         has_news = buckets or changed or committed or capture.changes or capture.left_out != self._left_out
         if self._previous and not has_news:
             self._record_reached(capture.micros)
-            return _Stored(None, positions, changed)
+            return _Stored(None, positions, changed, gaps)
         stored = ArchiveSegment(
             segment_id=data.segment_id,
             previous=self._previous,
-            since_micros=self.reached_micros,
+            since_micros=self._since_micros,
+            gap_micros=self._gap_micros,
             micros=capture.micros,
             ended_micros=capture.ended_micros,
             times=capture.times,
@@ -398,7 +467,8 @@ class Archive:
             left_out=capture.left_out,
         )
         self._store.write_segment(data.segment_id, stored.to_json())
-        return _Stored(stored, positions, changed)
+        write_checked_json(self._marker, {"segment": data.segment_id})
+        return _Stored(stored, positions, changed, gaps)
 
     def _record_reached(self, micros: int) -> None:
         assert self._store is not None
@@ -483,8 +553,3 @@ class _DataWriter:
             self._store.put_archived(archived_name(self.segment_id, self._number), b"".join(self._contents))
             self._number += 1
             self._contents, self._size = [], 0
-
-
-def _families(store: Path) -> tuple[str, ...]:
-    kept = store / _FAMILIES
-    return tuple(kept.read_text().split()) if kept.exists() else tuple(families_of(store))

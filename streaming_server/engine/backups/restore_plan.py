@@ -89,8 +89,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
     """
     before = _backup_before(store, micros)
     segments = read_segments(store, before.micros)
-    _check_chain(segments, before)
-    reached = reached_micros(store, segments, before.micros + 1) - 1
+    reached = max(reached_micros(store, before.micros) - 1, before.micros)
     if micros is None:
         micros = reached
     if micros > reached:
@@ -99,6 +98,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
             "earlier instant, or `--at latest`"
         )
     needed = [segment for segment in segments if segment.since_micros <= micros]
+    _check_chain(needed, before)
     return _plan(before, needed, micros)
 
 
@@ -109,8 +109,8 @@ def archive_reach(store: BackupStore) -> int | None:
         DataLoss: The manifest of a backup, or a segment of the archive, cannot be read.
     """
     newest = newest_manifest(store)
-    segments = [] if newest is None else read_segments(store, newest.micros)
-    return reached_micros(store, segments, 0) - 1 if segments else None
+    reached = 0 if newest is None else reached_micros(store, newest.micros) - 1
+    return reached if newest is not None and reached > newest.micros else None
 
 
 def _backup_before(store: BackupStore, micros: int | None) -> BackupManifest:
@@ -155,9 +155,22 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
             tables[incarnation] = replace(known, consumers=consumers)
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
-    found = [_source(before, table, segments, micros) for table in tables.values()]
-    sources = {source.table.name: source for source in sorted(found, key=lambda source: source.table.name)}
-    left_out = {name: why for name, why in before.left_out.items() if name not in sources}
+    lacking = segments[-1].left_out if segments else {}
+    if segments and segments[-1].gap_micros > micros:
+        gap = f"it has a gap up to the backup as of {instant_text(segments[-1].gap_micros)}"
+        lacking = {**lacking, **dict.fromkeys(tables, gap)}
+    sources: dict[str, TableSource] = {}
+    left_out = {**before.left_out}
+    for table in sorted(tables.values(), key=lambda table: table.name):
+        source = _source(before, table, segments, micros)
+        why = lacking.get(table.definition.incarnation)
+        if why is not None and source.otherwise is None:
+            left_out[table.name] = f"the archive lacks writes: {why}"
+            continue
+        if why is not None and source.otherwise is not None:
+            source = replace(source.otherwise, why=f"the archive lacks writes: {why}")
+        sources[table.name] = source
+        left_out.pop(table.name, None)
     manifest = replace(before, times=times, committed=tuple(committed.values()))
     return RestorePlan(manifest=manifest, micros=micros, sources=sources, left_out=left_out)
 
@@ -168,8 +181,9 @@ def _consumers(
     """Returns the consumers at an instant, given those before a segment and those in it."""
     # Later positions would be beyond the rows that are restored.
     current = {one.consumer_id: one for one in found if one.committed_micros <= micros}
-    ended = segment.micros <= micros
-    before = {one.consumer_id: one for one in known if not ended or one.consumer_id in current}
+    remaining = {one.consumer_id for one in found}
+    is_past = segment.micros <= micros
+    before = {one.consumer_id: one for one in known if not is_past or one.consumer_id in remaining}
     return tuple((before | current).values())
 
 
@@ -177,8 +191,6 @@ def _source(before: BackupManifest, table: StoredTable, segments: Sequence[Archi
     incarnation = table.definition.incarnation
     in_backup = next((each for each in before.tables if each.definition.incarnation == incarnation), None)
     otherwise = None if in_backup is None else TableSource(table=in_backup, micros=before.micros)
-    if otherwise is not None and segments and incarnation in segments[-1].left_out:
-        return replace(otherwise, why=f"the archive lacks writes: {segments[-1].left_out[incarnation]}")
     return TableSource(table=table, micros=micros, logs=_logs(incarnation, segments, micros), otherwise=otherwise)
 
 

@@ -153,13 +153,14 @@ class Tables:
             self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut)
             self.archive = Archive(
                 config,
-                self._directory.trash,
+                self._directory,
                 self._executor,
                 self.clock,
                 self._ddl,
                 tables=self._all_tables,
                 remembered=self.transactions.remembered,
                 create_backup=self.backups.create,
+                newest_backup=lambda: self.backups.progress.completed_micros,
             )
             on_failure.pop_all()
 

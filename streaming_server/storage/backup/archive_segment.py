@@ -14,7 +14,7 @@ from streaming_server.storage.backup.backup_store import instant_id
 from streaming_server.storage.tables.consumers import ConsumerRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from streaming_server.storage.backup.backup_store import BackupStore
 
@@ -82,6 +82,8 @@ class ArchiveSegment:
         segment_id: The id; ids ascend with the time.
         previous: The id of the segment before. Empty: none was known.
         since_micros: The segments before this one have every commit before this instant.
+        gap_micros: The instant of the backup from which the archive continues. The segments before lack writes between
+            `since_micros` and this instant. 0: they do not.
         micros: The segments up to this one have every commit before this instant, in microseconds since 1970 UTC.
         ended_micros: This segment has no commit at or after this instant.
         times: The clock of the server.
@@ -95,6 +97,7 @@ class ArchiveSegment:
     segment_id: str
     previous: str
     since_micros: int
+    gap_micros: int
     micros: int
     ended_micros: int
     times: StoredTimes
@@ -123,6 +126,7 @@ class ArchiveSegment:
             "segment_id": self.segment_id,
             "previous": self.previous,
             "since_micros": self.since_micros,
+            "gap_micros": self.gap_micros,
             "micros": self.micros,
             "ended_micros": self.ended_micros,
             "times": self.times.to_json(),
@@ -152,6 +156,7 @@ class ArchiveSegment:
             segment_id=values["segment_id"],
             previous=values["previous"],
             since_micros=values["since_micros"],
+            gap_micros=values["gap_micros"],
             micros=values["micros"],
             ended_micros=values["ended_micros"],
             times=StoredTimes.from_json(values["times"]),
@@ -205,16 +210,17 @@ def read_segments(store: BackupStore, after_micros: int) -> list[ArchiveSegment]
     return [read_segment(store, segment_id) for segment_id in store.segments() if segment_id > first]
 
 
-def reached_micros(store: BackupStore, segments: Sequence[ArchiveSegment], backup_micros: int) -> int:
-    """Returns the instant before which a backup and the segments after it have every commit, in microseconds.
+def reached_micros(store: BackupStore, backup_micros: int) -> int:
+    """Returns the instant before which the archive has every commit after a backup, in microseconds since 1970 UTC.
 
     Args:
         store: The location.
-        segments: The segments after the backup.
         backup_micros: The instant of the backup.
+
+    Raises:
+        DataLoss, NewerFormat: The last segment cannot be read.
     """
-    if not segments:
-        return backup_micros
-    found = store.read_reached()
-    is_current = found.get("segment") == segments[-1].segment_id
-    return max(segments[-1].micros, int(found["micros"]) if is_current else 0)
+    last, found = (store.segments() or [""])[-1], store.read_reached()
+    reached = int(found["micros"]) if found.get("segment") == last else 0
+    is_later = last > instant_id(backup_micros)
+    return max(read_segment(store, last).micros if is_later else 0, reached, backup_micros)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from scankv.model.errors import DataLoss
+from scankv.model.errors import DataLoss, NewerFormat
 from streaming_server.storage.backup.archive_segment import read_segment
 from streaming_server.storage.backup.backup_manifest import read_manifest
 
@@ -81,7 +81,7 @@ def verify_archive(store: BackupStore, *, quick: bool = False) -> list[str]:
     for number, segment_id in enumerate(known):
         try:
             segment = read_segment(store, segment_id)
-        except DataLoss as error:
+        except (DataLoss, NewerFormat) as error:
             problems.append(error.message)
             continue
         is_first = not number and (not backups or segment.previous <= backups[0])

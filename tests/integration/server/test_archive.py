@@ -199,6 +199,87 @@ def test_a_restart_with_a_damaged_archive_continues_from_a_new_backup(tmp_path: 
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 2: 2, 3: 3}}
 
 
+def test_what_a_killed_server_had_not_archived_of_a_dropped_table_is_reported(tmp_path: Path) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    slow = ("--backup-location", store.location, "--set", "archive_every_seconds=1")
+    with ServerProcess(data, *slow) as server, sync.connect(server.url) as client:
+        for name in ("t.old", "t.kept"):
+            client.create_table(name, SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        client.create_table("t.new", SCHEMA, primary_key=["k"]).upsert([{"k": 1, "v": 1}])
+        wait_archived(store)
+        known = len(store.segments())
+        for name in ("t.old", "t.new", "t.kept"):
+            client.table(name).upsert([{"k": 2, "v": 2}])
+        instant = time.time_ns() // 1000
+        client.drop_table("t.old")
+        client.drop_table("t.new")
+        server.kill()
+    if len(store.segments()) > known:
+        return  # All of it was archived before the server was killed.
+    with serving(data, store):
+        wait_archived(store)
+    result = restore_all(store, plan_instant(store, instant), tmp_path / "then")
+    assert {each.name: (each.rows, bool(each.why)) for each in result.tables} == {
+        "t.kept": (2, False),
+        "t.old": (1, True),
+    }
+    assert "dropped before" in plan_instant(store, instant).left_out["t.new"]
+    assert rows_at(store, None, tmp_path / "latest") == {"t.kept": {1: 1, 2: 2}}
+
+
+def test_a_gap_counts_until_the_next_backup(tmp_path: Path) -> None:
+    store, data = BackupStore(str(tmp_path / "backups")), tmp_path / "data"
+    with serving(data, store) as client:
+        tables = [client.create_table(name, SCHEMA, primary_key=["k"], buckets=1) for name in ("t.a", "t.b")]
+        for table in tables:
+            table.upsert([{"k": 1, "v": 1}])
+        client.create_backup()
+        for table in tables:
+            table.upsert([{"k": 1, "v": 2}])
+        wait_archived(store)
+    # As if RocksDB had removed a file that was kept for too long.
+    for _ in range(2):
+        with serving(data, store) as client:
+            client.table("t.a").upsert([{"k": 1, "v": 3}])
+            wait_archived(store)
+    with ServerProcess(data, "--backup-location", store.location, "--set", "archive_every_seconds=3600") as server:
+        with sync.connect(server.url) as client:
+            client.table("t.a").upsert([{"k": 1, "v": 4}])
+    with ServerProcess(data, "--backup-location", store.location, "--set", "archive_every_seconds=3600") as server:
+        with sync.connect(server.url) as client:
+            client.table("t.a").upsert([{"k": 1, "v": 5}])
+    for path in (data / "tables" / "t" / "a" / "buckets" / "0000" / "archive").glob("*.log"):
+        path.unlink()
+    between = time.time_ns() // 1000
+    with serving(data, store) as client:
+        client.table("t.b").upsert([{"k": 1, "v": 9}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.b").upsert([{"k": 1, "v": 10}])
+        wait_archived(store)
+    result = restore_all(store, plan_instant(store, between), tmp_path / "between")
+    assert {each.name: bool(each.why) for each in result.tables} == {"t.a": True, "t.b": False}
+    assert rows_at(store, None, tmp_path / "latest") == {"t.a": {1: 5}, "t.b": {1: 10}}
+
+
+def test_a_restored_server_continues_the_archive_of_its_location_with_a_backup(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "backups"))
+    with serving(tmp_path / "data", store) as client:
+        table = client.create_table("t.t", SCHEMA, primary_key=["k"])
+        client.create_backup()
+        table.upsert([{"k": 1, "v": 1}])
+        instant = wait_archived(store)
+        table.upsert([{"k": 2, "v": 2}])
+        wait_archived(store)
+    restore_all(store, plan_instant(store, instant), tmp_path / "restored")
+    with serving(tmp_path / "restored", store) as client:
+        client.table("t.t").upsert([{"k": 3, "v": 3}])
+        wait_until(lambda: len(store.manifests()) == 2, "the server created a backup")
+        client.table("t.t").upsert([{"k": 4, "v": 4}])
+        wait_archived(store)
+    assert rows_at(store, None, tmp_path / "latest") == {"t.t": {1: 1, 3: 3, 4: 4}}
+
+
 def test_a_location_that_fails_for_a_while_loses_nothing(tmp_path: Path) -> None:
     store = BackupStore(str(tmp_path / "backups"))
     archive, away = tmp_path / "backups" / "archive", tmp_path / "away"
