@@ -10,7 +10,7 @@ Every error is a `ScanKvError`. `scankv.sync` is the same client for blocking co
 
 from typing import TYPE_CHECKING, Any
 
-from aio_client._admin.admin import LiveScan, ServerStats
+from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
 from aio_client._admin.backups import BackupStatus
 from aio_client._admin.bases import BaseStatistics, TableBases
 from aio_client._admin.check import BucketCheck, IndexCheck
@@ -179,6 +179,7 @@ __all__ = [
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
+    "SlowCall",
     "Snapshot",
     "SnapshotExists",
     "SnapshotLost",

@@ -1,4 +1,4 @@
-"""Statistics of a server, and its live scans."""
+"""Statistics of a server, its live scans, and its slow calls."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ class LiveScan:
         peer: The network address of its client.
         idle_seconds: Seconds since its reader last took a message.
         snapshot_id: The snapshot that it reads. None: the live table.
+        may_cancel: Whether the caller may cancel it; false from a server of version 0.1.
     """
 
     scan_id: str
@@ -192,6 +193,7 @@ class LiveScan:
     peer: str
     idle_seconds: float
     snapshot_id: str | None
+    may_cancel: bool
 
     @classmethod
     def of(cls, message: admin_pb2.LiveScan) -> Self:
@@ -206,4 +208,44 @@ class LiveScan:
             peer=message.peer,
             idle_seconds=message.idle_millis / 1000,
             snapshot_id=message.snapshot_id or None,
+            may_cancel=message.may_cancel,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowCall:
+    """A call that kept the server busy for longer than its setting `slow_request_seconds`.
+
+    Attributes:
+        method: Its method, as `SERVICE/METHOD`.
+        table: The table that it reads. None: none.
+        age_seconds: Seconds since its end.
+        seconds: How long it took.
+        waited_seconds: For how much of that it waited for its client or for changes.
+        code: The name of its status code, such as "OK".
+        plan: How it read the table, without values of rows, keys or predicates. None: it is no scan or query.
+        request_id: The id by which the server's log has it.
+    """
+
+    method: str
+    table: str | None
+    age_seconds: float
+    seconds: float
+    waited_seconds: float
+    code: str
+    plan: str | None
+    request_id: str
+
+    @classmethod
+    def of(cls, message: admin_pb2.SlowCall) -> Self:
+        """Decodes a call in an answer."""
+        return cls(
+            method=message.method,
+            table=message.table or None,
+            age_seconds=message.age_millis / 1000,
+            seconds=message.millis / 1000,
+            waited_seconds=message.waited_millis / 1000,
+            code=message.code,
+            plan=message.plan or None,
+            request_id=message.request_id,
         )

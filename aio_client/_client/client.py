@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from aio_client._admin.admin import LiveScan, ServerStats
+from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
 from aio_client._admin.backups import BackupStatus, backup_message, create_backup
 from aio_client._admin.check import check_table
 from aio_client._admin.damaged_table import DamagedTable
@@ -376,6 +376,18 @@ class Client:
             lambda: self._transport.services.admin.ListScans, admin_pb2.ListScansRequest()
         )
         return [LiveScan.of(scan) for scan in response.scans]
+
+    async def slow_calls(self) -> list[SlowCall]:
+        """Lists the latest calls that kept the server busy for longer than `slow_request_seconds`, newest first.
+
+        The server remembers up to 100 since its start.
+
+        Raises:
+            PermissionDenied: The caller is not an admin of all tables.
+        """
+        request = admin_pb2.ListSlowCallsRequest()
+        response = await self._transport.call(lambda: self._transport.services.admin.ListSlowCalls, request)
+        return [SlowCall.of(call) for call in response.calls]
 
     async def cancel_scan(self, scan_id: str) -> None:
         """Ends a scan of any client. Its iterators are freed when the call returns; its reader gets ScanCancelled.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from aio_client._admin.admin import LiveScan, ServerStats
+    from aio_client._admin.admin import LiveScan, ServerStats, SlowCall
     from aio_client._admin.backups import BackupStatus
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.damaged_table import DamagedTable
@@ -338,6 +338,16 @@ class Client(BlockingClient):
     def live_scans(self) -> list[LiveScan]:
         """Lists the live scans of all clients, which hold iterators at the server now, oldest first."""
         return self._runner.call(self._aio.live_scans)
+
+    def slow_calls(self) -> list[SlowCall]:
+        """Lists the latest calls that kept the server busy for longer than `slow_request_seconds`, newest first.
+
+        The server remembers up to 100 since its start.
+
+        Raises:
+            PermissionDenied: The caller is not an admin of all tables.
+        """
+        return self._runner.call(self._aio.slow_calls)
 
     def cancel_scan(self, scan_id: str) -> None:
         """Ends a scan of any client. Its iterators are freed when the call returns; its reader gets ScanCancelled.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,15 +104,17 @@ async def _scans(gateway: Gateway, request: Request, values: Values) -> Response
 
 async def _server(gateway: Gateway, request: Request, values: Values) -> Response:
     client = gateway.client
-    try:
+    stats, slow = None, None
+    # Both need a grant for every table; the lists show what the caller may see.
+    with suppress(PermissionDenied):
         stats = await client.server_stats()
-    except PermissionDenied:
-        stats = None  # It needs a grant for every table; the lists show what the caller may see.
+        slow = await client.slow_calls()
     return _page(
         request,
         "server.html",
         values,
         stats=stats,
+        slow=slow,
         snapshots=await client.snapshots(),
         transactions=await client.transactions(),
         locks=await client.column_locks(),

@@ -48,6 +48,7 @@ _LOCATIONS: Final = {
     "bench": "bench.bench",
     "ps": "scans.ps",
     "cancel": "scans.cancel",
+    "slow": "slow.slow",
     "demo": "demo.demo",
     "consumers": "consumers.app",
     "index": "indexes.app",

@@ -191,6 +191,7 @@ class LiveScan(_message.Message):
     IDLE_MILLIS_FIELD_NUMBER: _builtins.int
     ROWS_SCANNED_FIELD_NUMBER: _builtins.int
     BYTES_RETURNED_FIELD_NUMBER: _builtins.int
+    MAY_CANCEL_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     table: _builtins.str
     snapshot_id: _builtins.str
@@ -204,6 +205,8 @@ class LiveScan(_message.Message):
     rows_scanned: _builtins.int
     """Rows read from storage, and bytes of Arrow data returned."""
     bytes_returned: _builtins.int
+    may_cancel: _builtins.bool
+    """Whether the caller may cancel the scan."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ascending."""
@@ -220,14 +223,98 @@ class LiveScan(_message.Message):
         idle_millis: _builtins.int = ...,
         rows_scanned: _builtins.int = ...,
         bytes_returned: _builtins.int = ...,
+        may_cancel: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "buckets", b"buckets", "bytes_returned", b"bytes_returned", "idle_millis", b"idle_millis", "peer", b"peer", "rows_scanned", b"rows_scanned", "scan_id", b"scan_id", "snapshot_id", b"snapshot_id", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "buckets", b"buckets", "bytes_returned", b"bytes_returned", "idle_millis", b"idle_millis", "may_cancel", b"may_cancel", "peer", b"peer", "rows_scanned", b"rows_scanned", "scan_id", b"scan_id", "snapshot_id", b"snapshot_id", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LiveScan: _TypeAlias = LiveScan  # noqa: Y015
+
+@_typing.final
+class ListSlowCallsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSlowCallsRequest: _TypeAlias = ListSlowCallsRequest  # noqa: Y015
+
+@_typing.final
+class ListSlowCallsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowCall]: ...
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___SlowCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSlowCallsResponse: _TypeAlias = ListSlowCallsResponse  # noqa: Y015
+
+@_typing.final
+class SlowCall(_message.Message):
+    """A call that kept the server busy for longer than `slow_request_seconds`. Has no rows, keys or values of predicates."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    AGE_MILLIS_FIELD_NUMBER: _builtins.int
+    MILLIS_FIELD_NUMBER: _builtins.int
+    WAITED_MILLIS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """`SERVICE/METHOD`."""
+    table: _builtins.str
+    """Its first 200 characters. Empty: none."""
+    age_millis: _builtins.int
+    """Since its end."""
+    millis: _builtins.int
+    """How long it took, and for how much of that it waited for the client or for changes."""
+    waited_millis: _builtins.int
+    code: _builtins.str
+    """The name of its status code, such as `OK` or `CANCELLED`."""
+    plan: _builtins.str
+    """How it read the table: the first 2,000 characters. Empty: it is no scan or query."""
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        table: _builtins.str = ...,
+        age_millis: _builtins.int = ...,
+        millis: _builtins.int = ...,
+        waited_millis: _builtins.int = ...,
+        code: _builtins.str = ...,
+        plan: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "code", b"code", "method", b"method", "millis", b"millis", "plan", b"plan", "request_id", b"request_id", "table", b"table", "waited_millis", b"waited_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowCall: _TypeAlias = SlowCall  # noqa: Y015
 
 @_typing.final
 class CancelScanRequest(_message.Message):

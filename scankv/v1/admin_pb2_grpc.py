@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=scankv_dot_v1_dot_admin__pb2.CancelScanRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_admin__pb2.CancelScanResponse.FromString,
                 _registered_method=True)
+        self.ListSlowCalls = channel.unary_unary(
+                '/scankv.v1.AdminService/ListSlowCalls',
+                request_serializer=scankv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_admin__pb2.ListSlowCallsResponse.FromString,
+                _registered_method=True)
         self.CheckTable = channel.unary_stream(
                 '/scankv.v1.AdminService/CheckTable',
                 request_serializer=scankv_dot_v1_dot_admin__pb2.CheckTableRequest.SerializeToString,
@@ -94,6 +99,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSlowCalls(self, request, context):
+        """Lists the latest calls that the log has as slow, newest first: at most 100 since the start of the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckTable(self, request, context):
         """Reads a complete table and checks that everything stored for it is consistent: each row can be decoded and has its
         key, the number of rows equals the counted number, if rows are counted, and every index has exactly the entries of
@@ -128,6 +140,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CancelScan,
                     request_deserializer=scankv_dot_v1_dot_admin__pb2.CancelScanRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_admin__pb2.CancelScanResponse.SerializeToString,
+            ),
+            'ListSlowCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSlowCalls,
+                    request_deserializer=scankv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_admin__pb2.ListSlowCallsResponse.SerializeToString,
             ),
             'CheckTable': grpc.unary_stream_rpc_method_handler(
                     servicer.CheckTable,
@@ -243,6 +260,33 @@ class AdminService:
             '/scankv.v1.AdminService/CancelScan',
             scankv_dot_v1_dot_admin__pb2.CancelScanRequest.SerializeToString,
             scankv_dot_v1_dot_admin__pb2.CancelScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSlowCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/ListSlowCalls',
+            scankv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.SerializeToString,
+            scankv_dot_v1_dot_admin__pb2.ListSlowCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

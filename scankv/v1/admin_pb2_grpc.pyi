@@ -42,6 +42,8 @@ class AdminServiceStub:
     once it is open. The reader of the scan gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
     """
+    ListSlowCalls: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSlowCallsRequest, _admin_pb2.ListSlowCallsResponse]
+    """Lists the latest calls that the log has as slow, newest first: at most 100 since the start of the server."""
     CheckTable: _grpc.UnaryStreamMultiCallable[_admin_pb2.CheckTableRequest, _admin_pb2.BucketCheck]
     """Reads a complete table and checks that everything stored for it is consistent: each row can be decoded and has its
     key, the number of rows equals the counted number, if rows are counted, and every index has exactly the entries of
@@ -65,6 +67,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     once it is open. The reader of the scan gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
     """
+    ListSlowCalls: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlowCallsRequest, _admin_pb2.ListSlowCallsResponse]  # type: ignore[assignment]
+    """Lists the latest calls that the log has as slow, newest first: at most 100 since the start of the server."""
     CheckTable: _aio.UnaryStreamMultiCallable[_admin_pb2.CheckTableRequest, _admin_pb2.BucketCheck]  # type: ignore[assignment]
     """Reads a complete table and checks that everything stored for it is consistent: each row can be decoded and has its
     key, the number of rows equals the counted number, if rows are counted, and every index has exactly the entries of
@@ -109,6 +113,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         once it is open. The reader of the scan gets SCAN_CANCELLED.
         Errors: NOT_FOUND SCAN_NOT_FOUND.
         """
+
+    @_abc_1.abstractmethod
+    def ListSlowCalls(
+        self,
+        request: _admin_pb2.ListSlowCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSlowCallsResponse, _abc.Awaitable[_admin_pb2.ListSlowCallsResponse]]:
+        """Lists the latest calls that the log has as slow, newest first: at most 100 since the start of the server."""
 
     @_abc_1.abstractmethod
     def CheckTable(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
     from streaming_server.scan.queries.result_cache import ResultCache
+    from streaming_server.services.calls import LoggedCall
     from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 
@@ -142,6 +143,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.ListScansResponse(scans=[_live_scan(scan, now) for scan in self._registry.live])
         raise AssertionError("map_errors ends the call")
 
+    async def ListSlowCalls(
+        self,
+        request: admin_pb2.ListSlowCallsRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.ListSlowCallsRequest, admin_pb2.ListSlowCallsResponse],
+    ) -> admin_pb2.ListSlowCallsResponse:
+        async with map_errors(request, context):
+            now = time.monotonic()
+            # A call is logged once its plan is known, which may be after calls that ended later.
+            slow = sorted(self._intake.calls.slow, key=lambda call: call.ended_at, reverse=True)
+            return admin_pb2.ListSlowCallsResponse(calls=[_slow_call(call, now) for call in slow])
+        raise AssertionError("map_errors ends the call")
+
     async def CancelScan(
         self,
         request: admin_pb2.CancelScanRequest,
@@ -210,6 +223,20 @@ def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
         idle_millis=int((now - scan.progress_at) * 1000),
         rows_scanned=scan.rows_scanned,
         bytes_returned=scan.bytes_returned,
+        may_cancel=True,  # Permissions take it back from those who may not.
+    )
+
+
+def _slow_call(call: LoggedCall, now: float) -> admin_pb2.SlowCall:
+    return admin_pb2.SlowCall(
+        method=call.method,
+        table=call.table,
+        age_millis=int((now - call.ended_at) * 1000),
+        millis=int(call.seconds * 1000),
+        waited_millis=int(call.waited_seconds * 1000),
+        code=call.code,
+        plan=call.plan,
+        request_id=call.request_id,
     )
 
 

@@ -181,9 +181,7 @@ class CallGuard:
     def keep_visible(self, caller: CallerIdentity, permission: Permission, response: object) -> None:
         """Removes from a response what the caller may not read."""
         if permission.visible:
-            grants = caller.grants
-            everything = grants.allow_everywhere(Role.READ)
-            keep_visible(response, permission, lambda table: grants.allow(Role.READ, table), everything=everything)
+            keep_visible(response, permission, caller.grants)
 
     async def check_streams(self) -> None:
         """Reads files again that have changed, and ends the streams whose callers have lost their rights."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -25,6 +26,37 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 _EXPLAIN_SECONDS = 5.0
 _GRPC = "grpc."
 
+MOST_SLOW_CALLS: Final = 100
+"""How many slow calls are remembered."""
+# What a client may make large: the name of a table that does not exist, and a plan with many columns.
+_MOST_TABLE = 200
+_MOST_PLAN = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCall:
+    """A call that kept the server busy for long. Immutable.
+
+    Attributes:
+        method: Its method, as `SERVICE/METHOD`.
+        table: The name of the table that it reads, shortened. Empty: none.
+        ended_at: When it ended, as by `time.monotonic`.
+        seconds: How long it took.
+        waited_seconds: For how long it waited for its client or for changes.
+        code: The name of its status.
+        plan: How it read the table, shortened. Empty: it is no scan or query.
+        request_id: The id by which the log has it.
+    """
+
+    method: str
+    table: str
+    ended_at: float
+    seconds: float
+    waited_seconds: float
+    code: str
+    plan: str
+    request_id: str
+
 
 class Calls:
     """The calls of a server, measured from their beginning to their end. Bound to the event loop.
@@ -37,12 +69,14 @@ class Calls:
         running: The number of calls that run now, by method.
         seconds: The durations of the calls that have ended, by method and the name of their status.
         ended: The number of calls that have ended, without those of the health and reflection services.
+        slow: The latest slow calls, in the order in which they were logged.
     """
 
     def __init__(self, slow_seconds: float, tracer: Tracer | None = None) -> None:
         self.running: Counter[str] = Counter()
         self.seconds: dict[tuple[str, str], Histogram] = {}
         self.ended = 0
+        self.slow: deque[LoggedCall] = deque(maxlen=MOST_SLOW_CALLS)
         self._slow_seconds = slow_seconds
         self._tracer = tracer
         self._logging: set[asyncio.Task[None]] = set()
@@ -90,12 +124,52 @@ class Calls:
         histogram.observe(seconds)
         if self._slow_seconds and seconds - call.waited_seconds > self._slow_seconds and not call.may_last:
             # In a task of its own, because the call may have been cancelled, and its client should not wait.
-            task = asyncio.create_task(_log_slow(call, code, seconds))
+            task = asyncio.create_task(self._log_slow(call, code, seconds))
             self._logging.add(task)
             task.add_done_callback(self._logging.discard)
         else:
             # gRPC may keep the call for some time, and a plan may have a large predicate.
             call.explain = None
+
+    async def _log_slow(self, call: CurrentCall, code: str, seconds: float) -> None:
+        plan, ended_at = None, time.monotonic()
+        if call.explain is not None:
+            try:
+                async with asyncio.timeout(_EXPLAIN_SECONDS):
+                    plan = await call.explain()
+            except Exception as error:
+                # The table may have been dropped in the meantime.
+                plan = f"unknown: {type(error).__name__}"
+        _log.warning(
+            "slow call of %s: table %s, %.3f s, of which %.3f s waiting for the client or for changes, status %s, "
+            "plan: %s",
+            call.method,
+            call.table or "none",
+            seconds,
+            call.waited_seconds,
+            code,
+            plan or "none",
+            extra={
+                "method": call.method,
+                "table": call.table,
+                "seconds": round(seconds, 6),
+                "waited_seconds": round(call.waited_seconds, 6),
+                "code": code,
+                "plan": plan,
+            },
+        )
+        self.slow.append(
+            LoggedCall(
+                method=call.method,
+                table=call.table[:_MOST_TABLE],
+                ended_at=ended_at,
+                seconds=seconds,
+                waited_seconds=call.waited_seconds,
+                code=code,
+                plan=(plan or "")[:_MOST_PLAN],
+                request_id=call.request_id,
+            )
+        )
 
 
 def _name_of(code: grpc.StatusCode | int | None) -> str:
@@ -103,31 +177,3 @@ def _name_of(code: grpc.StatusCode | int | None) -> str:
         return code.name
     # 0 is the status before any is set: the handler failed without one.
     return _CODES.get(code, "UNKNOWN") if code else "UNKNOWN"
-
-
-async def _log_slow(call: CurrentCall, code: str, seconds: float) -> None:
-    plan = None
-    if call.explain is not None:
-        try:
-            async with asyncio.timeout(_EXPLAIN_SECONDS):
-                plan = await call.explain()
-        except Exception as error:
-            # The table may have been dropped in the meantime.
-            plan = f"unknown: {type(error).__name__}"
-    _log.warning(
-        "slow call of %s: table %s, %.3f s, of which %.3f s waiting for the client or for changes, status %s, plan: %s",
-        call.method,
-        call.table or "none",
-        seconds,
-        call.waited_seconds,
-        code,
-        plan or "none",
-        extra={
-            "method": call.method,
-            "table": call.table,
-            "seconds": round(seconds, 6),
-            "waited_seconds": round(call.waited_seconds, 6),
-            "code": code,
-            "plan": plan,
-        },
-    )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from streaming_server.access.grants import Grants
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
 
@@ -96,10 +97,12 @@ class VisibleItems:
         field: The list.
         tables: The field of an item with its table or tables. An item without tables is shown only to callers who may
             read every table.
+        admin_field: A field of an item that becomes false unless the caller is an admin of its tables. Empty: none.
     """
 
     field: str
     tables: str
+    admin_field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,8 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
     "AdminService": {
         "Stats": _needs(READ, EveryTable()),
         "Metrics": _needs(READ, EveryTable()),
-        "ListScans": _lists("scans", "table", SomeTable()),
+        "ListScans": Permission((Requirement(READ, SomeTable()),), (VisibleItems("scans", "table", "may_cancel"),)),
+        "ListSlowCalls": Permission((Requirement(ADMIN, EveryTable()),)),
         "CancelScan": _needs(ADMIN, NamedById("scan", ("scan_id",), _scan_tables)),
         "CheckTable": _needs(READ, _TABLE),
     },
@@ -281,14 +285,16 @@ def ids_in(request: Message, fields: Iterable[str]) -> list[str]:
     return [str(reduce(getattr, field.split("."), cast("Any", request))) for field in fields]
 
 
-def keep_visible(response: Any, permission: Permission, may_read: Callable[[str], bool], *, everything: bool) -> None:  # noqa: ANN401  # a message
-    """Removes the items of a response whose tables the caller may not all read."""
-    if everything:
-        return
+def keep_visible(response: Any, permission: Permission, grants: Grants) -> None:  # noqa: ANN401  # a message
+    """Removes from a response what the caller may not read, and the rights that the caller does not have."""
+    everything = grants.allow_everywhere(READ)
     for visible in permission.visible:
         items = getattr(response, visible.field)
         for index in reversed(range(len(items))):
-            value = getattr(items[index], visible.tables)
+            item = items[index]
+            value = getattr(item, visible.tables)
             tables = [value] if isinstance(value, str) else list(value)
-            if not tables or not all(map(may_read, tables)):
+            if not everything and not (tables and all(grants.allow(READ, table) for table in tables)):
                 del items[index]
+            elif visible.admin_field and not all(grants.allow(ADMIN, table) for table in tables):
+                setattr(item, visible.admin_field, False)

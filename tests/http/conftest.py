@@ -40,11 +40,12 @@ def scores(client: sync.Client) -> sync.Table:
 
 
 class TokenGateway(GatewayProcess):
-    """A gateway of a server that asks for tokens. `issuer` makes them."""
+    """A gateway of a server that asks for tokens. `issuer` makes them, and `client` is an admin."""
 
-    def __init__(self, url: str, issuer: TokenIssuer) -> None:
+    def __init__(self, url: str, issuer: TokenIssuer, client: sync.Client) -> None:
         super().__init__(url)
         self.issuer = issuer
+        self.client = client
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +56,22 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenGateway]:
     with (
         ServerProcess(directory / "data", "--tokens", str(issuer.path)) as server,
         sync.connect(server.url, token=issuer.root) as client,
-        TokenGateway(server.url, issuer) as gateway,
+        TokenGateway(server.url, issuer, client) as gateway,
     ):
         for name in ("game.scores", "other.scores"):
             client.create_table(name, SCORES, primary_key=["player"]).upsert([{"player": "ann", "score": 31}])
+        fill_wide(client, "game.wide")
         yield gateway
 
 
 @pytest.fixture(scope="session")
 def wide(client: sync.Client) -> sync.Table:
     """A table of some 40 MB, more than the buffers between a server and a reader. No test writes to it."""
+    return fill_wide(client, "http.wide")
+
+
+def fill_wide(client: sync.Client, name: str) -> sync.Table:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
-    table = client.create_table("http.wide", schema, primary_key=["k"])
+    table = client.create_table(name, schema, primary_key=["k"])
     table.upsert(pa.table({"k": range(40_000), "text": [f"{number:01000}" for number in range(40_000)]}, schema))
     return table

@@ -15,8 +15,11 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from aio_client import ScanCancelled, sync
+from tests.http.conftest import SCORES, TokenGateway
 from tests.support.browser import open_browser
 from tests.support.gateway import GatewayProcess, HttpCaller
+from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
     from aio_client.sync import Client, Table
-    from tests.http.conftest import TokenGateway
 
+WIDE = "game.wide"
 SCRIPT = "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
 
 
@@ -96,12 +99,67 @@ def test_a_form_of_another_site_or_session_is_refused(
     assert caller.post("/scans/stop", {"Cookie": cookie}, form_key=own, scan_id="x").status == 404
 
 
-def test_only_an_admin_stops_a_scan(secured: TokenGateway) -> None:
-    caller = HttpCaller(secured.port)
-    cookie = log_in(secured, secured.issuer.create("read:*"))
-    # Whether there is such a scan makes no difference for anybody else.
-    answer = caller.post("/scans/stop", {"Cookie": cookie}, form_key=form_key(caller, "/", cookie), scan_id="x")
-    assert answer.status == 403
+def test_only_an_admin_stops_a_scan(secured: TokenGateway, browser: Chrome) -> None:
+    """In a browser: readers have no button, and a form that they make themselves is refused."""
+    base = f"http://127.0.0.1:{secured.port}"
+
+    def log_in_browser(grant: str) -> None:
+        browser.get(f"{base}/login")
+        browser.find_element(By.ID, "token").send_keys(secured.issuer.create(grant), Keys.ENTER)
+        wait_until(lambda: browser.title == "Tables - ScanKV", "the login")
+
+    def rows() -> list[str]:
+        browser.get(f"{base}/scans")
+        return [row.text for row in browser.find_elements(By.CSS_SELECTOR, "tbody tr") if WIDE in row.text]
+
+    def is_live() -> bool:
+        return any(scan.table == WIDE for scan in secured.client.live_scans())
+
+    with secured.client.table(WIDE).scan().with_chunk(rows=100).stream() as stream:
+        next(stream)
+        caller = HttpCaller(secured.port)
+        cookie = log_in(secured, secured.issuer.create("read:*"))
+        key = form_key(caller, "/", cookie)
+        # Whether there is such a scan makes no difference for a reader.
+        for scan_id in (stream.scan_id, "x"):
+            assert caller.post("/scans/stop", {"Cookie": cookie}, form_key=key, scan_id=scan_id).status == 403
+        log_in_browser("read:*")
+        assert len(rows()) == 1
+        assert not browser.find_elements(By.CSS_SELECTOR, "main form, main button")
+        assert is_live()
+        log_in_browser(f"admin:{WIDE}")
+        assert len(rows()) == 1
+        browser.find_element(By.CSS_SELECTOR, f"button[aria-label$='of {WIDE}']").send_keys(Keys.ENTER)
+        wait_until(lambda: not rows(), "a list without the scan")
+        assert not is_live()
+        with pytest.raises(ScanCancelled):
+            list(stream)
+    browser.delete_all_cookies()
+
+
+def test_an_admin_sees_slow_calls_without_values(tmp_path: Path) -> None:
+    issuer = TokenIssuer(tmp_path / "tokens")
+    settings = ("--tokens", str(issuer.path), "--set", "slow_request_seconds=0.000001")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as server,
+        sync.connect(server.url, token=issuer.root) as client,
+        TokenGateway(server.url, issuer, client) as gateway,
+    ):
+        table = client.create_table("a.slow", SCORES, primary_key=["player"])
+        table.upsert([{"player": "the-secret", "score": 1}])
+        assert table.count("player = 'the-secret'") == 1
+        caller = HttpCaller(gateway.port)
+
+        def page(grant: str) -> str:
+            cookie = log_in(gateway, issuer.create(grant))
+            return caller.get("/server", headers={"Cookie": cookie}).body.decode()
+
+        text = wait_until(lambda: found if "LookupService/Count" in (found := page("admin:*")) else "", "the count")
+        assert "a.slow" in text
+        assert "the-secret" not in text
+        # Readers of all tables see the other statistics.
+        assert "Slow calls" not in page("read:*")
+        assert "Longest turn" in page("read:*")
 
 
 def test_a_page_loads_no_script_and_nothing_from_elsewhere(gateway: GatewayProcess, scores: Table) -> None:

@@ -6,12 +6,13 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ScanCancelled, sync
+from tests.support.command_line import CommandLine
+from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.support.command_line import CommandLine
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -48,6 +49,26 @@ def test_a_scan_is_ended_by_the_beginning_of_its_id(scankv: CommandLine, table: 
     with pytest.raises(ScanCancelled):
         list(stream)
     assert f"no live scan has the id {stream.scan_id}" in scankv.fails("cancel", stream.scan_id)
+
+
+def test_slow_calls_are_listed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "slow_request_seconds=0.000001") as server:
+        scankv = CommandLine(server.url)
+        scankv("create", "a.slow", "--schema", "k int64", "--key", "k")
+        scankv("scan", "a.slow")
+        (listed,) = (call for call in scankv("slow", "--json").json if call["method"] == "ScanService/ScanKv")
+        assert (listed["table"], listed["code"]) == ("a.slow", "OK")
+        assert 0 <= listed["waited_seconds"] <= listed["seconds"]
+        (line,) = (line for line in scankv("slow").text.splitlines() if listed["request_id"] in line)
+        assert "ScanService/ScanKv" in line
+        assert listed["plan"] in line
+
+
+def test_a_server_without_slow_calls_says_so(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        scankv = CommandLine(server.url)
+        assert scankv("slow", "--json").json == []
+        assert scankv("slow").stderr == "no call has been slow since the server started\n"
 
 
 def test_a_scan_that_is_not_there_does_not_keep_the_others(

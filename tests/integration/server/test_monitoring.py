@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from aio_client import connect
+from aio_client import connect, sync
 from scankv.v1 import scan_pb2
 from streaming_server.config import ServerConfig
 from streaming_server.monitoring.catalog import METRICS, STANDARD_METRICS
@@ -327,3 +327,30 @@ def test_slow_calls_are_logged_as_json_with_their_ids_and_plan(monitored: tuple[
     assert all({"time", "level", "logger", "message"} <= message.keys() for message in _messages(server))
     assert "the-secret" not in server.log
     assert "4711" not in server.log
+    with sync.connect(server.url) as client:
+        listed = client.slow_calls()
+    assert len(listed) <= 100
+    logged = {message["request_id"]: message for message in found}
+    for call in (call for call in listed if call.request_id in logged):
+        message = logged.pop(call.request_id)
+        assert (call.method, call.table, call.code) == (message["method"], message["table"], message["code"])
+        assert call.plan == message["plan"]
+        assert abs(call.seconds - message["seconds"]) < 0.002
+    assert logged == {}
+    assert [call.age_seconds for call in listed] == sorted(call.age_seconds for call in listed)
+    assert "the-secret" not in repr(listed)
+    assert "4711" not in repr(listed)
+
+
+def test_a_server_remembers_a_bounded_number_of_slow_calls_with_bounded_texts(
+    monitored: tuple[ServerProcess, int],
+) -> None:
+    server, _ = monitored
+    long = f"a.{'x' * 20_000}"
+    with sync.connect(server.url) as client, Wire(server.url) as wire:
+        for _ in range(110):
+            client.tables()
+        with pytest.raises(grpc.RpcError):
+            list(wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=long), timeout=60))
+        wait_until(lambda: long[:200] in [call.table for call in client.slow_calls()], "the slow call of the scan")
+        assert len(client.slow_calls()) == 100

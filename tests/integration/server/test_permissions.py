@@ -291,6 +291,19 @@ def test_lists_show_only_what_the_caller_may_read(secured: SecuredServer) -> Non
                     assert set(tables) == {mine.table}, what
 
 
+def test_a_list_of_scans_says_which_the_caller_may_cancel(secured: SecuredServer) -> None:
+    with MatrixTarget(secured) as mine, MatrixTarget(secured) as other:
+        for target in (mine, other):
+            target.id_of("scan")
+        for grants, expected in (
+            ((f"admin:{mine.table}", f"read:{other.table}"), {mine.table: True, other.table: False}),
+            (("read:*",), {mine.table: False, other.table: False}),
+            (("admin:*",), {mine.table: True, other.table: True}),
+        ):
+            scans = secured.caller(*grants)(f"{SERVICES}.AdminService/ListScans").scans
+            assert {scan.table: scan.may_cancel for scan in scans} == expected
+
+
 def test_rows_are_appended_and_read_with_the_roles_of_other_tables(secured: SecuredServer) -> None:
     with MatrixTarget(secured, primary_key=()) as log:
         append = f"{SERVICES}.WriteService/Upsert"

@@ -70,6 +70,7 @@ NAMES = [
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
+    "SlowCall",
     "Snapshot",
     "SnapshotExists",
     "SnapshotLost",

@@ -1,0 +1,38 @@
+"""`slow`: lists the latest slow calls."""
+
+from dataclasses import asdict
+
+import typer
+
+from aio_client import SlowCall
+from scankv.cli.connecting import open_client
+from scankv.cli.options import Json, Url
+from scankv.cli.show import duration, show_json, show_table
+
+
+def slow(json: Json = False, url: Url = None) -> None:
+    """List the latest calls that kept the server busy for more than its slow_request_seconds, newest first.
+
+    The server remembers up to 100. If it asks for tokens, this needs the role admin for all tables.
+    """
+    with open_client(url) as client:
+        calls = client.slow_calls()
+    if json:
+        show_json([asdict(call) for call in calls])
+    elif calls:
+        show_table(["ended", "call", "table", "took", "waited", "status", "request", "plan"], [*map(_cells, calls)])
+    else:
+        typer.echo("no call has been slow since the server started", err=True)
+
+
+def _cells(call: SlowCall) -> list[object]:
+    return [
+        f"{duration(call.age_seconds)} ago",
+        call.method,
+        call.table or "",
+        f"{call.seconds:.3f} s",
+        f"{call.waited_seconds:.3f} s",
+        call.code,
+        call.request_id,
+        call.plan or "",
+    ]
