@@ -21,6 +21,7 @@ import xxhash
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.backup.archive_segment import (
+    ArchiveGap,
     ArchiveSegment,
     BucketSegment,
     LogPiece,
@@ -67,7 +68,7 @@ _Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Position:
+class _ArchivedUpTo:
     """Up to where the write-ahead log of a bucket is archived: the number of a file, and bytes of it."""
 
     log: int
@@ -86,7 +87,8 @@ class _Capture:
         tables: The directories of the tables whose consumers are read, by incarnation.
         files: The files of the write-ahead log of each bucket that may have new writes, with its directory.
         marks: What changes with each write to these buckets.
-        left_out: Why writes to tables are missing, by incarnation.
+        left_out: Why writes to tables are not in the segment, but will be in a later one, by incarnation.
+        gaps: The writes to tables that the archive will never have, by incarnation.
         ended_micros: See `ArchiveSegment`.
     """
 
@@ -98,6 +100,7 @@ class _Capture:
     files: dict[_Place, tuple[Path, list[LogFile]]] = field(default_factory=dict)
     marks: dict[_Place, WriteMark] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, ArchiveGap] = field(default_factory=dict)
     ended_micros: int = 0
 
 
@@ -109,21 +112,11 @@ class _Stored:
         segment: The segment. None: nothing was written.
         positions: Up to where each bucket is archived.
         consumers: When the consumers of tables were changed last.
-        gaps: Why tables have writes that the archive will never have.
     """
 
     segment: ArchiveSegment | None
-    positions: dict[_Place, _Position]
+    positions: dict[_Place, _ArchivedUpTo]
     consumers: dict[str, int]
-    gaps: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _MissingWrites:
-    """Writes to a table that the archive will never have. A backup after `micros` has them."""
-
-    micros: int
-    why: str
 
 
 class _Gap(Exception):
@@ -182,7 +175,7 @@ class Archive:
         self._store: BackupStore | None = None
         self._segment: asyncio.Task[None] | None = None
         self._previous = ""
-        self._positions: dict[_Place, _Position] = {}
+        self._positions: dict[_Place, _ArchivedUpTo] = {}
         self._marks: dict[_Place, WriteMark] = {}
         self._definitions: dict[str, TableDefinition] = {}
         self._consumers: dict[str, int] = {}
@@ -190,7 +183,7 @@ class Archive:
         self._changes: list[TableChange] = []
         self._reached_at = float("-inf")
         self._left_out: dict[str, str] = {}
-        self._gaps: dict[str, _MissingWrites] = {}
+        self._gaps: dict[str, ArchiveGap] = {}
         self._families: dict[_Place, tuple[str, ...]] = {}
         self._is_failing = False
         self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
@@ -276,7 +269,6 @@ class Archive:
                 continue
             self._definitions.pop(change.incarnation, None)
             self._consumers.pop(change.incarnation, None)
-            self._gaps.pop(change.incarnation, None)
             for places in (self._positions, self._marks, self._families):
                 for place in [each for each in places if each[0] == change.incarnation]:
                     del places[place]
@@ -284,12 +276,14 @@ class Archive:
         if stored.segment is None:
             return
         self._previous, self._reached_at, self._gap_micros = stored.segment.segment_id, float("-inf"), 0
+        lost = capture.gaps.items() - self._gaps.items()
         for incarnation, why in capture.left_out.items() - self._left_out.items():
             _log.error("the archive lacks writes to %s: %s", self._name_of(incarnation), why)
-        if stored.gaps:
-            self._gaps |= {table: _MissingWrites(capture.micros, why) for table, why in stored.gaps.items()}
-            self._begin_again("writes are missing")
-        self._left_out = capture.left_out
+        for incarnation, gap in lost:
+            _log.error("the archive has lost writes to %s: %s", self._name_of(incarnation), gap.why)
+        self._left_out, self._gaps = capture.left_out, capture.gaps
+        if lost:
+            self._begin_again("it has lost writes")
 
     def _read_known(self, store: BackupStore, backup_micros: int) -> list[ArchiveSegment] | None:
         """Returns the segments after a backup, if the buckets still have everything that was written since. Blocks."""
@@ -301,7 +295,7 @@ class Archive:
         # A process may have been killed before it recorded its last segment.
         is_ours = stored["segment"] in (last.segment_id, last.previous)
         is_kept = self._began_micros - reached_micros(store, 0) < KEPT_LOG_SECONDS * 1_000_000
-        return read_segments(store, backup_micros) if is_ours and is_kept and not last.left_out else None
+        return read_segments(store, backup_micros) if is_ours and is_kept and not last.gaps else None
 
     def _begin_again(self, why: str) -> None:
         """Creates a backup, from which the archive continues without a gap."""
@@ -343,7 +337,7 @@ class Archive:
         for segment in segments:
             for incarnation, buckets in segment.buckets.items():
                 for number, bucket in buckets.items():
-                    self._positions[incarnation, number] = _Position(bucket.pieces[-1].log, bucket.pieces[-1].end)
+                    self._positions[incarnation, number] = _ArchivedUpTo(bucket.pieces[-1].log, bucket.pieces[-1].end)
             for change in segment.changes:
                 self._definitions.pop(change.incarnation, None)
                 if change.definition is not None:
@@ -364,7 +358,7 @@ class Archive:
         before = [change for change in before if change.incarnation not in pending]
         self._changes[:0] = before
         self._gaps |= {
-            change.incarnation: _MissingWrites(change.micros, "the table was dropped before they were archived")
+            change.incarnation: ArchiveGap(change.micros, "the table was dropped before they were archived")
             for change in before
             if change.definition is None
         }
@@ -397,8 +391,7 @@ class Archive:
         # Not before: a transaction that was being applied is remembered once its buckets have it.
         capture.committed = self._remembered()
         backup = self._newest_backup()
-        self._gaps = {table: gap for table, gap in self._gaps.items() if gap.micros >= backup}
-        capture.left_out |= {table: gap.why for table, gap in self._gaps.items()}
+        capture.gaps = {table: gap for table, gap in self._gaps.items() if gap.micros >= backup}
         capture.ended_micros = self._clock.commit_micros() + 1
         return capture
 
@@ -431,27 +424,26 @@ class Archive:
         assert self._store is not None
         data = _DataWriter(self._store, instant_id(capture.micros))
         buckets: dict[str, dict[int, BucketSegment]] = {}
-        gaps: dict[str, str] = {}
         positions = dict(self._positions)
         for place, (path, files) in capture.files.items():
             try:
                 pieces = self._copy(data, path, place, files)
             except (_Gap, FileNotFoundError) as error:
-                gaps[place[0]] = f"bucket {place[1]} no longer has them ({error})"
+                capture.gaps[place[0]] = ArchiveGap(capture.micros, f"bucket {place[1]} no longer has them ({error})")
                 positions.pop(place, None)
                 continue
             if pieces:
                 segment = BucketSegment(families=self._families[place], pieces=tuple(pieces))
                 buckets.setdefault(place[0], {})[place[1]] = segment
-                positions[place] = _Position(pieces[-1].log, pieces[-1].end)
+                positions[place] = _ArchivedUpTo(pieces[-1].log, pieces[-1].end)
         data.flush()
-        capture.left_out |= gaps
         changed, consumers = self._changed_consumers(capture.tables)
         committed = [each.to_json() for each in capture.committed if each.token not in self._committed]
-        has_news = buckets or changed or committed or capture.changes or capture.left_out != self._left_out
+        is_lacking = (capture.left_out, capture.gaps) != (self._left_out, self._gaps)
+        has_news = buckets or changed or committed or capture.changes or is_lacking
         if self._previous and not has_news:
             self._record_reached(capture.micros)
-            return _Stored(None, positions, changed, gaps)
+            return _Stored(None, positions, changed)
         stored = ArchiveSegment(
             segment_id=data.segment_id,
             previous=self._previous,
@@ -465,10 +457,11 @@ class Archive:
             committed=tuple(committed),
             buckets=buckets,
             left_out=capture.left_out,
+            gaps=capture.gaps,
         )
         self._store.write_segment(data.segment_id, stored.to_json())
         write_checked_json(self._marker, {"segment": data.segment_id})
-        return _Stored(stored, positions, changed, gaps)
+        return _Stored(stored, positions, changed)
 
     def _record_reached(self, micros: int) -> None:
         assert self._store is not None

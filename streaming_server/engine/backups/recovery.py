@@ -5,12 +5,12 @@ Rule: nothing is destroyed. What is replaced or removed is kept below `damaged/`
 
 from __future__ import annotations
 
-import datetime as dt
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss
+from streaming_server.storage.backup.backup_store import instant_id
 from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
@@ -43,7 +43,7 @@ class Recovery:
         self._data = data
         self._resources = resources
         self._clock = clock
-        self._kept = data / KEPT / f"{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S-%f}"
+        self._kept = data / KEPT / instant_id(clock.commit_micros())
 
     def remove(self, path: Path, consequence: str) -> str:
         """Removes a file or a directory that the server can do without."""

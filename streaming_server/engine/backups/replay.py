@@ -49,7 +49,7 @@ class ArchivedLog:
     doubtful: Mapping[int, int]
 
 
-class Replay:
+class LogReplay:
     """Prepares the log of one bucket, which RocksDB then replays when it opens the bucket. Its methods block.
 
     Args:

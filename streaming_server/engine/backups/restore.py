@@ -17,7 +17,7 @@ import xxhash
 
 from scankv.model.errors import DataLoss, InvalidResumeToken, NewerFormat, UpgradeNotConfirmed, UsageError
 from streaming_server.engine.backups.redistribution import Redistribution, check_buckets
-from streaming_server.engine.backups.replay import CannotReplay, Replay, check_state
+from streaming_server.engine.backups.replay import CannotReplay, LogReplay, check_state
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
@@ -283,7 +283,7 @@ class _Restore:
         table, sequence = source.table, None
         location, expected = f"bucket {number} of {table.name}", table.states.get(number)
         if number in source.logs:
-            replay = Replay(path, location, table.definition, source.micros, self._resources)
+            replay = LogReplay(path, location, table.definition, source.micros, self._resources)
             sequence = replay.prepare(source.logs[number], expected, self._read_piece)
         store = RocksStore(path, location, compression=table.definition.options.compression, resources=self._resources)
         try:

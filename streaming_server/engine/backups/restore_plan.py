@@ -155,10 +155,12 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
             tables[incarnation] = replace(known, consumers=consumers)
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
-    lacking = segments[-1].left_out if segments else {}
+    lacking = {**segments[-1].left_out} if segments else {}
+    for segment in segments:
+        lacking |= {table: gap.why for table, gap in segment.gaps.items() if gap.micros > before.micros}
     if segments and segments[-1].gap_micros > micros:
         gap = f"it has a gap up to the backup as of {instant_text(segments[-1].gap_micros)}"
-        lacking = {**lacking, **dict.fromkeys(tables, gap)}
+        lacking |= dict.fromkeys(tables, gap)
     sources: dict[str, TableSource] = {}
     left_out = {**before.left_out}
     for table in sorted(tables.values(), key=lambda table: table.name):

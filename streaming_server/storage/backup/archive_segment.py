@@ -74,6 +74,19 @@ class TableChange:
     definition: TableDefinition | None
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveGap:
+    """Writes to a table that the archive does not have.
+
+    Attributes:
+        micros: They are before this instant, in microseconds since 1970 UTC.
+        why: Why the archive lacks them.
+    """
+
+    micros: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSegment:
     """One segment. Immutable.
@@ -91,7 +104,8 @@ class ArchiveSegment:
         consumers: The consumers of tables whose consumers have changed, by incarnation.
         committed: The commits of transactions that are remembered since.
         buckets: What was written to each bucket, by incarnation and number.
-        left_out: Why the segment lacks writes to tables, by incarnation.
+        left_out: Why the segment lacks writes to tables, by incarnation. A later one has them.
+        gaps: The writes to tables that no segment has, by incarnation.
     """
 
     segment_id: str
@@ -106,6 +120,7 @@ class ArchiveSegment:
     committed: tuple[Mapping[str, Any], ...] = ()
     buckets: Mapping[str, Mapping[int, BucketSegment]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    gaps: Mapping[str, ArchiveGap] = field(default_factory=dict)
 
     @property
     def data(self) -> dict[str, int]:
@@ -145,6 +160,7 @@ class ArchiveSegment:
                 for table, buckets in self.buckets.items()
             },
             "left_out": dict(self.left_out),
+            "gaps": {table: asdict(gap) for table, gap in self.gaps.items()},
         }
 
     @classmethod
@@ -183,6 +199,7 @@ class ArchiveSegment:
                 for table, buckets in values["buckets"].items()
             },
             left_out=values["left_out"],
+            gaps={table: ArchiveGap(**gap) for table, gap in values["gaps"].items()},
         )
 
 

@@ -174,7 +174,7 @@ class BaseManifest:
         )
 
 
-class _Part(NamedTuple):
+class _BatchPart(NamedTuple):
     """Consecutive rows of a batch in the files, with the encoded keys of the first and the last of them."""
 
     batch: int
@@ -223,10 +223,10 @@ class ColumnarBase:
             disk_bytes=(path / MANIFEST_FILE).stat().st_size + self._rows.size + self._keys.size + zones.size,
             time_restarts=manifest.time_restarts,
         )
-        self._parts: Sequence[_Part]
+        self._parts: Sequence[_BatchPart]
         self._use(
             [
-                _Part(number, 0, batch.rows, batch.first_key, batch.last_key)
+                _BatchPart(number, 0, batch.rows, batch.first_key, batch.last_key)
                 for number, batch in enumerate(manifest.batches)
             ]
         )
@@ -259,7 +259,7 @@ class ColumnarBase:
             other._use(other._parts_without(keys.start or b"", keys.end))
         return other
 
-    def _parts_without(self, start: bytes, end: bytes | None) -> list[_Part]:
+    def _parts_without(self, start: bytes, end: bytes | None) -> list[_BatchPart]:
         low = bisect_left(self.last_keys, start)
         high = len(self) if end is None else bisect_left(self.first_keys, end)
         rest = [*self._parts[:low]]
@@ -268,12 +268,14 @@ class ColumnarBase:
             before = self._count_below(low, start)
             if before:
                 part = self._parts[low]
-                rest.append(_Part(part.batch, part.first, before, part.first_key, self.keys(low)[before - 1].as_py()))
+                rest.append(
+                    _BatchPart(part.batch, part.first, before, part.first_key, self.keys(low)[before - 1].as_py())
+                )
             part = self._parts[high - 1]
             after = part.rows if end is None else self._count_below(high - 1, end)
             if after < part.rows:
                 key = self.keys(high - 1)[after].as_py()
-                rest.append(_Part(part.batch, part.first + after, part.rows - after, key, part.last_key))
+                rest.append(_BatchPart(part.batch, part.first + after, part.rows - after, key, part.last_key))
         return [*rest, *self._parts[max(low, high) :]]
 
     def _count_below(self, number: int, key: bytes) -> int:
@@ -284,7 +286,7 @@ class ColumnarBase:
             return self.rows_in(number)
         return int(pc.search_sorted(self.keys(number), pa.scalar(key, pa.binary())).as_py())
 
-    def _use(self, parts: Sequence[_Part]) -> None:
+    def _use(self, parts: Sequence[_BatchPart]) -> None:
         self._parts = parts
         self.first_keys = [part.first_key for part in parts]
         self.last_keys = [part.last_key for part in parts]
