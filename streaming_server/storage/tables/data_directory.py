@@ -2,6 +2,8 @@
 
 scankv.json                              the format of the directory
 clock.json                               the service time and commit time of its servers
+archived.json                            the last segment of the archive; missing: not everything is archived
+damaged/                                 what `scankv check --recover` has replaced
 restoring.json                           the backup that is being restored, until all of it is
 LOCK                                     locked by the server that uses the directory; has its process id
 tables/<database>/<table>/table.json     the definition of a table
