@@ -35,6 +35,7 @@ _LOCATIONS: Final = {
     "put": "rows.put",
     "delete": "rows.delete",
     "truncate": "rows.truncate",
+    "replace": "replace.replace",
     "count": "rows.count",
     "top": "top.top",
     "tail": "tail.tail",

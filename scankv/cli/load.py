@@ -43,17 +43,43 @@ class Mode(StrEnum):
     OVERWRITE = "overwrite"
 
 
+DataFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A CSV or JSON lines file (also as .gz or .zip), a Parquet or Arrow file, or a directory of Parquet "
+        "or Arrow files; - is standard input.",
+        show_default=False,
+    ),
+]
+FileFormat = Annotated[
+    Format | None,
+    typer.Option("--format", help="The file format. Default: detected from the first bytes, else from the name."),
+]
+NullTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--null",
+        metavar="TEXT",
+        help="CSV text that means null in every column. Repeatable. An empty field is always null; NA, N/A, NULL "
+        "and null are null except in string columns.",
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="The character between CSV fields, such as ; or tab. Default: comma, semicolon, tab or pipe, detected "
+        "from the first rows.",
+        show_default=False,
+    ),
+]
+
+
 def load(
     table: TableName,
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A CSV or JSON lines file (also as .gz or .zip), a Parquet or Arrow file, or a directory of Parquet "
-            "or Arrow files; - is standard input.",
-            show_default=False,
-        ),
-    ],
+    file: DataFile,
     create: Annotated[
         bool,
         typer.Option(
@@ -70,27 +96,9 @@ def load(
         bool,
         typer.Option("--ignore-definition", help="With --create: take only the columns and rows of an exported file."),
     ] = False,
-    format_: Annotated[
-        Format | None,
-        typer.Option("--format", help="The file format. Default: detected from the first bytes, else from the name."),
-    ] = None,
-    null: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="CSV text that means null in every column. Repeatable. An empty field is always null; NA, N/A, NULL "
-            "and null are null except in string columns.",
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CHARACTER",
-            help="The character between CSV fields, such as ; or tab. Default: comma, semicolon, tab or pipe, detected "
-            "from the first rows.",
-            show_default=False,
-        ),
-    ] = None,
+    format_: FileFormat = None,
+    null: NullTexts = None,
+    delimiter: Delimiter = None,
     on_error: Annotated[
         OnError,
         typer.Option(help="How to treat a row that cannot be loaded: stop, or report and skip it."),
@@ -125,8 +133,7 @@ def load(
     settings = table_settings_of(set_)
     skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, open_client(url) as client:
-        if delimiter is not None and sources[0].format is not Format.CSV:
-            raise UsageError(f"--delimiter is for csv, and {sources[0].name} is {sources[0].format}: leave it out")
+        check_delimiter(sources[0], delimiter)
         if create:
             keys = split_names(key)
             if not no_key:
@@ -138,6 +145,12 @@ def load(
             if new.restored and new.definition.arguments["primary_key"]:
                 mode = mode or Mode.OVERWRITE
         _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip, track_changes=track_changes)
+
+
+def check_delimiter(source: Input, delimiter: str | None) -> None:
+    """Raises UsageError if a delimiter is given for a file that has none."""
+    if delimiter is not None and source.format is not Format.CSV:
+        raise UsageError(f"--delimiter is for csv, and {source.name} is {source.format}: leave it out")
 
 
 def _require_key(source: Input, key: list[str]) -> None:

@@ -10,6 +10,8 @@ import pytest
 import scankv as scankv_module
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.command_line import CommandLine
 
 
@@ -48,6 +50,26 @@ def test_rows_are_deleted_by_a_predicate_and_all_at_once(scankv: CommandLine, sc
     )
     assert scankv("truncate", scores, "--no-track-changes").text == "deleted 1 row\n"
     assert scankv("truncate", scores).text == "deleted 0 rows\n"
+    assert scankv("count", scores).text == "0\n"
+
+
+def test_rows_are_replaced_by_those_of_a_file(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    low = tmp_path / "low.csv"
+    low.write_text("player;score\nbob;1\ndan;n/a\n")
+    given = ("replace", scores, str(low), "--delimiter", ";", "--null", "n/a")
+    # dan has no score, so he does not match; nothing is changed.
+    assert "row 1 of the data is outside" in scankv.fails(*given, "--where", "score < 30")
+    assert scankv("count", scores).text == "3\n"
+    low.write_text("player;score\nbob;1\ndan;2\n")
+    assert scankv(*given, "--where", "score < 30").text.endswith("that match by 2 rows\n")
+    lines = map(json.loads, scankv("scan", scores, "--format", "jsonl").text.splitlines())
+    rows = {each["player"]: each["score"] for each in lines}
+    assert rows == {"ann": 31, "bob": 1, "dan": 2, "cem": None}
+    low.write_text("player;score\nbob;seven\n")
+    assert "seven" in scankv.fails(*given)
+    assert scankv("count", scores).text == "4\n"
+    (tmp_path / "none.csv").write_text("player,score\n")
+    assert scankv("replace", scores, str(tmp_path / "none.csv")).text == f"replaced the rows of {scores} by 0 rows\n"
     assert scankv("count", scores).text == "0\n"
 
 
