@@ -38,6 +38,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = ".",
         start_new_session: bool = False,
         **streams: Any,
     ) -> None:
@@ -47,6 +48,7 @@ class ForkedProcess(subprocess.Popen[AnyStr]):
             "module": command[2],
             "arguments": list(command[3:]),
             "environment": dict(os.environ if env is None else env),
+            "directory": os.path.abspath(cwd),
             "new_session": start_new_session,
         }
         super().__init__(command, **streams)

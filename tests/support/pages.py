@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import inspect
 import io
 import os
@@ -30,12 +31,14 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 from markdown_it import MarkdownIt
 
 import scankv
 from scankv import sync
+from tests.support.forked_programs import ForkedPrograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +102,7 @@ def read_page(path: str) -> Page:
     return Page(path, tuple(blocks), "<!-- snippets: spark -->" in text)
 
 
+@functools.cache
 def list_pages() -> list[Page]:
     """Returns all pages that have code to run or are marked for Spark."""
     docs = (path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))
@@ -269,10 +273,10 @@ def _environment(directory: Path, url: str) -> Iterator[None]:
     """Returns the environment of programs and clients, with the `python` and `scankv` of this interpreter."""
     programs = directory / "bin"
     programs.mkdir()
-    for name, arguments in {"python": "", "scankv": "-m scankv "}.items():
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
-        program.chmod(0o755)
+    # Not a link, from which Python would not find its environment.
+    python = programs / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     changes = {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -281,16 +285,9 @@ def _environment(directory: Path, url: str) -> Iterator[None]:
         "SCANKV_PORT": url.rpartition(":")[2],
         "SCANKV_URL": url,
     }
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
+    with ForkedPrograms() as forked, mock.patch.dict(os.environ, changes):
+        forked.write(programs / "scankv", "scankv")
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _free_port() -> int:

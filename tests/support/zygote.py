@@ -44,6 +44,7 @@ class Request(TypedDict):
     module: str
     arguments: list[str]
     environment: dict[str, str]
+    directory: str
     new_session: bool
 
 
@@ -81,6 +82,7 @@ def _next_child(tests: socket.socket) -> Request | None:
                 os.close(stream)
             tests.send(str(child).encode())
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["directory"])
     if request["new_session"]:
         os.setsid()
     for number, stream in enumerate(streams):
