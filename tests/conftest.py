@@ -41,6 +41,16 @@ _TIMEOUTS = {
 _HYPOTHESIS_TIMEOUT = 360 * FACTOR
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Has the collector wait while all tests are imported, none of which is garbage; see `_garbage`."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take."""
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))
