@@ -83,7 +83,8 @@ class FailingDisk:
         wrapper: For `ServerProcess`.
     """
 
-    def __init__(self, directory: Path, library: Path) -> None:
+    def __init__(self, directory: Path, library: Path, part: str = "") -> None:
+        """Creates a disk that works. If `part` is set, only what is below this path in the data directory will fail."""
         self.root = directory / "data"
         control = directory / "failing-disk"
         control.write_bytes(bytes(_CONTROL.size))
@@ -92,7 +93,7 @@ class FailingDisk:
         variables = {
             "LD_PRELOAD": library,
             "SCANKV_FAILING_DISK": control,
-            "SCANKV_FAILING_ROOT": self.root,
+            "SCANKV_FAILING_ROOT": self.root / part,
         }
         self.wrapper = ("env", *(f"{name}={value}" for name, value in variables.items()))
 
