@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from aio_client import Client, InvalidRequest, InvalidResumeToken, SchemaMismatch, Table, col, connect
+from aio_client import Client, InvalidRequest, InvalidResumeToken, SchemaMismatch, Table, TableNotFound, col, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,14 +30,15 @@ async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def table(client: Client) -> Table:
     """Makes a table with the numbers below ROWS as keys; `v` is their thousand."""
-    names = [table.name for table in await client.tables()]
-    if "ordered.rows" not in names:
+    try:
+        return await client.table("ordered.rows")
+    except TableNotFound:
         schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64()), ("w", pa.string())])
         table = await client.create_table("ordered.rows", schema, primary_key=["k"], buckets=BUCKETS)
         numbers = list(range(ROWS))
         random.Random(5).shuffle(numbers)
         await table.upsert(pa.table({"k": numbers, "v": [n // 1000 for n in numbers], "w": ["w" * 20] * ROWS}))
-    return await client.table("ordered.rows")
+        return table
 
 
 async def read(scan: Scan) -> tuple[list[int], int]:

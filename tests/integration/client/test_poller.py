@@ -26,7 +26,7 @@ def test_closing_a_client_with_calls_under_way_leaves_no_traceback_in_another(
     def call(client: sync.Client) -> None:
         with suppress(UsageError):
             while not over.is_set():
-                client.tables()
+                client.transactions()
 
     with ExitStack() as stack, caplog.at_level(logging.ERROR, "asyncio"):
         others = [stack.enter_context(sync.connect(shared_server.url)) for _ in range(2)]

@@ -13,7 +13,17 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aio_client import Client, InvalidResumeToken, SchemaMismatch, Table, UsageError, col, connect, sync
+from aio_client import (
+    Client,
+    InvalidResumeToken,
+    SchemaMismatch,
+    Table,
+    TableNotFound,
+    UsageError,
+    col,
+    connect,
+    sync,
+)
 from scankv.model.expressions import any_of, bind, evaluate
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -59,10 +69,12 @@ async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture
 async def table(client: Client) -> Table:
-    if "where.rows" not in [table.name for table in await client.tables()]:
+    try:
+        return await client.table("where.rows")
+    except TableNotFound:
         table = await client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3)
         await table.upsert(DATA)
-    return await client.table("where.rows")
+        return table
 
 
 def expected(where: Predicate) -> set[tuple[int, str]]:
@@ -112,7 +124,9 @@ async def test_an_arrow_expression_and_refinements_joined_by_and_do_the_same(tab
 @pytest.fixture
 def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
     with sync.connect(shared_server.url) as client:
-        if "where.rows" not in [table.name for table in client.tables()]:
+        try:
+            client.table("where.rows")
+        except TableNotFound:
             client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3).upsert(DATA)
         yield client
 
