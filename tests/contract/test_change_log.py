@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
@@ -29,6 +29,7 @@ from streaming_server.storage.changelog.records import (
 )
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
 from streaming_server.storage.rocks.store import RocksStore
+from tests.support.examples import examples
 from tests.support.memory_log import MemoryBatch, MemoryLog
 from tests.support.offline import resources
 from tests.support.tables import SCORES, define, exact_rows
@@ -304,7 +305,7 @@ def grown(new: Callable[[], LogHistory], data: st.DataObject, *, trims: bool = F
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_appended_changes_can_be_read_between_any_two_positions(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -315,7 +316,7 @@ def test_appended_changes_can_be_read_between_any_two_positions(
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_bounded_reads_one_after_another_give_all_changes_once(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -364,7 +365,7 @@ def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], Lo
 
 
 @given(data=st.data())
-@settings(max_examples=10)
+@examples(10)
 def test_every_read_of_a_lost_change_is_data_loss(new: Callable[[], LogHistory], data: st.DataObject) -> None:
     """Even at the very end, and with the smallest reads, a read never returns fewer changes."""
     history = grown(new, data)
@@ -459,7 +460,7 @@ def test_positions_pass_through_epochs_in_which_nothing_was_written(new: Callabl
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_a_time_is_resolved_to_the_first_change_committed_at_or_after_it(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:
@@ -488,7 +489,7 @@ def test_a_trimmed_log_keeps_all_later_changes(new: Callable[[], LogHistory]) ->
 
 
 @given(data=st.data())
-@settings(max_examples=10)
+@examples(10)
 def test_changes_that_are_held_are_not_trimmed(new: Callable[[], LogHistory], data: st.DataObject) -> None:
     history = grown(new, data)
     span = history.log.span
@@ -556,7 +557,7 @@ def test_a_rewritten_log_returns_the_same_changes_and_accepts_appends(new: Calla
 
 
 @given(st.data())
-@settings(max_examples=40)
+@examples(20)
 def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
     new: Callable[[], LogHistory], data: st.DataObject
 ) -> None:

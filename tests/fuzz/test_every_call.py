@@ -79,7 +79,7 @@ def test_every_method_answers_or_refuses_random_requests(fuzzed: ServerProcess, 
 
 
 def check_method(runner: asyncio.Runner, channel: grpc.aio.Channel, method: Method, world: FuzzedTables) -> None:
-    @examples(8)
+    @examples(4)
     @given(requests(method.request, world.known))
     def check(request: bytes) -> None:
         check_outcome(method, runner.run(call(channel, method, [request])))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import (
@@ -29,6 +29,7 @@ from aio_client import (
     sync,
 )
 from scankv.model.expressions import bind, evaluate
+from tests.support.examples import examples
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -116,13 +117,13 @@ predicates = st.none() | st.one_of(
 
 
 @given(where=predicates)
-@settings(max_examples=15)
+@examples(15)
 def test_counts_are_those_of_the_rows_for_which_it_is_true(made: sync.Table, where: Predicate | None) -> None:
     assert made.count(where) == kept(where).num_rows
 
 
 @given(where=predicates, group_by=st.sampled_from([[], ["group"], ["group", "name"], ["k"], ["score"]]))
-@settings(max_examples=12)
+@examples(12)
 def test_aggregates_are_those_of_the_whole_table(
     made: sync.Table, where: Predicate | None, group_by: list[str]
 ) -> None:
@@ -150,7 +151,7 @@ def test_aggregates_are_those_of_the_whole_table(
     by=st.sampled_from(["score", "group", "amount", "name", "k"]),
     descending=st.booleans(),
 )
-@settings(max_examples=12)
+@examples(12)
 def test_top_n_is_the_beginning_of_the_sorted_table(
     made: sync.Table, where: Predicate | None, n: int, by: str, descending: bool
 ) -> None:

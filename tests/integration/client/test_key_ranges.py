@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aio_client import col, sync
 from scankv.model.expressions import all_of, any_of, bind, evaluate
 from tests.support.bases import ALL_THE_TIME, is_of_bases
+from tests.support.examples import examples
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
@@ -119,7 +120,7 @@ def _order(level: str) -> float:
     prefix=st.none() | st.sampled_from(NAMES),
     step=st.none() | st.integers(1, 60),
 )
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(examples(20), suppress_health_check=list(HealthCheck))
 def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_anywhere(
     client: sync.Client,
     table: str,

@@ -25,6 +25,7 @@ from aio_client import (
     sync,
 )
 from scankv.model.expressions import any_of, bind, evaluate
+from tests.support.examples import examples
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -132,7 +133,7 @@ def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
 
 
 @given(st.data())
-@settings(max_examples=24, suppress_health_check=list(HealthCheck))
+@settings(examples(15), suppress_health_check=list(HealthCheck))
 def test_random_predicates_with_limits_agree_with_the_whole_table(
     blocking_client: sync.Client, data: st.DataObject
 ) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from aio_client import sync
+from tests.support.examples import examples
 from tests.support.tables import exact_rows
 from tests.unit.model.strategies import FLOATS, INTEGERS, TIMES
 from tests.unit.storage.strategies import batches
@@ -45,7 +46,7 @@ def everything(shared_server: ServerProcess) -> Iterator[sync.Table]:
 
 
 @given(batch=batches(EVERYTHING, min_rows=1, max_rows=4))
-@settings(max_examples=15)
+@examples(15)
 def test_every_type_comes_back_to_the_bit(everything: sync.Table, batch: pa.RecordBatch) -> None:
     keys = pa.array(range(batch.num_rows), pa.int64())
     batch = batch.set_column(0, EVERYTHING.field(0), keys)

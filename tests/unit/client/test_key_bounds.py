@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import InvalidKey, ScanSpec, UsageError, sync
@@ -16,6 +16,7 @@ from aio_client._scan.scan import Scan
 from aio_client._scan.shards import ScannedTable
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def leading(key: object, end: object) -> tuple[tuple[object, ...], tuple[object,
 
 
 @given(ENDS, ENDS, st.sampled_from(get_args(Inclusive)))
-@settings(max_examples=80)
+@examples(40)
 def test_a_range_holds_the_keys_between_its_ends(start: object, end: object, inclusive: Inclusive) -> None:
     above = operator.ge if inclusive in ("both", "left") else operator.gt
     below = operator.le if inclusive in ("both", "right") else operator.lt

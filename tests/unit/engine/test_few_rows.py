@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.agg import Aggregator
     from scankv.model.tables.schema import TableDefinition
 
-many = examples(60)
+many = examples(30)
 
 NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 KEYS = (*NUMBERS, pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"))

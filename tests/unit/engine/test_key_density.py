@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.snapshots.key_density import KEYS_PER_PROBE, KeySpan, estimate_spans
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ def stretches_of(keys: CountedKeys, key_range: KeyRange, looks: int) -> list[Key
     st.binary(max_size=3) | st.none(),
     st.integers(0, 50),
 )
-@settings(max_examples=60)
+@examples(30)
 def test_every_key_of_the_range_is_in_one_stretch(
     keys: list[bytes], start: bytes | None, end: bytes | None, looks: int
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import (
@@ -19,6 +19,7 @@ from scankv.model.errors import (
     TransactionLost,
 )
 from streaming_server.engine.transactions.key_locks import KeyLocks
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.asyncio
 
@@ -168,7 +169,7 @@ class LockingWork:
         return "done"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.lists(st.lists(st.lists(st.sampled_from("uvwxyz"), min_size=1, unique=True), max_size=4), max_size=8))
 async def test_random_transactions_exclude_each_other_and_all_of_them_end(work: list[list[list[str]]]) -> None:
     locks, owners = KeyLocks(100), dict[str, str]()

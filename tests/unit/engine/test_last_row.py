@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.tables.options import TableOptions
@@ -21,6 +21,7 @@ from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.support.examples import examples
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ STEPS = st.lists(
     ("changelog", "indexed"), [("full", False), ("upsert", False), ("upsert", True), ("none", False), ("none", True)]
 )
 @given(steps=STEPS, deduplicate=st.booleans())
-@settings(max_examples=25)
+@examples(15)
 def test_any_history_merges_as_a_dictionary_does(
     changelog: str, indexed: bool, steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.tables.merge_functions import ColumnAggregate
@@ -20,6 +20,7 @@ from streaming_server.engine.transactions.open_transaction import OpenTransactio
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
+from tests.support.examples import examples
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 
@@ -167,7 +168,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         assert (await plain.reads.count(None))[0] == 40
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     requests=st.lists(
         st.tuples(st.booleans(), st.dictionaries(st.integers(0, 6), st.integers(0, 2), min_size=1)), max_size=6

@@ -15,7 +15,7 @@ from tests.support.examples import examples
 from tests.support.merged_table import merging_table
 from tests.unit.storage.strategies import batches, definitions
 
-many = examples(60)
+many = examples(30)
 ADDED = pa.schema([("added_long_name", pa.int32()), ("added_text", pa.string())])
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import SchemaMismatch
 from scankv.model.types.conform import check_batch, conform
 from scankv.model.types.types import parse_schema
+from tests.support.examples import examples
 from tests.unit.model.strategies import columns, key_types, storable_types, values_of, with_broken_names
 
 UTC = dt.UTC
@@ -329,7 +330,7 @@ def test_rows_in_other_layouts_become_the_same_rows(layouts: tuple[pa.Array, pa.
 
 
 @given(st.data())
-@settings(max_examples=80)
+@examples(40)
 def test_cast_between_any_two_types_keeps_the_value_or_is_refused(data: st.DataObject) -> None:
     source, target = data.draw(key_types()), data.draw(key_types())
     column = data.draw(columns(source, 1))

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import UsageError
 from scankv.model.expressions import Predicate, bind, col, evaluate, from_pyarrow
 from scankv.model.expressions.nodes import Constant
+from tests.support.examples import examples
 
 TABLE = pa.table(
     {
@@ -63,7 +64,7 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@settings(max_examples=60)
+@examples(30)
 def test_an_arrow_expression_is_answered_as_arrow_answers_it(expression: pc.Expression) -> None:
     (batch,) = TABLE.to_batches()
     answer = evaluate(bind(from_pyarrow(expression), TABLE.schema), batch)

@@ -6,11 +6,12 @@ import math
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.expressions import Predicate, bind, col, evaluate
 from scankv.model.expressions.nodes import Constant
+from tests.support.examples import examples
 from tests.unit.model.expression_strategies import PATHS, answers, batches, predicates
 
 NAN = math.nan
@@ -23,7 +24,7 @@ def questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, Predicate]:
 
 
 @given(questions())
-@settings(max_examples=40)
+@examples(20)
 def test_every_predicate_is_answered_as_the_model_answers(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     bound = bind(predicate, batch.schema)
@@ -33,7 +34,7 @@ def test_every_predicate_is_answered_as_the_model_answers(question: tuple[pa.Rec
 
 
 @given(questions())
-@settings(max_examples=15)
+@examples(15)
 def test_binding_twice_is_binding_once(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     bound = bind(predicate, batch.schema)

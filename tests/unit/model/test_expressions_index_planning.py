@@ -61,7 +61,7 @@ def floats(*values: float | None) -> pa.RecordBatch:
 
 
 @given(index_questions())
-@examples(30)
+@examples(20)
 @example((floats(None, float("nan"), float("inf")), ["k"], col("k") > 5.0))
 @example((floats(None, float("nan"), float("inf")), ["k"], ~(col("k") <= 5.0)))
 @example((floats(None, float("nan"), 5.0), ["k"], (col("k") == 5.0) | col("k").is_null()))

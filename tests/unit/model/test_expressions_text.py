@@ -9,12 +9,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import SchemaMismatch, UsageError
 from scankv.model.expressions import Predicate, bind, col, evaluate, parse_where
 from scankv.model.expressions.nodes import MAX_DEPTH, Constant, all_of
+from tests.support.examples import examples
 
 UTC_NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
@@ -91,7 +92,7 @@ texts = st.recursive(
 
 
 @given(st.lists(rows, min_size=1, max_size=6), texts)
-@settings(max_examples=32)
+@examples(16)
 def test_text_is_answered_as_duckdb_answers_it(table: list[dict[str, Any]], text: str) -> None:
     batch = pa.RecordBatch.from_pylist(table, SCHEMA)
     answer = evaluate(bind(parse_where(text, SCHEMA), SCHEMA), batch)

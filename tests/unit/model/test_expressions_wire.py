@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from google.protobuf import json_format
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, SchemaMismatch
@@ -18,6 +18,7 @@ from scankv.model.expressions.literals import MAX_LIST_VALUES
 from scankv.model.expressions.nodes import MAX_DEPTH, MAX_NODES, Constant, Not, any_of
 from scankv.model.expressions.wire import from_proto, to_proto
 from scankv.v1 import expression_pb2 as pb
+from tests.support.examples import examples
 from tests.unit.model.expression_strategies import PATHS, batches, predicates
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, Predicate]:
 
 
 @given(questions())
-@settings(max_examples=20)
+@examples(15)
 def test_a_predicate_arrives_as_it_was_sent(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     sent = to_proto(predicate).SerializeToString()

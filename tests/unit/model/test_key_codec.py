@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidKey, SchemaMismatch
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.limits import MAX_KEY_BYTES
+from tests.support.examples import examples
 from tests.unit.model.strategies import columns, key_types, order_of
 
 
@@ -34,7 +35,7 @@ def codec_for(key: list[pa.Array]) -> KeyCodec:
 
 
 @given(keys())
-@settings(max_examples=100)
+@examples(50)
 def test_byte_order_is_column_order(key: list[pa.Array]) -> None:
     encoded = codec_for(key).encode(key).to_pylist()
     rows = list(zip(*(order_of(column) for column in key), strict=True))

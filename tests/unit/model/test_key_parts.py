@@ -6,12 +6,13 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_parts import leading_columns, point_text, range_text
 from scankv.model.keys.key_range import NO_KEYS, KeyRange
+from tests.support.examples import examples
 
 NAMES = ["n", "s", "b"]
 CODEC = KeyCodec([pa.int32(), pa.string(), pa.binary()], NAMES)
@@ -21,7 +22,7 @@ NUMBER = KeyCodec([pa.int32()], ["n"])
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.text(), st.binary(), st.binary(max_size=3))
-@settings(max_examples=40)
+@examples(20)
 def test_a_key_is_its_columns_and_a_rest(number: int, text: str, data: bytes, rest: bytes) -> None:
     columns = [
         KeyCodec([type_]).encode_one([value]) for type_, value in zip(CODEC.types, (number, text, data), strict=True)

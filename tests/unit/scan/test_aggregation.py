@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, SchemaMismatch
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.queries.aggregation import Aggregation
+from tests.support.examples import examples
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def functions_of(name: str) -> list[AggregateFunction]:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@examples(20)
 def test_aggregates_are_those_of_python_for_every_type_and_grouping(data: st.DataObject) -> None:
     batch = data.draw(rows())
     columns = data.draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=3))

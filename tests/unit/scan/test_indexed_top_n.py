@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, InvalidRequest
@@ -17,6 +17,7 @@ from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
 from streaming_server.scan.queries.indexed_top_n import FoundRows, choose_order, find_top_by_index
 from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.storage.cursors.cursor import BucketCursor
+from tests.support.examples import examples
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import leaves_of
@@ -65,7 +66,7 @@ def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | No
 
 
 @given(st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: IndexedTable, data: st.DataObject) -> None:
     by = data.draw(st.sampled_from(sorted(ORDERS)))
     index = data.draw(st.sampled_from([one for one in table.buckets[0].indexes if one.index.columns[-1] == by]))

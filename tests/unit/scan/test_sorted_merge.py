@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_server.arrays import sorted_merge
 from streaming_server.arrays.sorted_merge import Merge, stable_order
+from tests.support.examples import examples
 from tests.support.tables import exact_values
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def column(type_: pa.DataType, numbers: list[int], nulls: bool) -> pa.Array:
 @pytest.mark.parametrize("few_runs", [0, 100])
 @pytest.mark.parametrize("length", KEYS)
 @given(rng=st.randoms(use_true_random=False), reverse=st.booleans())
-@settings(max_examples=15)
+@examples(15)
 def test_a_merge_is_what_a_dict_would_be(few_runs: int, length: str, rng: random.Random, reverse: bool) -> None:
     size = rng.choice([1, 5, 300])
     below = sorted(rng.sample(range(1000), rng.randrange(size + 1)), key=KEYS[length])
@@ -84,7 +85,7 @@ EXTREMES: dict[pa.DataType, list[Any]] = {
 
 @pytest.mark.parametrize("type_", EXTREMES, ids=str)
 @given(rng=st.randoms(use_true_random=False), offset=st.integers(0, 2))
-@settings(max_examples=60)
+@examples(30)
 def test_rows_that_are_only_replaced_have_every_bit_of_the_new_ones(
     type_: pa.DataType, rng: random.Random, offset: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.expressions import bind, col, evaluate, plan_index, plan_keys
@@ -16,6 +16,7 @@ from scankv.model.expressions.literals import Literal
 from scankv.model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or
 from scankv.model.keys.key_codec import KeyCodec
 from spark_bridge.predicates import to_spark_semantics
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ PREDICATES = st.recursive(
 
 
 @given(PREDICATES, st.sampled_from([pa.float64(), pa.float32()]), st.booleans())
-@settings(max_examples=80)
+@examples(40)
 def test_ranges_and_residual_keep_the_rows_that_spark_keeps(
     predicate: Predicate, type_: pa.DataType, nullable: bool
 ) -> None:

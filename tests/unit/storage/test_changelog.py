@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -19,6 +19,7 @@ from streaming_server.storage.changelog.records import (
     decode_record,
     encode_records,
 )
+from tests.support.examples import examples
 from tests.support.tables import SCORES, define, exact_rows, scores
 from tests.unit.storage.strategies import batches, definitions
 
@@ -38,7 +39,7 @@ def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[
 
 
 @given(st.data())
-@settings(max_examples=25)
+@examples(15)
 def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     batch = data.draw(batches(definition.schema.arrow, min_rows=1))

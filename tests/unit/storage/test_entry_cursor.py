@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
 from streaming_server.storage.cursors.cursor import BucketCursor
+from tests.support.examples import examples
 from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def read(cursor: EntryCursor, step: int = 1000) -> tuple[list[bytes], list[bytes
 
 
 @given(st.data())
-@settings(max_examples=24)
+@examples(15)
 def test_a_range_has_all_its_entries_in_both_directions(
     bucket: Bucket, everything: list[bytes], data: st.DataObject
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_range_has_all_its_entries_in_both_directions(
 
 
 @given(st.data())
-@settings(max_examples=30)
+@examples(15)
 def test_several_ranges_have_all_their_entries_in_both_directions(
     bucket: Bucket, everything: list[bytes], data: st.DataObject
 ) -> None:

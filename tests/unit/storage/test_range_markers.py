@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, NewerFormat, RangeNotTracked
@@ -27,6 +27,7 @@ from streaming_server.storage.changelog.range_markers import (
 )
 from streaming_server.storage.changelog.records import ChangeOrigin, Changes, RowKind, decode_header, decode_record
 from streaming_server.storage.rocks.store import RocksStore
+from tests.support.examples import examples
 from tests.support.offline import resources
 from tests.support.tables import SCORES, define, scores
 
@@ -71,7 +72,7 @@ def test_any_marker_comes_back(marker: RangeMarker, epoch: int, count: int, micr
 
 
 @given(markers)
-@settings(max_examples=10)
+@examples(10)
 def test_every_shortened_or_longer_marker_is_data_loss(marker: RangeMarker) -> None:
     key, value = encode_marker(marker, epoch=0, count=7, schema_id=1, commit_micros=0)
     for damaged in [*(value[:length] for length in range(2, len(value))), value + b"\0"]:
@@ -201,7 +202,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocksStore]:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(30)
 def test_every_read_returns_each_change_and_stops_at_each_marker(store: RocksStore, data: st.DataObject) -> None:
     log = MarkedLog(store)
     for rows in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)):

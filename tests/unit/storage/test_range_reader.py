@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_range import KeyRange
@@ -20,6 +20,7 @@ from streaming_server.storage.cursors.range_reader import RangeReader, items_pro
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rows.row_codec import RowCodec
+from tests.support.examples import examples
 from tests.support.offline import resources
 from tests.support.tables import define
 
@@ -114,7 +115,7 @@ def read(reader: RangeReader[tuple[bytes, bytes]], reverse: bool, count: int) ->
 
 @pytest.mark.usefixtures("small_steps")
 @given(seed=st.integers(0, 2**32), kind=st.integers(0, 3))
-@settings(max_examples=20)
+@examples(15)
 def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: int, kind: int) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
@@ -151,7 +152,7 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
 
 @pytest.mark.usefixtures("small_steps")
 @given(seed=st.integers(0, 2**32), kind=st.integers(0, 3), reverse=st.booleans())
-@settings(max_examples=8)
+@examples(8)
 def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, reverse: bool) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in range(500)})
@@ -226,7 +227,7 @@ def test_no_step_across_many_deleted_rows_takes_long(
 
 @pytest.mark.usefixtures("small_steps")
 @given(seed=st.integers(0, 2**32), kind=st.integers(0, 3), reverse=st.booleans())
-@settings(max_examples=15)
+@examples(15)
 def test_ranges_and_single_keys_are_those_of_the_model(seed: int, kind: int, reverse: bool) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -15,6 +15,7 @@ from scankv.model.keys.key_ranges import KeyRanges
 from streaming_server.storage.cursors import range_reader
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.ranges_cursor import STEP_SECONDS, RangesCursor
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
 from tests.support.prepared import flip, prepared_table, rows_file, value_of
 from tests.support.tables import define
@@ -71,7 +72,7 @@ def read(cursor: RangesCursor, max_rows: int = 8192, max_bytes: int = ROOM) -> l
     max_rows=st.sampled_from([1, 100, 8192]),
     max_bytes=st.sampled_from([1, 200, ROOM]),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_it_finds_the_keys_that_are_there_in_order(
     offline: OfflineBucket, numbers: set[int], reverse: bool, max_rows: int, max_bytes: int
 ) -> None:
@@ -91,7 +92,7 @@ def test_it_finds_the_keys_that_are_there_in_order(
     max_bytes=st.sampled_from([1, 200, ROOM]),
     resumed=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(20)
 def test_it_finds_what_is_in_ranges_and_goes_on_from_wherever_it_was(
     offline: OfflineBucket,
     bounds: list[int],
@@ -137,7 +138,7 @@ def test_a_step_ends_when_it_took_long_and_tells_how_far_it_came(offline: Offlin
     max_rows=st.sampled_from([1, 7, 8192]),
     resumed=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(20)
 def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
     tmp_path_factory: pytest.TempPathFactory,
     spared: set[int],
