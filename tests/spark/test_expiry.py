@@ -235,7 +235,7 @@ def test_a_streaming_query_restarts_from_its_initial_rows_after_the_ttl_was_remo
     wait_until_stored(table, len(KEPT))
     swept.client.alter_table(table.name, ttl_seconds=None, ttl_column=None)
     table.upsert([{"k": 200, "v": 0, "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}])
-    # `availableNow` ends where the changes ended when it began, so the second run reads what came meanwhile.
+    # `availableNow` ends where the changes ended when it began, so the second run reads what came after that.
     for _ in range(2):
         assert writing.start().awaitTermination(300)
     assert sorted(seen) == sorted([("+I", key) for key in (*KEPT, *EXPIRING, 200)] + [("-D", key) for key in EXPIRING])

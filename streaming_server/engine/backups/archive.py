@@ -252,6 +252,9 @@ class Archive:
             # The segment may have been stored nevertheless, so what is archived is found out again.
             self._store = None
             return
+        except Exception:
+            self._store = None
+            raise
         self._is_failing = False
         await self._finish(capture, stored)
 
