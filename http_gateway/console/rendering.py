@@ -39,10 +39,20 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 3600:,.0f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things for people."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("http_gateway.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
-_ENVIRONMENT.filters |= {"size": size_text, "duration": duration_text, "number": "{:,}".format}
+_ENVIRONMENT.filters |= {
+    "size": size_text,
+    "duration": duration_text,
+    "number": "{:,}".format,
+    "counted": counted,
+}
 
 
 def page(name: str, status: int = 200, **values: Any) -> Response:  # noqa: ANN401  # what the template needs

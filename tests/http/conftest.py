@@ -8,12 +8,16 @@ import pyarrow as pa
 import pytest
 
 from aio_client import sync
+from tests.support.browser import open_browser
+from tests.support.console import BusyConsole, open_busy_console
 from tests.support.gateway import GatewayProcess
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from selenium.webdriver import Chrome
 
 SCORES = pa.schema([pa.field("player", pa.string(), nullable=False), pa.field("score", pa.int64())])
 
@@ -62,6 +66,19 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenGateway]:
             client.create_table(name, SCORES, primary_key=["player"]).upsert([{"player": "ann", "score": 31}])
         fill_wide(client, "game.wide")
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyConsole]:
+    """A console that has something to show in every part of every page."""
+    with open_busy_console(tmp_path_factory.mktemp("busy")) as console:
+        yield console
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -17,27 +17,18 @@ from selenium.webdriver.common.keys import Keys
 
 from aio_client import ScanCancelled, sync
 from tests.http.conftest import SCORES, TokenGateway
-from tests.support.browser import open_browser
 from tests.support.gateway import GatewayProcess, HttpCaller
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from selenium.webdriver import Chrome
 
     from aio_client.sync import Client, Table
 
 WIDE = "game.wide"
 SCRIPT = "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chrome]:
-    with open_browser() as browser:
-        yield browser
 
 
 def form_key(caller: HttpCaller, path: str, cookie: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from selenium import webdriver
@@ -12,6 +12,8 @@ from selenium.webdriver.chrome.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Mode = Literal["light", "dark"]
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -35,3 +37,15 @@ def open_browser() -> Iterator[webdriver.Chrome]:
         yield browser
     finally:
         browser.quit()
+
+
+def set_mode(browser: webdriver.Chrome, mode: Mode) -> None:
+    """Has pages be told that their reader prefers a light or a dark page."""
+    feature = {"name": "prefers-color-scheme", "value": mode}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def set_width(browser: webdriver.Chrome, pixels: int) -> None:
+    """Has pages be laid out for a screen of this width."""
+    size = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
