@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from http_gateway.gateway import Gateway
     from http_gateway.parameters import Values
 
+# A refresh loads the page again, which clears forms and takes the focus away. So pages refresh only if asked to, and
+# have no form while they do.
 _REFRESH: Final = Choice(name="refresh", meaning="Seconds between refreshes.", words=("2", "5", "30", ""))
 _QUERY: Final = (
     Parameter(name="where", meaning="A predicate.", default=""),
@@ -130,7 +132,7 @@ PAGES: Final = (
     ConsolePage(path="/tables/{table}", handler=_table, parameters=_QUERY),
     ConsolePage(path="/scans", handler=_scans),
     ConsolePage(path="/server", handler=_server),
-    ConsolePage(path="/login", handler=_login),
+    ConsolePage(path="/login", handler=_login, parameters=()),
 )
 
 
@@ -167,7 +169,7 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
         await gateway.client.tables()
     except ScanKvError as error:
         message = "The server does not accept this token." if isinstance(error, Unauthenticated) else error.message
-        return _page(request, "login.html", {"refresh": None}, status=401, problem=message)
+        return _page(request, "login.html", {}, status=401, problem=message)
     response = RedirectResponse("/", 303)
     log_in(response, token, is_encrypted=gateway.settings.is_encrypted)
     return response
@@ -206,7 +208,7 @@ def _use_token(gateway: Gateway, token: str | None) -> None:
 
 def _error_page(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
-    return _page(request, "error.html", {"refresh": None}, status=problem["status"], problem=problem)
+    return _page(request, "error.html", {}, status=problem["status"], problem=problem)
 
 
 def _page(request: Request, template: str, values: Values, *, status: int = 200, **more: Any) -> Response:  # noqa: ANN401
@@ -220,6 +222,6 @@ def _page(request: Request, template: str, values: Values, *, status: int = 200,
         has_token=token is not None,
         **more,
     )
-    if values["refresh"]:
-        response.headers["Refresh"] = values["refresh"]
+    if seconds := values.get("refresh"):
+        response.headers["Refresh"] = seconds
     return response
