@@ -86,4 +86,4 @@ def _fill(client: sync.Client, stack: ExitStack) -> None:
     scores.lock_columns(["note"], owner="job-1", ttl=3600)
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
     rows = pa.table({"k": range(40_000), "text": [f"{number:01000}" for number in range(40_000)]}, schema)
-    client.create_table("game.wide", schema, primary_key=["k"]).upsert(rows)
+    client.create_table("game.wide", schema, primary_key=["k"], columnar_base="off").upsert(rows)
