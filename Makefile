@@ -6,7 +6,7 @@ SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist protos sync clean
+.PHONY: help demo tools test check guard docs bench bench-field soak lowest versions fixture dist screenshots protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -21,6 +21,7 @@ help:
 	@echo 'make versions  test other versions of Python, pyarrow and PySpark than those of .venv'
 	@echo 'make dist    build wheel and sdist, and check them'
 	@echo 'make fixture save a data directory of this version for the tests of later versions'
+	@echo 'make screenshots  take the screenshots of the documentation'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/'
 	@echo 'make sync    generate the blocking client from the asynchronous client'
 	@echo 'make clean   remove .venv, .venv-lowest, .venv-versions and all other generated files'
@@ -86,6 +87,9 @@ dist: $(INSTALLED)
 
 fixture: $(INSTALLED)
 	@$(BIN)/python -m tests.support.fixture_data
+
+screenshots: tools $(INSTALLED)
+	@$(BIN)/python -m tests.support.screenshots
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

@@ -28,7 +28,7 @@ highlight_language = "none"
 
 # Anchors of headings are those that GitHub makes, so that one link works in both places.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 
 # Names in docstrings, as `Scan.stream`, become links where there is something to link to.
 default_role = "py:obj"

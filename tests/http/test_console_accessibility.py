@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.axe import problems_of
-from tests.support.browser import set_mode, set_width
+from tests.support.browser import set_mode, set_size
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ PAGES = {
     "login": "/login",
     "error": "/tables/game.missing",
 }
+HEIGHT_PIXELS = 900
 WIDE_PIXELS = 1280
 NARROW_PIXELS = 320
 """A screen of 1,280 pixels, magnified four times."""
@@ -59,10 +60,10 @@ def admin(browser: Chrome, busy: BusyConsole) -> Chrome:
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_a_page_keeps_the_rules_of_accessibility(admin: Chrome, busy: BusyConsole, mode: Mode, path: str) -> None:
     set_mode(admin, mode)
-    set_width(admin, WIDE_PIXELS)
+    set_size(admin, WIDE_PIXELS, HEIGHT_PIXELS)
     admin.get(busy.base + path)
     assert problems_of(admin) == []
-    set_width(admin, NARROW_PIXELS)
+    set_size(admin, NARROW_PIXELS, HEIGHT_PIXELS)
     # Whether text that one must scroll to has enough contrast, axe cannot tell.
     assert problems_of(admin, ["violations"]) == []
     # Only wide tables scroll sideways, each by itself.
@@ -108,7 +109,7 @@ def test_every_part_of_the_pages_has_something_to_show(admin: Chrome, busy: Busy
 )
 def test_a_page_that_breaks_a_rule_is_found(admin: Chrome, busy: BusyConsole, rule: str, change: str) -> None:
     set_mode(admin, "light")
-    set_width(admin, WIDE_PIXELS)
+    set_size(admin, WIDE_PIXELS, HEIGHT_PIXELS)
     admin.get(busy.base + PAGES["table"])
     admin.execute_script(change)
     assert rule in [problem.partition(":")[0] for problem in problems_of(admin)]

@@ -45,7 +45,7 @@ def set_mode(browser: webdriver.Chrome, mode: Mode) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
-def set_width(browser: webdriver.Chrome, pixels: int) -> None:
-    """Has pages be laid out for a screen of this width."""
-    size = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+def set_size(browser: webdriver.Chrome, width: int, height: int) -> None:
+    """Has pages be laid out for a screen of this size in pixels."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
