@@ -1,0 +1,76 @@
+"""What is archived so far: where the next segment begins, and what it may leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.live_bucket import WriteMark
+    from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment
+
+Place: TypeAlias = "tuple[str, int]"
+"""A bucket: the incarnation of its table, and its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedUpTo:
+    """Up to where the write-ahead log of a bucket is archived: the number of a file, and bytes of it."""
+
+    log: int
+    end: int
+
+
+@dataclass(slots=True)
+class ArchivedSoFar:
+    """What is archived, as far as this process knows.
+
+    Attributes:
+        previous: The id of the last segment; empty if there is none.
+        since_micros: See `ArchiveSegment`.
+        gap_micros: See `ArchiveSegment`.
+        positions: Up to where each bucket is archived.
+        marks: What changes with each write to a bucket, as it was when the bucket was archived.
+        families: The column families of each bucket.
+        definitions: The definitions of the tables.
+        consumers: When the consumers of tables were changed last.
+        committed: The tokens of the remembered commits.
+        left_out: Why writes to tables are not in the last segment, by incarnation.
+        gaps: The writes to tables that the archive will never have, by incarnation.
+    """
+
+    previous: str = ""
+    since_micros: int = 0
+    gap_micros: int = 0
+    positions: dict[Place, ArchivedUpTo] = field(default_factory=dict)
+    marks: dict[Place, WriteMark] = field(default_factory=dict)
+    families: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+    definitions: dict[str, TableDefinition] = field(default_factory=dict)
+    consumers: dict[str, int] = field(default_factory=dict)
+    committed: set[str] = field(default_factory=set)
+    left_out: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, ArchiveGap] = field(default_factory=dict)
+
+    def add_stored(self, segment: ArchiveSegment) -> None:
+        """Takes over a segment that an earlier process stored."""
+        for incarnation, buckets in segment.buckets.items():
+            for number, bucket in buckets.items():
+                self.positions[incarnation, number] = ArchivedUpTo(bucket.pieces[-1].log, bucket.pieces[-1].end)
+        for change in segment.changes:
+            self.definitions.pop(change.incarnation, None)
+            if change.definition is not None:
+                self.definitions[change.incarnation] = change.definition
+
+    def forget(self, incarnation: str) -> None:
+        """Forgets a table that was dropped."""
+        self.definitions.pop(incarnation, None)
+        self.consumers.pop(incarnation, None)
+        for places in (self.positions, self.marks, self.families):
+            for place in [each for each in places if each[0] == incarnation]:
+                del places[place]
+
+    def name_of(self, incarnation: str) -> str:
+        """Returns the name of a table; its incarnation if the table is unknown."""
+        definition = self.definitions.get(incarnation)
+        return incarnation if definition is None else definition.name
