@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from streaming_server.engine.backups.restore import RestoredTable
+    from streaming_server.engine.backups.restore_plan import RestorePlan
     from streaming_server.storage.backup.backup_store import BackupStore
 
 app: typer.Typer = typer.Typer(
@@ -144,14 +145,7 @@ def verify(
     store = _open(location)
     chosen = store.manifests() if backup_id is None else [find_backup(store, backup_id)]
     total = sum(store.objects().values())
-    with _bar("verify") as show:
-        done = 0
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            show(done, total)
-
+    with _byte_bar("verify", total) as on_bytes:
         found = verify_backups(store, chosen, quick=quick, on_bytes=on_bytes)
         if backup_id is None and store.segments():
             found["archive"] = verify_archive(store, quick=quick)
@@ -212,27 +206,13 @@ def restore(
     """
     with require_extra("server"):
         from streaming_server.engine.backups.restore import restore_all, restore_tables
-        from streaming_server.engine.backups.restore_plan import instant_text, plan_backup, plan_instant
-        from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
-    if at is not None and backup_id is not None:
-        raise UsageError("--at chooses the backups itself: leave out the backup")
-    store = _open(location)
-    if at is None:
-        plan = plan_backup(read_manifest(store, find_backup(store, backup_id or "latest")))
-    else:
-        plan = plan_instant(store, None if at == "latest" else _micros_of(at))
     names = _names_of(table or [])
     if buckets is not None and not names:
         raise UsageError("--buckets needs --table: name the tables")
+    store = _open(location)
+    plan = _plan_of(store, backup_id, at)
     total = sum(each.table.bytes for name, each in plan.sources.items() if not names or name in names)
-    with _private_files(), _bar("restore") as show:
-        done = 0
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            show(done, total)
-
+    with _private_files(), _byte_bar("restore", total) as on_bytes:
         if names:
             result = restore_tables(store, plan, data, names, on_bytes, buckets=buckets)
         else:
@@ -243,15 +223,32 @@ def restore(
         show_json({"backup_id": plan.manifest.backup_id, "tables": tables, "left_out": left_out})
     else:
         _show_restored(result.tables, data)
-    for each in result.tables:
-        if each.why:
-            complain(
-                f"{each.name} is only restored as of {instant_text(each.micros)}, when it was backed up: {each.why}"
-            )
+    if _complain_of_restore(result.tables, left_out):
+        raise typer.Exit(FAILED)
+
+
+def _plan_of(store: BackupStore, backup_id: str | None, at: str | None) -> RestorePlan:
+    """Returns how to restore a backup, or the tables as of an instant."""
+    with require_extra("server"):
+        from streaming_server.engine.backups.restore_plan import plan_backup, plan_instant
+        from streaming_server.storage.backup.backup_manifest import find_backup, read_manifest
+    if at is None:
+        return plan_backup(read_manifest(store, find_backup(store, backup_id or "latest")))
+    if backup_id is not None:
+        raise UsageError("--at chooses the backups itself: leave out the backup")
+    return plan_instant(store, None if at == "latest" else _micros_of(at))
+
+
+def _complain_of_restore(tables: list[RestoredTable], left_out: Mapping[str, str]) -> bool:
+    """Says which tables were not restored, or not as of the instant. Returns whether there are any."""
+    with require_extra("server"):
+        from streaming_server.engine.backups.restore_plan import instant_text
+    earlier = [each for each in tables if each.why]
+    for each in earlier:
+        complain(f"{each.name} is only restored as of {instant_text(each.micros)}, when it was backed up: {each.why}")
     for name, why in left_out.items():
         complain(f"{name} is not restored: {why}")
-    if left_out or any(each.why for each in result.tables):
-        raise typer.Exit(FAILED)
+    return bool(earlier or left_out)
 
 
 def _show_restored(tables: list[RestoredTable], data: Path) -> None:
@@ -335,6 +332,20 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(TextColumn(what), BarColumn(), DownloadColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total or None)
+
+
+@contextmanager
+def _byte_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows a progress bar; yields what to call with the number of each part's bytes."""
+    done = 0
+    with _bar(what) as show:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, total)
+
+        yield on_bytes
 
 
 def _number(count: int, one: str) -> str:
