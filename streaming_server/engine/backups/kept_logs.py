@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from streaming_server.storage.rocks.store import families_of
-from streaming_server.storage.rocks.write_ahead_log import find_log_file, find_log_files
+from streaming_server.storage.rocks.write_ahead_log import find_log_files, open_log_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +45,9 @@ class KeptLogs:
         for bucket in sorted(self._path(incarnation).glob("[0-9]*")):
             yield (incarnation, int(bucket.name)), bucket, tuple((bucket / _FAMILIES).read_text().split())
 
-    def find(self, place: Place, number: int) -> Path:
-        """Returns the path of a file of a log. Raises FileNotFoundError."""
-        return find_log_file(self._path(place[0]) / f"{place[1]:04}", number)
+    def open(self, place: Place, number: int) -> BinaryIO:
+        """Opens a file of a log to be read. Raises FileNotFoundError."""
+        return open_log_file(self._path(place[0]) / f"{place[1]:04}", number)
 
     def remove(self, incarnation: str) -> None:
         """Removes the logs of a table."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import xxhash
 
 from streaming_server.engine.backups.archived_so_far import ArchivedUpTo
 from streaming_server.storage.backup.archive_segment import ArchiveGap, ArchiveSegment, BucketSegment, LogPiece
 from streaming_server.storage.backup.backup_store import BackupStore, archived_name, instant_id
-from streaming_server.storage.rocks.write_ahead_log import LogFile, find_log_file
+from streaming_server.storage.rocks.write_ahead_log import LogFile, open_log_file
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _copy(
     pieces: list[LogPiece] = []
     for log in files:
         start = position.end if position is not None and log.number == position.log else 0
-        with _find_log(kept, path, place, log.number).open("rb") as file:
+        with _open_log(kept, path, place, log.number) as file:
             file.seek(start)
             while start < log.size:
                 content = file.read(min(_PIECE_BYTES, log.size - start))
@@ -112,12 +112,12 @@ def _copy(
     return pieces
 
 
-def _find_log(kept: KeptLogs, path: Path, place: Place, number: int) -> Path:
+def _open_log(kept: KeptLogs, path: Path, place: Place, number: int) -> BinaryIO:
     try:
-        return find_log_file(path, number)
+        return open_log_file(path, number)
     except FileNotFoundError:
         # The table was dropped in the meantime.
-        return kept.find(place, number)
+        return kept.open(place, number)
 
 
 def _changed_consumers(

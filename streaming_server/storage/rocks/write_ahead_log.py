@@ -7,8 +7,9 @@ The formats are those of RocksDB: `db/log_format.h` for the records of a file, `
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from scankv.model.errors import DataLoss
 
@@ -100,11 +101,12 @@ def log_path(directory: Path, number: int) -> Path:
     return directory / f"{number:06}{SUFFIX}"
 
 
-def find_log_file(store: Path, number: int) -> Path:
-    """Returns where a file is now. Raises FileNotFoundError."""
+def open_log_file(store: Path, number: int) -> BinaryIO:
+    """Opens a file to be read, where it is now. Raises FileNotFoundError."""
+    # In this order, because files move from the first place to the second.
     for directory in (store, store / ARCHIVE):
-        if (path := log_path(directory, number)).exists():
-            return path
+        with suppress(FileNotFoundError):
+            return log_path(directory, number).open("rb")
     raise FileNotFoundError(f"{store} has no write-ahead log {number}")
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.rocks.store import META, RocksResources, RocksStore, create_empty, families_of
 from streaming_server.storage.rocks.write_ahead_log import (
+    ARCHIVE,
     LoggedWrite,
     find_log_files,
     find_put,
     log_path,
+    open_log_file,
     read_writes,
     remove_kept_logs,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = b"state"
 
@@ -107,3 +107,23 @@ def test_files_that_are_kept_are_removed_on_request_or_without_the_setting(
     plain = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=8 << 20)
     RocksStore(tmp_path / "a", "store", compression="lz4", resources=plain).close()
     assert not any(file.is_archived for file in find_log_files(tmp_path / "a"))
+
+
+def test_a_file_that_moves_while_it_is_looked_for_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ARCHIVE).mkdir()
+    log_path(tmp_path, 7).write_bytes(b"writes")
+    open_now = Path.open
+
+    def open_after_a_move(path: Path, *arguments: Any) -> Any:
+        if path == log_path(tmp_path, 7):
+            path.rename(log_path(tmp_path / ARCHIVE, 7))
+        return open_now(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", open_after_a_move)
+    with open_log_file(tmp_path, 7) as file:
+        assert file.read() == b"writes"
+
+
+def test_a_file_that_does_not_exist_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="has no write-ahead log 7"):
+        open_log_file(tmp_path, 7)
