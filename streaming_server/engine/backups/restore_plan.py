@@ -99,7 +99,7 @@ def plan_instant(store: BackupStore, micros: int | None) -> RestorePlan:
         )
     needed = [segment for segment in segments if segment.since_micros <= micros]
     _check_chain(needed, before)
-    return _plan(before, needed, micros)
+    return _plan(before, needed, segments[len(needed) :], micros)
 
 
 def archive_reach(store: BackupStore) -> int | None:
@@ -136,7 +136,9 @@ def _check_chain(segments: Sequence[ArchiveSegment], before: BackupManifest) -> 
         previous = segment.segment_id
 
 
-def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: int) -> RestorePlan:
+def _plan(
+    before: BackupManifest, segments: Sequence[ArchiveSegment], later: Sequence[ArchiveSegment], micros: int
+) -> RestorePlan:
     tables = {table.definition.incarnation: table for table in before.tables}
     times, committed = before.times, {each["token"]: each for each in before.committed}
     for segment in segments:
@@ -156,6 +158,10 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
         times = segment.times
         committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
     lacking = {**segments[-1].left_out} if segments else {}
+    late = {table: _late_segments(table, segments[-1], later) for table in lacking}
+    lacking = {table: why for table, why in lacking.items() if not late[table]}
+    for segment in (segment for found in late.values() for segment in found):
+        committed |= {each["token"]: each for each in segment.committed if each["micros"] <= micros}
     for segment in segments:
         lacking |= {table: gap.why for table, gap in segment.gaps.items() if gap.micros > before.micros}
     if segments and segments[-1].gap_micros > micros:
@@ -164,7 +170,7 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
     sources: dict[str, TableSource] = {}
     left_out = {**before.left_out}
     for table in sorted(tables.values(), key=lambda table: table.name):
-        source = _source(before, table, segments, micros)
+        source = _source(before, table, [*segments, *late.get(table.definition.incarnation, ())], micros)
         why = lacking.get(table.definition.incarnation)
         if why is not None and source.otherwise is None:
             left_out[table.name] = f"the archive lacks writes: {why}"
@@ -175,6 +181,21 @@ def _plan(before: BackupManifest, segments: Sequence[ArchiveSegment], micros: in
         left_out.pop(table.name, None)
     manifest = replace(before, times=times, committed=tuple(committed.values()))
     return RestorePlan(manifest=manifest, micros=micros, sources=sources, left_out=left_out)
+
+
+def _late_segments(incarnation: str, last: ArchiveSegment, later: Sequence[ArchiveSegment]) -> Sequence[ArchiveSegment]:
+    """Returns the segments up to the first that has what `last` leaves out of a table; none if the archive lacks it.
+
+    A bucket that lacks rows of a committed transaction is left out. It is not written to before it has them.
+    """
+    previous = last.segment_id
+    for number, segment in enumerate(later, 1):
+        if segment.previous != previous or segment.gap_micros or incarnation in segment.gaps:
+            break
+        if incarnation not in segment.left_out:
+            return later[:number]
+        previous = segment.segment_id
+    return ()
 
 
 def _consumers(
