@@ -247,7 +247,8 @@ class ServerConfig:
             takes about three times as much in all.
         heartbeat_seconds: The interval of heartbeats on a scan that finds no rows to return.
         drain_seconds: How long running calls may continue after SIGTERM. Then scans end with `ServerDraining`. Streams
-            of changes and waiting calls end at once.
+            of changes and waiting calls end at once. After the calls, the last writes are archived for at most as long
+            again, or a second.
         snapshot_ttl_seconds: The time to live of a snapshot's lease, for pins that do not set one.
         consumer_ttl_seconds: A consumer that has had no stream and no commit for this long is deleted.
         max_consumers: The most consumers of all tables together.

@@ -14,14 +14,16 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from scankv.model.errors import BackupFailed, DataLoss, ScanKvError
 from streaming_server.engine.backups.archived_so_far import ArchivedSoFar
 from streaming_server.engine.backups.kept_logs import KeptLogs
+from streaming_server.engine.backups.restore_plan import instant_text
 from streaming_server.engine.backups.segment_capture import SegmentSource
 from streaming_server.engine.backups.segment_writing import store_segment
 from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.engine.tasks.worker_threads import WorkerThreads
 from streaming_server.storage.backup.archive_segment import (
     ArchiveGap,
     ArchiveSegment,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.tables.data_directory import DataDirectory
     from streaming_server.storage.transactions.decisions import CommittedTransaction
+
+T = TypeVar("T")
 
 KEPT_LOG_SECONDS: Final = 86_400
 """For how long a bucket keeps what cannot be archived. After that, the archive continues with the next backup."""
@@ -113,6 +117,9 @@ class Archive:
         self._is_failing = False
         self.is_enabled = bool(config.backup_location and config.archive_every_seconds)
         self._running = Background(partial(repeat, config.archive_every_seconds, self._look))
+        self._closing_seconds = max(config.drain_seconds, 1.0)
+        # Its own, because a location may not answer, which must not keep others from their threads.
+        self._thread = WorkerThreads(1, "archive")
 
     def start(self) -> None:
         """Starts to archive, if the server is to. It runs until `close`."""
@@ -123,8 +130,28 @@ class Archive:
             self._marker.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Archives what is left, as far as that succeeds, and ends."""
+        """Archives what is left, as far as that succeeds within `drain_seconds` or a second, and ends."""
         await self._running.close()
+        rest = asyncio.create_task(self._archive_rest())
+        await asyncio.wait([rest], timeout=self._closing_seconds)
+        if rest.done():
+            self._thread.close()
+            return
+        # The thread continues to wait for the location. The process can end nevertheless.
+        tasks = [task for task in (rest, self._segment) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        reached = f"reaches up to {instant_text(self.reached_micros)}" if self.reached_micros else "has nothing new"
+        _log.error(
+            "the last writes were not archived: %s did not take them within %g s; the archive %s, and the next start "
+            "archives the rest",
+            self._location,
+            self._closing_seconds,
+            reached,
+        )
+
+    async def _archive_rest(self) -> None:
         if self._segment is not None:
             await asyncio.wait([self._segment])
         if self._store is not None:
@@ -157,7 +184,7 @@ class Archive:
                 return
             async with self._ddl:
                 capture = await self._source.capture(self._archived, self._changes)
-            stored = await asyncio.to_thread(self._put, capture)
+            stored = await self._in_thread(self._put, capture)
         except ScanKvError as error:
             if not self._is_failing:
                 _log.error("nothing can be archived, which is tried again: %s", error.message)
@@ -171,6 +198,15 @@ class Archive:
             raise
         self._is_failing = False
         await self._finish(capture, stored)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Runs a blocking function, which continues if the caller is cancelled."""
+        work = self._thread.submit(function, *arguments)
+        if not work.is_done:
+            await work.wait()
+        if work.error is not None:
+            raise work.error
+        return work.result
 
     def _put(self, capture: SegmentCapture) -> StoredSegment:
         """Stores a segment, if anything was written. Blocks."""
@@ -201,7 +237,7 @@ class Archive:
                 archived.definitions[change.incarnation] = change.definition
                 continue
             archived.forget(change.incarnation)
-            await asyncio.to_thread(self._kept.remove, change.incarnation)
+            await self._in_thread(self._kept.remove, change.incarnation)
         if stored.segment is None:
             return
         archived.previous, archived.gap_micros = stored.segment.segment_id, 0
@@ -236,25 +272,25 @@ class Archive:
     async def _begin(self) -> bool:
         """Finds out what is archived. Returns whether a backup exists that the archive can continue from."""
         store = BackupStore(self._location)
-        newest = await asyncio.to_thread(newest_manifest, store)
+        newest = await self._in_thread(newest_manifest, store)
         if newest is None:
             for change in self._changes:
-                await asyncio.to_thread(self._kept.remove, change.incarnation)
+                await self._in_thread(self._kept.remove, change.incarnation)
             self._changes.clear()
             return False
         known, why = None, "it may lack writes after the last backup"
         try:
-            known = await asyncio.to_thread(self._read_known, store, newest.micros)
+            known = await self._in_thread(self._read_known, store, newest.micros)
         except DataLoss as error:
             why = error.message
         if known is None and newest.micros < self._began_micros:
             self._begin_again(why)
             return False
-        ids = await asyncio.to_thread(store.segments)
+        ids = await self._in_thread(store.segments)
         archived = self._archived
         archived.previous = ids[-1] if ids else ""
         try:
-            archived.since_micros = await asyncio.to_thread(reached_micros, store, 0)
+            archived.since_micros = await self._in_thread(reached_micros, store, 0)
         except DataLoss:
             archived.since_micros = 0
         archived.gap_micros = newest.micros if known is None else 0
