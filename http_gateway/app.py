@@ -19,6 +19,7 @@ from http_gateway.parameters import read_parameters
 from http_gateway.problems import HttpRefusal, problem_response
 from http_gateway.security import add_headers, check_request, preflight_headers, token_of
 from scankv.model.errors import ScanKvError, UsageError
+from scankv.model.forwarded_peers import forwarded_peer, peer_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -51,6 +52,7 @@ class Application:
         if scope["type"] != "http":
             raise RuntimeError(f"the gateway takes no {scope['type']}")
         headers = Headers(scope=scope)
+        self._name_client(scope)
         started = False
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
@@ -74,6 +76,12 @@ class Application:
             if not isinstance(error, HttpRefusal | ScanKvError):
                 _log.exception("a request has failed")
             await problem_response(error)(scope, receive, send_with_headers)
+
+    def _name_client(self, scope: Scope) -> None:
+        """Has the calls of this request say for whom they are made, if the server believes this gateway."""
+        key = self._gateway.settings.forwarding_key
+        if key and scope["client"]:
+            self._gateway.tokens.set_headers(forwarded_peer(key, peer_text(*scope["client"])))
 
     async def _answer(self, scope: Scope, receive: Receive, headers: Headers) -> ASGIApp:
         # Of two routes with one path, the second one may have the method.

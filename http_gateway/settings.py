@@ -1,11 +1,11 @@
-"""The settings of one gateway. They contain paths of secrets, and no secret."""
+"""The settings of one gateway. They contain paths of secrets, and one secret, which is not shown."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Self
 
 from scankv.model.errors import UsageError
@@ -28,6 +28,8 @@ class GatewaySettings:
             whichever name it has. Empty: the server has no TLS.
         server_key: The private key of this certificate.
         insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
+        forwarding_key: By which the server believes this gateway for whom it makes a call. Empty: the server takes the
+            gateway itself for the client of each call.
         log_level: As of the server.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
@@ -43,6 +45,7 @@ class GatewaySettings:
     server_certificate: str = ""
     server_key: str = ""
     insecure: bool = False
+    forwarding_key: str = field(default="", repr=False)
     log_level: str = "info"
     request_seconds: float = 10.0
     stall_seconds: float = 30.0

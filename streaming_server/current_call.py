@@ -34,6 +34,7 @@ class CurrentCall:
 
     Attributes:
         method: The method, as `SERVICE/METHOD`.
+        client: The address of whoever makes the call: of a browser if the server's own gateway makes it for one.
         table: The name of the table that the call reads. Empty: none, or not known.
         scan_id: The id of its scan. Empty: it is not a scan.
         waited_seconds: For how long the call has waited for its client, for changes, or for locks.
@@ -51,12 +52,14 @@ class CurrentCall:
     Args:
         method: The method.
         metadata: The metadata that the client has sent, as pairs of a name and a value.
+        client: See the attribute.
     """
 
     __slots__ = (
         "_request_id",
         "answer",
         "bytes_returned",
+        "client",
         "error",
         "explain",
         "may_last",
@@ -72,9 +75,10 @@ class CurrentCall:
         "waited_seconds",
     )
 
-    def __init__(self, method: str, metadata: Metadata) -> None:
+    def __init__(self, method: str, metadata: Metadata, client: str) -> None:
         self.method = method
         self.metadata = metadata
+        self.client = client
         self.table = ""
         self.scan_id = ""
         self.waited_seconds = 0.0
@@ -105,6 +109,12 @@ CALL_METADATA: Final[ContextVar[Metadata]] = ContextVar("scankv_call_metadata", 
 
 CURRENT_CALL: Final[ContextVar[CurrentCall | None]] = ContextVar("scankv_current_call", default=None)
 """The call that the current task serves, if it serves one."""
+
+
+def current_client() -> str:
+    """Returns the address of whoever makes the call that the current task serves; empty if it serves none."""
+    call = CURRENT_CALL.get()
+    return "" if call is None else call.client
 
 
 @contextmanager

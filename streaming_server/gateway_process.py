@@ -1,7 +1,8 @@
 """The HTTP gateway as a child of the server: started, watched, started again, and ended with the server.
 
 A process of its own, because making JSON and HTML would take the interpreter from scans. The server only knows the
-child's command line and settings, which name files and contain no secret.
+child's command line and settings. These name files, and contain one secret: the key by which the server believes the
+child for whom it makes a call.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import UsageError
 from streaming_server.addresses import address_of, is_loopback
 
 if TYPE_CHECKING:
+    from streaming_server.access.forwarded_peers import ForwardedPeers
     from streaming_server.config import ServerConfig
 
 _log = logging.getLogger(__name__)
@@ -42,11 +44,13 @@ class GatewaySupervisor:
         config: The settings of the server.
         address: Where the gRPC server listens.
         listener: The socket of the HTTP port.
+        forwarded: Where each child is believed for whom it makes calls.
     """
 
-    def __init__(self, config: ServerConfig, address: str, listener: socket.socket) -> None:
+    def __init__(self, config: ServerConfig, address: str, listener: socket.socket, forwarded: ForwardedPeers) -> None:
         self._settings = _settings(config, address)
         self._listener = listener
+        self._forwarded = forwarded
 
     async def run(self) -> None:
         """Runs one child after another. If cancelled, it ends the child."""
@@ -54,7 +58,8 @@ class GatewaySupervisor:
         try:
             while True:
                 started = time.monotonic()
-                code = await self._run_child()
+                with self._forwarded.believe() as key:
+                    code = await self._run_child(key)
                 if time.monotonic() - started >= _LONG_LIFE_SECONDS:
                     pause = _FIRST_PAUSE_SECONDS
                 _log.error("the HTTP gateway has ended with code %d, and is started again in %g s", code, pause)
@@ -63,7 +68,7 @@ class GatewaySupervisor:
         finally:
             self._listener.close()
 
-    async def _run_child(self) -> int:
+    async def _run_child(self, key: str) -> int:
         number = self._listener.fileno()
         child = await asyncio.create_subprocess_exec(
             # -P: a directory that the server was started in must not provide the program.
@@ -77,7 +82,8 @@ class GatewaySupervisor:
         assert child.stderr is not None
         logging_ = asyncio.create_task(_log_lines(child.stderr))
         try:
-            child.stdin.write(self._settings)
+            # Over a pipe: others can read the command line and the environment.
+            child.stdin.write(f"{json.dumps({**self._settings, 'forwarding_key': key})}\n".encode())
             return await child.wait()
         finally:
             child.stdin.close()
@@ -103,15 +109,15 @@ def listen_for_gateway(config: ServerConfig) -> socket.socket:
     return socket.create_server((host, config.http_port), family=family, backlog=256)
 
 
-def _settings(config: ServerConfig, address: str) -> bytes:
-    """Returns the line that `http_gateway.settings.GatewaySettings.from_json` reads."""
+def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
+    """Returns the values of the line that `http_gateway.settings.GatewaySettings.from_json` reads."""
     host, _, port = address.rpartition(":")
     wildcards = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     target = address_of(wildcards.get(host, host), int(port))
     paths = {name: getattr(config, name) for name in ("tls_certificate", "tls_key")}
     # On loopback, nobody else can read what is sent, and users of this machine need no certificate.
     is_encrypted = bool(config.tls_certificate) and not is_loopback(config.http_host)
-    values = {
+    return {
         "host": config.http_host,
         **{name: str(Path(path).absolute()) if path and is_encrypted else "" for name, path in paths.items()},
         "origins": config.http_origins,
@@ -121,7 +127,6 @@ def _settings(config: ServerConfig, address: str) -> bytes:
         "insecure": config.insecure,
         "log_level": config.log_level,
     }
-    return f"{json.dumps(values)}\n".encode()
 
 
 async def _log_lines(stream: asyncio.StreamReader) -> None:

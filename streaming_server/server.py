@@ -47,6 +47,7 @@ from scankv.v1 import (
 from streaming_server.access.audit_log import AuditLog
 from streaming_server.access.authentication import Authenticator
 from streaming_server.access.callers import TokenStore
+from streaming_server.access.forwarded_peers import ForwardedPeers
 from streaming_server.access.limits import CallerLimiter
 from streaming_server.addresses import address_of, is_loopback
 from streaming_server.clock import MachineClocks, SystemClocks
@@ -201,7 +202,8 @@ class Server:
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
         self._server = grpc.aio.server(options=_channel_options(self.config))
-        calls = Calls(self.config.slow_request_seconds, find_tracer())
+        self._forwarded = ForwardedPeers()
+        calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
         pressure = MemoryPressure(memory_limit())
         self._intake = Intake(
             self.config.max_request_bytes_in_flight, self.config.request_receive_seconds, calls, self._unread, pressure
@@ -268,7 +270,7 @@ class Server:
                 f"cannot listen on {address} for HTTP: {error.strerror}; give another --http-port or --http-host",
                 address=address,
             ) from error
-        return GatewaySupervisor(self.config, self.address, listener)
+        return GatewaySupervisor(self.config, self.address, listener, self._forwarded)
 
     async def _read_metrics(self) -> tuple[str, bytes]:
         # Imported on use, because a server without the port needs none of it.

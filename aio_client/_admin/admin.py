@@ -178,7 +178,7 @@ class LiveScan:
         age_seconds: Seconds since the scan was admitted.
         rows: Rows that it has read from storage.
         bytes: Bytes of Arrow data that it has produced.
-        peer: The network address of its client.
+        peer: The network address of its client, or of the browser for which the server's own gateway reads.
         idle_seconds: Seconds since its reader last took a message.
         snapshot_id: The snapshot that it reads. None: the live table.
         may_cancel: Whether the caller may cancel it; false from a server of version 0.1.
@@ -225,6 +225,8 @@ class SlowCall:
         code: The name of its status code, such as "OK".
         plan: How it read the table, without values of rows, keys or predicates. None: it is no scan or query.
         request_id: The id by which the server's log has it.
+        peer: The network address of its client, or of the browser for which the server's own gateway has made it. None
+            from an earlier server.
     """
 
     method: str
@@ -235,6 +237,7 @@ class SlowCall:
     code: str
     plan: str | None
     request_id: str
+    peer: str | None
 
     @classmethod
     def of(cls, message: admin_pb2.SlowCall) -> Self:
@@ -248,4 +251,5 @@ class SlowCall:
             code=message.code,
             plan=message.plan or None,
             request_id=message.request_id,
+            peer=message.peer or None,
         )

@@ -194,7 +194,7 @@ class FunctionAuthorization(Authorization):
 
 
 class CallerAuthorization(Authorization):
-    """Sends with each call the token of whomever the running task makes it for."""
+    """Sends with each call the token of whomever the running task makes it for, and what else is said about them."""
 
     def __init__(self, tokens: CallerToken) -> None:
         self._tokens = tokens
@@ -204,13 +204,13 @@ class CallerAuthorization(Authorization):
 
     def metadata(self) -> Metadata:
         """See `Authorization.metadata`."""
-        token = self._tokens.get()
-        return None if token is None else _metadata_of(token)
+        token, headers = self._tokens.get(), self._tokens.headers()
+        return (*headers, *(() if token is None else _metadata_of(token))) or None
 
     async def renew(self, refused: Metadata) -> bool:
         """See `Authorization.renew`. Only the caller could renew the token."""
         return False
 
 
-def _metadata_of(token: str) -> Metadata:
+def _metadata_of(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)

@@ -237,20 +237,21 @@ class TokenFunction(TokenSource):
 class CallerToken(TokenSource):
     """The token of whomever this program makes a call for, for programs that make calls for many others.
 
-    Each task sets the token that its own calls send. Tasks that it starts afterwards inherit the token. So all callers
-    share the connections of one client. Rule: share no object between tasks that makes calls later or for several of
-    them at once, such as a `Table`.
+    Each task sets the token that its own calls send, and what else they send about the caller. Tasks that it starts
+    afterwards inherit both. So all callers share the connections of one client. Rule: share no object between tasks
+    that makes calls later or for several of them at once, such as a `Table`.
 
     Cannot be pickled, because another process has other callers.
     """
 
-    __slots__ = ("_current",)
+    __slots__ = ("_current", "_headers")
 
     _current: ContextVar[str | None]
+    _headers: ContextVar[tuple[tuple[str, str], ...]]
 
     def __init__(self) -> None:
         """Starts without a token."""
-        self._set(_current=ContextVar("caller_token", default=None))
+        self._set(_current=ContextVar("caller_token", default=None), _headers=ContextVar("caller_headers", default=()))
 
     def set(self, token: str | None) -> None:
         """Has later calls of the running task send a token.
@@ -266,6 +267,14 @@ class CallerToken(TokenSource):
     def get(self) -> str | None:
         """Returns the token that calls of the running task send."""
         return self._current.get()
+
+    def set_headers(self, *headers: tuple[str, str]) -> None:
+        """Has later calls of the running task send further metadata about the caller, as names and values."""
+        self._headers.set(headers)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns the further metadata that calls of the running task send."""
+        return self._headers.get()
 
     def __repr__(self) -> str:
         return "<the tokens of callers>"

@@ -1,6 +1,7 @@
 """`slow`: lists the latest slow calls."""
 
 from dataclasses import asdict
+from typing import Final
 
 import typer
 
@@ -8,6 +9,8 @@ from aio_client import SlowCall
 from scankv.cli.connecting import open_client
 from scankv.cli.options import Json, Url
 from scankv.cli.show import duration, show_json, show_table
+
+_HEADINGS: Final = ["ended", "call", "table", "took", "waited", "status", "client", "request", "plan"]
 
 
 def slow(json: Json = False, url: Url = None) -> None:
@@ -20,7 +23,7 @@ def slow(json: Json = False, url: Url = None) -> None:
     if json:
         show_json([asdict(call) for call in calls])
     elif calls:
-        show_table(["ended", "call", "table", "took", "waited", "status", "request", "plan"], [*map(_cells, calls)])
+        show_table(_HEADINGS, [*map(_cells, calls)])
     else:
         typer.echo("no call has been slow since the server started", err=True)
 
@@ -33,6 +36,7 @@ def _cells(call: SlowCall) -> list[object]:
         f"{call.seconds:.3f} s",
         f"{call.waited_seconds:.3f} s",
         call.code,
+        call.peer or "",
         call.request_id,
         call.plan or "",
     ]

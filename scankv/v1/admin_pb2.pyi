@@ -197,7 +197,7 @@ class LiveScan(_message.Message):
     snapshot_id: _builtins.str
     """The snapshot that the scan reads. Empty: the live table."""
     peer: _builtins.str
-    """The client's address."""
+    """The address of its client. Of a request over HTTP to the server's own gateway, the address of the browser."""
     age_millis: _builtins.int
     """Since the scan was admitted."""
     idle_millis: _builtins.int
@@ -282,6 +282,7 @@ class SlowCall(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """`SERVICE/METHOD`."""
     table: _builtins.str
@@ -296,6 +297,8 @@ class SlowCall(_message.Message):
     plan: _builtins.str
     """How it read the table: the first 2,000 characters. Empty: it is no scan or query."""
     request_id: _builtins.str
+    peer: _builtins.str
+    """The address of its client. Of a request over HTTP to the server's own gateway, the address of the browser."""
     def __init__(
         self,
         *,
@@ -307,10 +310,11 @@ class SlowCall(_message.Message):
         code: _builtins.str = ...,
         plan: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "code", b"code", "method", b"method", "millis", b"millis", "plan", b"plan", "request_id", b"request_id", "table", b"table", "waited_millis", b"waited_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "code", b"code", "method", b"method", "millis", b"millis", "peer", b"peer", "plan", b"plan", "request_id", b"request_id", "table", b"table", "waited_millis", b"waited_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

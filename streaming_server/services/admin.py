@@ -218,7 +218,7 @@ def _live_scan(scan: RegisteredScan, now: float) -> admin_pb2.LiveScan:
         table=scan.table,
         buckets=scan.buckets,
         snapshot_id=scan.snapshot_id,
-        peer=scan.peer,
+        peer=scan.client,
         age_millis=int((now - scan.admitted_at) * 1000),
         idle_millis=int((now - scan.progress_at) * 1000),
         rows_scanned=scan.rows_scanned,
@@ -237,6 +237,7 @@ def _slow_call(call: LoggedCall, now: float) -> admin_pb2.SlowCall:
         code=call.code,
         plan=call.plan,
         request_id=call.request_id,
+        peer=call.peer,
     )
 
 

@@ -149,7 +149,7 @@ class AuditedCall:
         entry: dict[str, Any] = {
             "principal": (caller.principal or None) if caller is not None else None,
             "token_id": (caller.token_id or None) if caller is not None else None,
-            "peer": self._context.peer(),
+            "peer": call.client,
             "method": call.method,
             "tables": list(dict.fromkeys(self.tables))[:_MAX_TABLES],
         }

@@ -10,7 +10,7 @@ from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
 from streaming_server.access.callers import ANYBODY, CallerIdentity
 from streaming_server.access.grants import Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
-from streaming_server.current_call import CALL_METADATA
+from streaming_server.current_call import CALL_METADATA, current_client
 from streaming_server.services.permissions import (
     EveryTable,
     NamedById,
@@ -82,7 +82,7 @@ class CallGuard:
         )
         if isinstance(found, CallerIdentity):
             return found
-        self._log_refusal(f"refused {method} from {context.peer()}: {found}")
+        self._log_refusal(f"refused {method} from {current_client() or context.peer()}: {found}")
         raise self._unauthenticated()
 
     def renew(self, caller: CallerIdentity) -> CallerIdentity:

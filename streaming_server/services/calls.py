@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from streaming_server.access.forwarded_peers import ForwardedPeers
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, CurrentCall
 from streaming_server.histogram import Histogram
 from streaming_server.services.call_spans import end_span, start_span
@@ -46,6 +47,7 @@ class LoggedCall:
         code: The name of its status.
         plan: How it read the table, shortened. Empty: it is no scan or query.
         request_id: The id by which the log has it.
+        peer: The address of its client.
     """
 
     method: str
@@ -56,6 +58,7 @@ class LoggedCall:
     code: str
     plan: str
     request_id: str
+    peer: str
 
 
 class Calls:
@@ -64,6 +67,7 @@ class Calls:
     Args:
         slow_seconds: A call that keeps the server busy for longer is logged. 0: no call is.
         tracer: Makes a span for each call. None: calls are not traced.
+        forwarded: Says for whom a call of a gateway is made. None: the server has no gateway.
 
     Attributes:
         running: The number of calls that run now, by method.
@@ -72,25 +76,29 @@ class Calls:
         slow: The latest slow calls, in the order in which they were logged.
     """
 
-    def __init__(self, slow_seconds: float, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, slow_seconds: float, tracer: Tracer | None = None, forwarded: ForwardedPeers | None = None
+    ) -> None:
         self.running: Counter[str] = Counter()
         self.seconds: dict[tuple[str, str], Histogram] = {}
         self.ended = 0
         self.slow: deque[LoggedCall] = deque(maxlen=MOST_SLOW_CALLS)
         self._slow_seconds = slow_seconds
         self._tracer = tracer
+        self._forwarded = forwarded or ForwardedPeers()
         self._logging: set[asyncio.Task[None]] = set()
 
     def measure(self, method: str, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
         """Returns a handler that does the same, and is measured as calls of a method, `SERVICE/METHOD`."""
         method = method.removeprefix("scankv.v1.")
-        running, clock = self.running, time.perf_counter
+        running, clock, client_of = self.running, time.perf_counter, self._forwarded.client_of
         watches_health = method.startswith(_GRPC)
         tracer = None if watches_health else self._tracer
 
         async def measured(stream: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
             began = clock()
-            call = CurrentCall(method, CALL_METADATA.get())
+            metadata = CALL_METADATA.get()
+            call = CurrentCall(method, metadata, client_of(context.peer(), metadata))
             call.may_last = watches_health
             CURRENT_CALL.set(call)
             span = None if tracer is None else start_span(tracer, call, call.metadata)
@@ -156,6 +164,7 @@ class Calls:
                 "waited_seconds": round(call.waited_seconds, 6),
                 "code": code,
                 "plan": plan,
+                "peer": call.client,
             },
         )
         self.slow.append(
@@ -168,6 +177,7 @@ class Calls:
                 code=code,
                 plan=(plan or "")[:_MOST_PLAN],
                 request_id=call.request_id,
+                peer=call.client,
             )
         )
 

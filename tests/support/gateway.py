@@ -36,10 +36,13 @@ class HttpAnswer:
 
 
 class HttpCaller:
-    """Sends requests to a gateway, each over a connection of its own."""
+    """Sends requests to a gateway, each over a connection of its own, from the address `source`."""
 
-    def __init__(self, port: int, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, port: int, token: str | None = None, tls: ssl.SSLContext | None = None, source: str = "127.0.0.1"
+    ) -> None:
         self.port = port
+        self.source = (source, 0)
         self.token = token
         self.tls = tls
 
@@ -47,7 +50,7 @@ class HttpCaller:
         """Returns a connection that is not open yet."""
         if self.tls is not None:
             return http.client.HTTPSConnection("localhost", self.port, timeout=_TIMEOUT_SECONDS, context=self.tls)
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS, source_address=self.source)
 
     def headers(self, headers: Mapping[str, str] | None = None) -> dict[str, str]:
         """Returns the headers of a request, with the token."""

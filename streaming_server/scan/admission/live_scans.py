@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import ScanCancelled, ScanKvError, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
 from streaming_server.access.callers import STREAM_CALLER, CallerIdentity
-from streaming_server.current_call import CURRENT_CALL
+from streaming_server.current_call import CURRENT_CALL, current_client
 from streaming_server.histogram import Histogram
 from streaming_server.scan.admission.chunk_turns import ChunkTurns
 
@@ -52,7 +52,7 @@ class RegisteredScan:
         table: `database.table`.
         buckets: The buckets that it reads, ascending.
         snapshot_id: The snapshot that it reads; empty for the live table.
-        peer: The client's address, which identifies one connection.
+        peer: The peer of its connection, which identifies the connection.
         follows: Whether it follows the changelog. Such a scan may last forever and has admission limits of its own.
         scan_id: Identifies the scan in logs and listings.
         admitted_at: When the scan was admitted, on the event loop's clock. None before.
@@ -68,6 +68,8 @@ class RegisteredScan:
         ended: The error that ended the scan early. None if nothing has.
         caller: Whose stream it is. None: no stream, or no tokens are asked for.
         unread: Counts the messages that its reader has not taken yet, once the scan is over. None before.
+        client: The address of whoever reads it, for people: of a browser if the server's own gateway reads it for one.
+            All browsers share the connections of the gateway.
     """
 
     table: str
@@ -89,6 +91,7 @@ class RegisteredScan:
     ended: ScanKvError | None = None
     caller: CallerIdentity | None = field(default_factory=STREAM_CALLER.get)
     unread: UnreadAnswer | None = None
+    client: str = field(default_factory=current_client)
 
     def hold(self, source: Abortable) -> None:
         """Records the source that the scan reads. Releases it immediately if the scan was ended in the meantime."""
@@ -282,9 +285,9 @@ class ScanRegistry:
             "ending scan %s of %s by %s: %s",
             scan.scan_id,
             scan.table,
-            scan.peer,
+            scan.client,
             error.reason,
-            extra={"scan_id": scan.scan_id, "table": scan.table, "peer": scan.peer, "reason": error.reason},
+            extra={"scan_id": scan.scan_id, "table": scan.table, "peer": scan.client, "reason": error.reason},
         )
         scan.ended = error
         self._retire(scan)

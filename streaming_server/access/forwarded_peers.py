@@ -1,0 +1,54 @@
+"""Whose call it is: of the peer of the connection, or of a browser that the server's own gateway names."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.forwarded_peers import FORWARDED_PEER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streaming_server.current_call import Metadata
+
+_KEY_BYTES: Final = 32
+
+
+class ForwardedPeers:
+    """The gateways of this server, which may say for whom they make a call. Bound to the event loop.
+
+    Any client can send the metadata of a gateway. Only a gateway process that this server has started knows the key.
+    """
+
+    def __init__(self) -> None:
+        """Believes no gateway yet."""
+        self._keys: list[bytes] = []
+
+    @contextmanager
+    def believe(self) -> Iterator[str]:
+        """Makes the key of one gateway process, which is believed inside the block."""
+        key = secrets.token_hex(_KEY_BYTES)
+        self._keys.append(key.encode())
+        try:
+            yield key
+        finally:
+            self._keys.remove(key.encode())
+
+    def client_of(self, peer: str, metadata: Metadata) -> str:
+        """Returns the address of whoever makes a call.
+
+        Args:
+            peer: The peer of the connection.
+            metadata: The metadata of the call. A peer in them counts only with the key of a gateway.
+        """
+        if not self._keys:
+            return peer
+        named = [value for name, value in metadata if name == FORWARDED_PEER]
+        if len(named) != 1 or not isinstance(named[0], str):
+            return peer
+        key, _, client = named[0].partition(" ")
+        given = key.encode()
+        return client if client and any(hmac.compare_digest(given, each) for each in self._keys) else peer
