@@ -1,6 +1,7 @@
 """The gateway as a child of a server: `python -m http_gateway FD`, with its settings as one line on standard input.
 
-It listens on the inherited socket FD. It ends when its standard input ends, which it does however the server ends.
+It listens on the inherited socket FD, and logs to standard error in lines of JSON. It ends when its standard input
+ends, which it does however the server ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 
+from http_gateway.child_log import LineFormatter
 from http_gateway.serving import serve
 from http_gateway.settings import GatewaySettings
 from scankv.model.errors import ScanKvError
@@ -25,7 +27,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = GatewaySettings.from_json(_read_line())
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     listener = socket.socket(fileno=int(sys.argv[1]))
     try:

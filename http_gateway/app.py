@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from http_gateway.access_log import REQUEST_ID
 from http_gateway.answers import ABORT
 from http_gateway.console import pages
 from http_gateway.operations import OPERATIONS, Call
@@ -78,10 +79,12 @@ class Application:
             await problem_response(error)(scope, receive, send_with_headers)
 
     def _name_client(self, scope: Scope) -> None:
-        """Has the calls of this request say for whom they are made, if the server believes this gateway."""
+        """Has the calls of this request send its id, and its client if the server believes this gateway."""
+        headers = [("x-request-id", scope[REQUEST_ID])]
         key = self._gateway.settings.forwarding_key
         if key and scope["client"]:
-            self._gateway.tokens.set_headers(forwarded_peer(key, peer_text(*scope["client"])))
+            headers.append(forwarded_peer(key, peer_text(*scope["client"])))
+        self._gateway.tokens.set_headers(*headers)
 
     async def _answer(self, scope: Scope, receive: Receive, headers: Headers) -> ASGIApp:
         # Of two routes with one path, the second one may have the method.

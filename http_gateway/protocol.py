@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from http_gateway.access_log import REQUEST_ID, LoggedRequest
 from http_gateway.answers import ABORT
 
 if TYPE_CHECKING:
@@ -36,7 +38,16 @@ class GuardedProtocol(H11Protocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = self._break
-        await self._application(scope, receive, send)
+        scope[REQUEST_ID] = uuid.uuid4().hex
+        if not self._settings.access_log:
+            await self._application(scope, receive, send)
+            return
+        # The next request of the connection has another cycle, and begins only after this one.
+        logged = LoggedRequest(scope, self.cycle, send)
+        try:
+            await self._application(scope, receive, logged.send)
+        finally:
+            logged.log()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -30,6 +30,7 @@ class GatewaySettings:
         insecure: Whether to listen beyond this machine without TLS or tokens nevertheless.
         forwarding_key: By which the server believes this gateway for whom it makes a call. Empty: the server takes the
             gateway itself for the client of each call.
+        access_log: Whether to log each request.
         log_level: As of the server.
         request_seconds: How long a connection may take until its request is complete, and may stay without one.
         stall_seconds: How long a reader may take nothing of an answer before its connection is broken.
@@ -46,6 +47,7 @@ class GatewaySettings:
     server_key: str = ""
     insecure: bool = False
     forwarding_key: str = field(default="", repr=False)
+    access_log: bool = False
     log_level: str = "info"
     request_seconds: float = 10.0
     stall_seconds: float = 30.0

@@ -151,6 +151,8 @@ class ServerConfig:
             of the server, and need tokens; without them only with `insecure`.
         http_origins: The origins of other web sites whose pages may read what the gateway answers, such as
             `https://example.com`. A list in TOML; comma-separated elsewhere.
+        http_access_log: Whether to log each request over HTTP at the level `info`: its client and user, its path
+            without the query, and what was answered.
         metrics_max_tables: The most tables with metrics of their own. The others are combined under the name `other`.
         log_level: The least severe level of messages to log: `debug`, `info`, `warning` or `error`.
         log_format: The format of log messages: `text`, or `json` with one JSON object for each line.
@@ -303,6 +305,7 @@ class ServerConfig:
     http_port: int = 0
     http_host: str = "127.0.0.1"
     http_origins: tuple[str, ...] = ()
+    http_access_log: bool = False
     log_level: str = "info"
     log_format: str = "text"
     slow_request_seconds: float = 10.0

@@ -22,6 +22,7 @@ from streaming_server.addresses import address_of, is_loopback
 
 if TYPE_CHECKING:
     from streaming_server.access.forwarded_peers import ForwardedPeers
+    from streaming_server.access.request_principals import RequestPrincipals
     from streaming_server.config import ServerConfig
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 # A child that has run for so long has not failed because of its settings.
 _LONG_LIFE_SECONDS: Final = 60.0
 _LAST_WORDS_SECONDS: Final = 10.0
-_LEVELS: Final = {"WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.CRITICAL}
 
 
 class GatewaySupervisor:
@@ -45,12 +45,21 @@ class GatewaySupervisor:
         address: Where the gRPC server listens.
         listener: The socket of the HTTP port.
         forwarded: Where each child is believed for whom it makes calls.
+        principals: Knows whose requests the children log.
     """
 
-    def __init__(self, config: ServerConfig, address: str, listener: socket.socket, forwarded: ForwardedPeers) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        address: str,
+        listener: socket.socket,
+        forwarded: ForwardedPeers,
+        principals: RequestPrincipals,
+    ) -> None:
         self._settings = _settings(config, address)
         self._listener = listener
         self._forwarded = forwarded
+        self._principals = principals
 
     async def run(self) -> None:
         """Runs one child after another. If cancelled, it ends the child."""
@@ -80,7 +89,7 @@ class GatewaySupervisor:
         )
         assert child.stdin is not None
         assert child.stderr is not None
-        logging_ = asyncio.create_task(_log_lines(child.stderr))
+        logging_ = asyncio.create_task(_log_lines(child.stderr, self._principals))
         try:
             # Over a pipe: others can read the command line and the environment.
             child.stdin.write(f"{json.dumps({**self._settings, 'forwarding_key': key})}\n".encode())
@@ -125,11 +134,12 @@ def _settings(config: ServerConfig, address: str) -> dict[str, Any]:
         "server_certificate": str(Path(config.tls_certificate).absolute()) if config.tls_certificate else "",
         "server_key": str(Path(config.tls_key).absolute()) if config.tls_key else "",
         "insecure": config.insecure,
+        "access_log": config.http_access_log,
         "log_level": config.log_level,
     }
 
 
-async def _log_lines(stream: asyncio.StreamReader) -> None:
+async def _log_lines(stream: asyncio.StreamReader, principals: RequestPrincipals) -> None:
     """Logs what a child says as the server logs, so that all lines have its format."""
     while True:
         try:
@@ -138,9 +148,22 @@ async def _log_lines(stream: asyncio.StreamReader) -> None:
             continue
         if not line:
             return
-        level, _, text = line.decode(errors="replace").rstrip().partition(" ")
-        known = _LEVELS.get(level)
-        _log.log(known or logging.INFO, "%s", text if known else f"{level} {text}".removeprefix("INFO "))
+        _log_again(line, principals)
+
+
+def _log_again(line: bytes, principals: RequestPrincipals) -> None:
+    """Logs a line of `http_gateway.child_log`, or what the interpreter of the child says by itself."""
+    try:
+        record = json.loads(line)
+        level, logger, message, fields = (record[name] for name in ("level", "logger", "message", "fields"))
+    except (ValueError, TypeError, KeyError):
+        _log.info("%s", line.decode(errors="replace").rstrip())
+        return
+    if "request_id" in fields:
+        fields["user"] = principals.take(fields["request_id"]) or None
+        # As JSON, since the issuer of web tokens chooses the names.
+        message += f", user {json.dumps(fields['user'])}"
+    logging.getLogger(logger).log(level, "%s", message, extra=fields)
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

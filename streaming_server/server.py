@@ -49,6 +49,7 @@ from streaming_server.access.authentication import Authenticator
 from streaming_server.access.callers import TokenStore
 from streaming_server.access.forwarded_peers import ForwardedPeers
 from streaming_server.access.limits import CallerLimiter
+from streaming_server.access.request_principals import RequestPrincipals
 from streaming_server.addresses import address_of, is_loopback
 from streaming_server.clock import MachineClocks, SystemClocks
 from streaming_server.config import SHARES_OF_MEMORY
@@ -203,6 +204,7 @@ class Server:
         self._health = HealthService()
         self._server = grpc.aio.server(options=_channel_options(self.config))
         self._forwarded = ForwardedPeers()
+        self._principals = RequestPrincipals()
         calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
         pressure = MemoryPressure(memory_limit())
         self._intake = Intake(
@@ -270,7 +272,7 @@ class Server:
                 f"cannot listen on {address} for HTTP: {error.strerror}; give another --http-port or --http-host",
                 address=address,
             ) from error
-        return GatewaySupervisor(self.config, self.address, listener, self._forwarded)
+        return GatewaySupervisor(self.config, self.address, listener, self._forwarded, self._principals)
 
     async def _read_metrics(self) -> tuple[str, bytes]:
         # Imported on use, because a server without the port needs none of it.
@@ -303,6 +305,7 @@ class Server:
             authenticator,
             CallerLimiter(config.caller_limits, clocks.monotonic),
             None if self._audit_log is None else AuditTrail(self._audit_log, clocks.monotonic),
+            self._principals if config.http_access_log else None,
         )
 
     async def _close_audit_log(self) -> None:

@@ -32,6 +32,7 @@ def http(
             metavar="ORIGIN", help="Let pages of another web site, such as https://example.com, read answers."
         ),
     ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request, without its query.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow to listen beyond this machine without TLS.")
     ] = False,
@@ -58,6 +59,7 @@ def http(
         tls_client_ca=str(tls_client_ca or ""),
         origins=tuple(origin or ()),
         insecure=insecure,
+        access_log=access_log,
     )
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -37,6 +37,9 @@ def serve(
             metavar="ORIGIN", help="Let pages of another web site, such as https://example.com, read answers."
         ),
     ] = None,
+    http_access_log: Annotated[
+        bool, typer.Option("--http-access-log", help="Log each request over HTTP, without its query.")
+    ] = False,
     log_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Log as text or json. Default: text.")
     ] = None,
@@ -89,6 +92,7 @@ def serve(
         "http_port": http_port,
         "http_host": http_host,
         "http_origins": http_origin or None,
+        "http_access_log": http_access_log or None,
         "log_format": log_format,
         "tokens": tokens,
         "tls_certificate": tls_certificate,

@@ -10,7 +10,7 @@ from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated
 from streaming_server.access.callers import ANYBODY, CallerIdentity
 from streaming_server.access.grants import Role
 from streaming_server.access.limits import CallerLimiter, CallerLimits
-from streaming_server.current_call import CALL_METADATA, current_client
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.services.permissions import (
     EveryTable,
     NamedById,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.access.authentication import Authenticator
+    from streaming_server.access.request_principals import RequestPrincipals
     from streaming_server.current_call import Metadata
     from streaming_server.services.audit import AuditTrail
     from streaming_server.services.permissions import Permission, Requirement
@@ -46,6 +47,7 @@ class CallGuard:
         tokens: Verifies tokens. None: the server asks for none.
         limiter: Counts what each caller takes. None: without limits.
         audit: Records calls in the audit log. None: there is no audit log.
+        principals: Remembers who makes the calls of the server's own gateway. None: nothing does.
 
     Attributes:
         limiter: Counts what each caller takes.
@@ -58,11 +60,13 @@ class CallGuard:
         tokens: Authenticator | None,
         limiter: CallerLimiter | None = None,
         audit: AuditTrail | None = None,
+        principals: RequestPrincipals | None = None,
     ) -> None:
         self.limiter = limiter or CallerLimiter(CallerLimits(), time.monotonic)
         self.audit = audit
         self._resources = resources
         self._tokens = tokens
+        self._principals = principals
         self._minute = 0.0
         self._refusals = 0
 
@@ -81,9 +85,15 @@ class CallGuard:
             else self._tokens.find(token) or await self._tokens.verify(token)
         )
         if isinstance(found, CallerIdentity):
+            self._remember(found, context)
             return found
         self._log_refusal(f"refused {method} from {current_client() or context.peer()}: {found}")
         raise self._unauthenticated()
+
+    def _remember(self, caller: CallerIdentity, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        call = CURRENT_CALL.get() if self._principals is not None else None
+        if self._principals is not None and call is not None and call.client != context.peer():
+            self._principals.remember(call.request_id, caller.principal)
 
     def renew(self, caller: CallerIdentity) -> CallerIdentity:
         """Returns a caller with the rights as of now, after the call has waited.
