@@ -171,18 +171,18 @@ async def answer_login(gateway: Gateway, request: Request) -> Response:
         message = "The server does not accept this token." if isinstance(error, Unauthenticated) else error.message
         return _page(request, "login.html", {}, status=401, problem=message)
     response = RedirectResponse("/", 303)
-    log_in(response, token, is_encrypted=gateway.settings.is_encrypted)
+    log_in(request, response, token)
     return response
 
 
-async def answer_logout(gateway: Gateway, request: Request) -> Response:
+async def answer_logout(_gateway: Gateway, request: Request) -> Response:
     """Logs out."""
     try:
         await read_form(request)
     except HttpRefusal as error:
         return _error_page(request, error)
     response = RedirectResponse("/login", 303)
-    log_out(response, is_encrypted=gateway.settings.is_encrypted)
+    log_out(request, response)
     return response
 
 

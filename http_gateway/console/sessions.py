@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _COOKIE: Final = "scankv_token"
+# Browsers take a cookie with this prefix only over HTTPS and from the host itself, not from another one of its domain.
+_HOST_ONLY: Final = "__Host-"
 _SECRET: Final = secrets.token_bytes(32)  # of this process: its forms are worth nothing to another one
 _MAX_BODY_BYTES: Final = 32 * 1024
 _MAX_FIELDS: Final = 20
@@ -22,17 +24,27 @@ _MAX_FIELDS: Final = 20
 
 def token_of_browser(request: Request) -> str | None:
     """Returns the token of the cookie; None if there is none."""
-    return request.cookies.get(_COOKIE) or None
+    return request.cookies.get(_cookie_name(request)) or None
 
 
-def log_in(response: Response, token: str, *, is_encrypted: bool) -> None:
+def log_in(request: Request, response: Response, token: str) -> None:
     """Has the browser keep a token until it is closed."""
-    response.set_cookie(_COOKIE, token, httponly=True, samesite="strict", secure=is_encrypted, path="/")
+    name, secure = _cookie_name(request), _is_encrypted(request)
+    response.set_cookie(name, token, httponly=True, samesite="strict", secure=secure, path="/")
 
 
-def log_out(response: Response, *, is_encrypted: bool) -> None:
+def log_out(request: Request, response: Response) -> None:
     """Has the browser forget the token."""
-    response.delete_cookie(_COOKIE, httponly=True, samesite="strict", secure=is_encrypted, path="/")
+    name, secure = _cookie_name(request), _is_encrypted(request)
+    response.delete_cookie(name, httponly=True, samesite="strict", secure=secure, path="/")
+
+
+def _cookie_name(request: Request) -> str:
+    return f"{_HOST_ONLY}{_COOKIE}" if _is_encrypted(request) else _COOKIE
+
+
+def _is_encrypted(request: Request) -> bool:
+    return request.url.scheme == "https"
 
 
 def form_key(token: str | None) -> str:

@@ -22,12 +22,13 @@ CHROMEDRIVER = shutil.which("chromedriver") or ""
 
 
 @contextmanager
-def open_browser() -> Iterator[webdriver.Chrome]:
-    """Opens Chromium without a window."""
+def open_browser(*, any_certificate: bool = False) -> Iterator[webdriver.Chrome]:
+    """Opens Chromium without a window, which trusts any certificate if that is asked for."""
     if not (CHROMIUM and CHROMEDRIVER):
         pytest.fail("Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
+    options.accept_insecure_certs = any_certificate
     # The sandbox needs privileges that containers do not have; the page is our own, on loopback.
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1100"):
         options.add_argument(argument)

@@ -66,7 +66,7 @@ class HttpCaller:
         """Sends a form as a browser does from a page of the gateway, and returns its answer."""
         own = {
             "Content-Type": "application/x-www-form-urlencoded",
-            "Origin": f"http://127.0.0.1:{self.port}",
+            "Origin": f"http://127.0.0.1:{self.port}" if self.tls is None else f"https://localhost:{self.port}",
             **(headers or {}),
         }
         return self._send("POST", path, urlencode(fields), own)
