@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import RedirectResponse, Response
 
@@ -12,7 +11,7 @@ from http_gateway.console.rendering import cells_of, no_icon, page, style
 from http_gateway.console.sessions import form_key, log_in, log_out, read_form, token_of_browser
 from http_gateway.parameters import Choice, Parameter, WholeNumber, read_parameters
 from http_gateway.problems import HttpRefusal, problem_of
-from scankv.model.errors import PermissionDenied, ScanKvError, Unauthenticated, UsageError
+from scankv.model.errors import PermissionDenied, ProtocolViolation, ScanKvError, Unauthenticated, UsageError
 from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from aio_client import Scan, Table
     from http_gateway.gateway import Gateway
     from http_gateway.parameters import Values
+
+_Answer = TypeVar("_Answer")
 
 # A refresh loads the page again, which clears forms and takes the focus away. So pages refresh only if asked to, and
 # have no form while they do.
@@ -106,21 +107,36 @@ async def _scans(gateway: Gateway, request: Request, values: Values) -> Response
 
 async def _server(gateway: Gateway, request: Request, values: Values) -> Response:
     client = gateway.client
-    stats, slow = None, None
-    # Both need a grant for every table; the lists show what the caller may see.
-    with suppress(PermissionDenied):
-        stats = await client.server_stats()
-        slow = await client.slow_calls()
+    unknown: list[str] = []
     return _page(
         request,
         "server.html",
         values,
-        stats=stats,
-        slow=slow,
-        snapshots=await client.snapshots(),
-        transactions=await client.transactions(),
-        locks=await client.column_locks(),
+        # The first two need a grant for every table; the lists show what the caller may see.
+        stats=await _answer_if_any(client.server_stats, "statistics", unknown),
+        slow=await _answer_if_any(client.slow_calls, "slow calls", unknown),
+        snapshots=await _answer_if_any(client.snapshots, "snapshots", unknown),
+        transactions=await _answer_if_any(client.transactions, "open transactions", unknown),
+        locks=await _answer_if_any(client.column_locks, "column locks", unknown),
+        unknown=unknown,
     )
+
+
+async def _answer_if_any(call: Callable[[], Awaitable[_Answer]], name: str, unknown: list[str]) -> _Answer | None:
+    """Returns the answer of a call. None: the caller may not make it, or the server does not know it.
+
+    Args:
+        call: Makes the call.
+        name: What the answer shows.
+        unknown: Gets the name if the server does not know the call, because it is older than the gateway.
+    """
+    try:
+        return await call()
+    except PermissionDenied:
+        return None
+    except ProtocolViolation:
+        unknown.append(name)
+        return None
 
 
 async def _login(gateway: Gateway, request: Request, values: Values) -> Response:
