@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.storage.bucket.bucket import Bucket
-    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.files.disk_reserve import DiskReserve
 
 _MANY_FLUSHES: Final = 8
@@ -79,6 +78,9 @@ class LogMaintenance(Background):
 
         Opens a closed bucket only if all of its changelog is beyond the retention.
         """
+        # Most buckets of a large server are closed, and each costs time every second.
+        if live.open_bucket is None and not self._is_expired(table, live):
+            return
         while await self._rewrite(table, live):
             pass
         await _compact(live)
@@ -86,7 +88,7 @@ class LogMaintenance(Background):
             await self._flush(live)
         async with live.mutex:
             bucket = live.open_bucket
-            if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
+            if bucket is None and self._is_expired(table, live):
                 bucket = await live.open()
             if bucket is not None:
                 now = self._clock.service_micros()
@@ -94,6 +96,13 @@ class LogMaintenance(Background):
                     live.notify()  # The rows may have been those of a table without a primary key.
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
+
+    def _is_expired(self, table: TableState, live: LiveBucket) -> bool:
+        """Returns whether changes exist, and all of them are older than the retention."""
+        state, seconds = live.state, table.definition.options.log_retention_seconds
+        if state is None or state.log_first == state.count or not seconds:
+            return False
+        return state.log_micros <= self._clock.service_micros() - seconds * 1_000_000
 
     async def _flush(self, live: LiveBucket) -> None:
         """Flushes a bucket, if that fits into the reserve.
@@ -136,13 +145,6 @@ async def _compact(live: LiveBucket) -> None:
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0
             await live.run(bucket.compact_small_files)
-
-
-def _is_expired(state: BucketState | None, definition: TableDefinition, now: int) -> bool:
-    """Returns whether changes exist, and all of them are older than the retention at a service time."""
-    if state is None or state.log_first == state.count or not definition.options.log_retention_seconds:
-        return False
-    return state.log_micros <= now - definition.options.log_retention_seconds * 1_000_000
 
 
 def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> bool:
