@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import ServerBusy
@@ -87,7 +86,9 @@ class MemoryPressure:
 def anonymous_bytes() -> int | None:
     """Returns the resident memory of this process without files, which the kernel can take back. None: unknown."""
     try:
-        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+        # Twenty times a second, so without what a Path and text cost.
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            _, resident, shared, *_ = file.read().split()
     except OSError:
         return None
     return (int(resident) - int(shared)) * _PAGE_BYTES
