@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
+every_fifth_step = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.soak)])
+"""Has `make test` kill at every fifth step, and `make soak` at every step."""
+
 
 def deaths_of(module: str, directory: Path, *arguments: str) -> int:
     """Runs a module of the tests that is killed at every step. Returns the number of kills."""
@@ -29,23 +32,27 @@ def deaths_of(module: str, directory: Path, *arguments: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.timeout(300)  # 40 kills, each with a recovery
-def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
+@every_fifth_step
+def test_a_transaction_is_applied_completely_or_not_at_all_wherever_the_server_dies(
+    tmp_path: Path, stride: int
+) -> None:
     # The transaction has seven requests, one of several parts, and a dozen batches in three buckets of two tables.
-    assert deaths_of("dying_transaction", tmp_path) > 40
+    assert deaths_of("dying_transaction", tmp_path, str(stride)) > 40 // stride
 
 
 @pytest.mark.timeout(300)  # up to 60 kills, each with a recovery
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.soak)])
+@every_fifth_step
 def test_a_transaction_over_expired_rows_merges_as_of_its_commit_wherever_the_server_dies(
     tmp_path: Path, stride: int
 ) -> None:
     assert deaths_of("dying_over_expired", tmp_path, str(stride)) > 50 // stride
 
 
-@pytest.mark.timeout(300)  # 20 kills, each with a recovery
-def test_key_ranges_are_deleted_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
-    assert deaths_of("dying_deletion", tmp_path) > 15
+@pytest.mark.timeout(300)  # up to 40 kills, each with a recovery
+@every_fifth_step
+def test_key_ranges_are_deleted_completely_or_not_at_all_wherever_the_server_dies(tmp_path: Path, stride: int) -> None:
+    assert deaths_of("dying_deletion", tmp_path, str(stride)) > 15 // stride
 
 
 @pytest.mark.timeout(180)  # several kills, each with a recovery

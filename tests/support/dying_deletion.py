@@ -1,6 +1,6 @@
 """Deletes key ranges without tracking of changes, and kills the process at each step on disk in turn.
 
-Run as `python -m tests.support.dying_deletion DIRECTORY`; see `dying_transaction`. Prints the number of deaths.
+Run as `python -m tests.support.dying_deletion DIRECTORY STRIDE`; see `dying_transaction`. Prints the number of deaths.
 """
 
 from __future__ import annotations
@@ -110,24 +110,24 @@ async def keys_in(tables: Tables, name: str) -> set[int]:
     return found
 
 
-def main(directory: Path) -> None:
-    """Kills the deletion at every step."""
+def main(directory: Path, stride: int) -> None:
+    """Kills the deletion at every step that the stride meets."""
     import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 3), ("_INDEXED_ROWS", 4)):
         setattr(streaming_server.engine.bucket.range_deletion, limit, value)
     in_child(make, directory / "made")
-    for steps in range(1000):
+    for deaths, steps in enumerate(range(0, 1000, stride)):
         data = directory / f"deletion-{steps}"
         shutil.copytree(directory / "made", data)
         ended = in_child(delete_and_die, data, steps)
         in_child(check, data)
         shutil.rmtree(data)
         if ended:
-            print(steps)  # noqa: T201
+            print(deaths)  # noqa: T201
             return
     raise AssertionError("it never ends")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,7 +1,7 @@
 """Commits a transaction and kills the process at each step on disk in turn, then checks what is left.
 
-Run as `python -m tests.support.dying_transaction DIRECTORY`. Each death happens in its own process. It is forked from
-this one while that has only one thread, so that nothing has to be imported again. Prints the number of deaths.
+Run as `python -m tests.support.dying_transaction DIRECTORY STRIDE`. Each death happens in its own process. It is forked
+from this one while that has only one thread, so that nothing has to be imported again. Prints the number of deaths.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool
     return True
 
 
-def main(directory: Path) -> None:
-    """Kills the commit and the recovery at every step."""
+def main(directory: Path, stride: int) -> None:
+    """Kills the commit at every step that the stride meets, and the recovery at some."""
     import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
@@ -287,12 +287,12 @@ def main(directory: Path) -> None:
         setattr(module, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
     in_child(make, directory / "made")
     deaths, ended = 0, False
-    for steps in range(1000):
+    for number, steps in enumerate(range(0, 1000, stride)):
         data = directory / f"commit-{steps}"
         shutil.copytree(directory / "made", data)
         ended = in_child(commit_and_die, data, steps)
-        if steps % 12 == 0 and not ended:
-            deaths += die_recovering(data, directory / f"again-{steps}", steps)
+        if number % 5 == 0 and not ended:
+            deaths += die_recovering(data, directory / f"again-{steps}", steps, stride)
         in_child(check, data)
         shutil.rmtree(data)
         deaths += not ended
@@ -302,9 +302,9 @@ def main(directory: Path) -> None:
     print(deaths)  # noqa: T201
 
 
-def die_recovering(killed: Path, data: Path, first: int) -> int:
+def die_recovering(killed: Path, data: Path, first: int, stride: int) -> int:
     """Kills the recovery of a killed server at some of its steps, too. Returns the number of deaths."""
-    for deaths, steps in enumerate(range(first % 4, 1000, 4)):
+    for deaths, steps in enumerate(range(first % 4, 1000, 4 * stride)):
         shutil.copytree(killed, data)
         if killed.with_suffix(".acknowledged").exists():
             data.with_suffix(".acknowledged").touch()
@@ -317,4 +317,4 @@ def die_recovering(killed: Path, data: Path, first: int) -> int:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
