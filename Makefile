@@ -73,7 +73,7 @@ guard: $(INSTALLED)
 soak: $(INSTALLED)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group fuzz
 	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
-	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "hypothesis and not soak" -n 2
+	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "(hypothesis or seeds) and not soak" -n 2
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest

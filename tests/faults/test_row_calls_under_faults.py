@@ -13,7 +13,7 @@ import pytest
 from aio_client import ConnectionFailed, DeadlineExceeded, ScanKvError, SchemaMismatch, Unavailable, connect
 from aio_client.testing import Fault, FaultProxy
 from tests.model.history import noted
-from tests.support.examples import FACTOR
+from tests.support.examples import seeds
 
 if TYPE_CHECKING:
     from aio_client import Client, Table
@@ -148,7 +148,7 @@ class FaultyCaller:
         return {"k": key, "owner": self._number, "v": value, "text": f"t{value}"}
 
 
-@pytest.mark.parametrize("seed", range(2 * FACTOR))
+@seeds(2)
 async def test_calls_of_single_rows_fit_a_model_under_kills_cuts_and_added_columns(
     server: ServerProcess, seed: int
 ) -> None:

@@ -17,7 +17,7 @@ from aio_client.testing import Fault, FaultProxy
 from scankv.model.errors import RequestTooLarge, ScanKvError, TableNotFound
 from scankv.model.limits import MAX_REQUEST_BYTES
 from tests.model.history import noted
-from tests.support.examples import FACTOR
+from tests.support.examples import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.asyncio
 Row: TypeAlias = dict[str, Any]
 Outcome: TypeAlias = Row | tuple[type[ScanKvError], str] | None
 Call: TypeAlias = "Callable[..., Awaitable[Row | None]]"
-SEEDS: Final = range(4 * FACTOR)
 MOST_TURNS: Final = 40
 """As many turns of the event loop as a call takes, and some more."""
 
@@ -96,7 +95,7 @@ def random_key(random: Random) -> object:
     return random.choice(forms)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(2)
 async def test_concurrent_gets_have_the_outcomes_of_single_ones(
     client: Client, shared_server: ServerProcess, name: str, seed: int
 ) -> None:
@@ -214,7 +213,7 @@ CHANGES: Final = 40
 CALLERS: Final = 20
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(2)
 async def test_a_get_sees_a_state_between_its_call_and_its_end_while_the_table_changes(
     client: Client, shared_server: ServerProcess, name: str, seed: int
 ) -> None:
@@ -302,7 +301,7 @@ async def test_closing_the_client_ends_concurrent_gets_as_it_ends_single_ones(
             assert outcome is None or (isinstance(outcome, tuple) and outcome[0] is UsageError), outcome
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(2)
 async def test_under_random_faults_a_get_has_its_row_or_the_error_of_the_connection(
     client: Client, shared_server: ServerProcess, name: str, seed: int
 ) -> None:
@@ -363,7 +362,7 @@ async def lookup_outcome(table: Table, keys: object, modes: dict[str, Any]) -> t
 
 
 @pytest.mark.parametrize("kind", LOOKUP_TABLES)
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(2)
 async def test_concurrent_lookups_have_the_outcomes_of_single_ones_and_of_many_keys(
     client: Client, shared_server: ServerProcess, name: str, seed: int, kind: str
 ) -> None:

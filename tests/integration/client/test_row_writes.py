@@ -28,7 +28,7 @@ from aio_client import (
     connect,
 )
 from aio_client.testing import Fault, FaultProxy
-from tests.support.examples import FACTOR
+from tests.support.examples import FACTOR, seeds
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Program:
                 assert [number for number in order[key] if number in known] == acknowledged, key
 
 
-@pytest.mark.parametrize("seed", range(8 * FACTOR))
+@seeds(4)
 async def test_calls_of_many_tasks_end_as_if_each_were_alone(client: Client, name: str, seed: int) -> None:
     drawn = random.Random(seed)
     changelog = ("full", "upsert", "none")[seed % 3]
@@ -353,6 +353,7 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(client: Clie
 
 @keys
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
+@pytest.mark.seeds
 async def test_calls_are_applied_once_wherever_the_connection_breaks(
     shared_server: ServerProcess, client: Client, name: str, key: list[str], direction: Any
 ) -> None:

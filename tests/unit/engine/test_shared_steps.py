@@ -129,6 +129,7 @@ async def test_all_waiting_requests_learn_why_a_bucket_cannot_be_used(tmp_path: 
             assert outcome.errors[0].message == "the table is being moved"
 
 
+@pytest.mark.seeds
 async def test_random_cancellations_lose_and_repeat_nothing(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await sums(tables)
@@ -159,6 +160,7 @@ async def test_a_request_that_is_repeated_while_it_waits_is_applied_once(tmp_pat
             assert await totals_of(table) == {1: CLIENTS * (sequence + 1)}
 
 
+@pytest.mark.seeds
 async def test_concurrent_appends_share_syncs_and_are_applied_once(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await events(tables)
