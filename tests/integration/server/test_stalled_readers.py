@@ -39,9 +39,8 @@ MOST_GROWTH_BYTES = 64 * MEBIBYTE
 """Of all readers together, while they do nothing. A chunk more for each of them would be 100 MiB."""
 LEAST_SHARE_OF_RATE = 0.7
 TRIES = 4
-ENOUGH_WRITES = 16
-STALL_WRITES = 45
-"""The readers are left to stall for as long as so many writes of all rows take, for all that is looked at meanwhile."""
+STALL_WRITES_A_WRITE = 3
+"""The readers are left to stall for three times as long as the writes take, for all that is looked at meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,13 @@ class Phases:
         stall_seconds: After which, at least, the server ends the scans of readers that stop.
         flat_seconds: How long, at least, the server's memory is watched before.
         pairs: How often the rates are compared.
+        writes: How often, at least, all rows are written while the memory is watched.
     """
 
     stall_seconds: float
     flat_seconds: float
     pairs: int
+    writes: int
 
 
 @contextmanager
@@ -201,8 +202,8 @@ async def resident(client: Client) -> int:
 @pytest.mark.parametrize(
     "phases",
     [
-        pytest.param(Phases(stall_seconds=10, flat_seconds=1, pairs=7), id="short"),
-        pytest.param(Phases(stall_seconds=90, flat_seconds=60, pairs=31), id="long", marks=pytest.mark.soak),
+        pytest.param(Phases(stall_seconds=10, flat_seconds=1, pairs=3, writes=10), id="short"),
+        pytest.param(Phases(stall_seconds=90, flat_seconds=60, pairs=31, writes=16), id="long", marks=pytest.mark.soak),
     ],
 )
 @pytest.mark.asyncio
@@ -214,7 +215,7 @@ async def test_readers_that_stop_cost_little_memory_and_nobody_elses_rate_and_ar
     with serving(tmp_path / "alone", phases.stall_seconds) as other:
         async with connect(other.url) as other_client:
             alone = await filled(other_client, rows)
-            writes = STALL_WRITES * await seconds_of_a_write(alone, rows)
+            writes = STALL_WRITES_A_WRITE * phases.writes * await seconds_of_a_write(alone, rows)
             scans = 2 * phases.pairs * await seconds_of_a_scan(alone)
             stall_seconds = max(phases.stall_seconds, writes + scans)
             with serving(tmp_path / "beside", stall_seconds) as server:
@@ -251,7 +252,7 @@ async def check_stalled_readers(
             held = files & row_files(server.data_dir)
             buckets = {file.parent for file in held}
             assert len(buckets) == BUCKETS, "the readers do not hold the files that they read"
-            growth, watched = await growth_while_written(client, table, rows, phases.flat_seconds)
+            growth, watched = await growth_while_written(client, table, rows, phases)
             assert watched >= phases.flat_seconds
             await check_all_is_freed(server, client, held)
             assert time.monotonic() - started >= phases.stall_seconds - 1
@@ -265,9 +266,7 @@ async def check_stalled_readers(
     assert max(shares) >= LEAST_SHARE_OF_RATE, f"{shares} of the rate before them"
 
 
-async def growth_while_written(
-    client: Client, table: Table, rows: ChangingRows, flat_seconds: float
-) -> tuple[int, float]:
+async def growth_while_written(client: Client, table: Table, rows: ChangingRows, phases: Phases) -> tuple[int, float]:
     """Writes all rows repeatedly, for at least some seconds, until the first readers are gone.
 
     Returns growth of the memory, and seconds watched.
@@ -281,7 +280,7 @@ async def growth_while_written(
             break
         seen.append(stats.resident_bytes)
         watched = time.monotonic() - started
-        if len(seen) >= ENOUGH_WRITES and watched >= flat_seconds:
+        if len(seen) >= phases.writes and watched >= phases.flat_seconds:
             await await_until(partial(some_are_gone, client), "the first readers are gone", timeout=600)
             break
     assert len(seen) >= 4, f"too few writes in {watched:.1f} s to tell"
