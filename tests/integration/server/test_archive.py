@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -39,7 +39,7 @@ def serving(data: Path, store: BackupStore, *settings: str) -> Iterator[sync.Cli
             yield client
 
 
-def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, int]]:
+def rows_at(store: BackupStore, instant: int | None, data: Path) -> dict[str, dict[int, Any]]:
     """Restores all tables as of an instant, and returns their rows."""
     result = restore_all(store, plan_instant(store, instant), data)
     assert [each.why for each in result.tables] == [""] * len(result.tables)
@@ -79,22 +79,24 @@ def test_tables_of_each_kind_that_are_created_and_dropped_after_the_backup(tmp_p
 
 
 def test_large_writes_closed_buckets_and_restarts_are_archived(tmp_path: Path) -> None:
-    store, expected = BackupStore(str(tmp_path / "backups")), dict[int, int]()
+    # Few rows with long values, since most of the time would go into comparing millions of them.
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    store, expected = BackupStore(str(tmp_path / "backups")), dict[int, str]()
     settings = ("--set", "bucket_idle_seconds=0.05", "--set", "write_buffer_bytes=1048576")
     for run in range(3):
         with serving(tmp_path / "data", store, *settings) as client:
             if not run:
-                client.create_table("t.t", SCHEMA, primary_key=["k"], buckets=2)
+                client.create_table("t.t", schema, primary_key=["k"], buckets=2)
                 client.create_backup()
             table = client.table("t.t")
             for part in range(3):
-                keys = range(part * 200_000, part * 200_000 + 150_000)
-                table.upsert(pa.table({"k": keys, "v": [run * 10 + part] * len(keys)}, schema=SCHEMA))
-                expected |= dict.fromkeys(keys, run * 10 + part)
+                keys, value = range(part * 30_000, part * 30_000 + 25_000), f"{run} {part} {'x' * 100}"
+                table.upsert(pa.table({"k": keys, "v": [value] * len(keys)}, schema=schema))
+                expected |= dict.fromkeys(keys, value)
             stats = client.server_stats
             wait_until(lambda stats=stats: stats().open_buckets == 0, "the buckets were closed")  # type: ignore[misc]
-            table.upsert([{"k": -1, "v": run}])
-            expected[-1] = run
+            table.upsert([{"k": -1, "v": str(run)}])
+            expected[-1] = str(run)
             wait_archived(store)
     assert verify_archive(store) == []
     assert rows_at(store, None, tmp_path / "latest") == {"t.t": expected}
