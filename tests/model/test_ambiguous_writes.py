@@ -59,7 +59,7 @@ class Case:
         return await client.create_table(name, SCHEMA, **options)
 
 
-_SHORT = [Case(1, 3, TableKind.PLAIN), Case(8, 1, TableKind.EVOLVED), Case(9, 1, TableKind.PARTITIONED)]
+_SHORT = [Case(1, 1, TableKind.PLAIN), Case(8, 1, TableKind.EVOLVED), Case(9, 1, TableKind.PARTITIONED)]
 _LONG = [
     *(Case(seed, 20, TableKind.PLAIN) for seed in range(2, 8)),
     *(Case(10, 20, kind) for kind in (TableKind.EVOLVED, TableKind.PARTITIONED)),

@@ -37,9 +37,9 @@ ALL_OF_IT = ACCOUNTS * 100
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "moments"),
     [
-        (1, "full", 80, 10),
-        (2, "upsert", 50, 5),
-        (3, "none", 40, 5),
+        (1, "full", 40, 5),
+        (2, "upsert", 30, 3),
+        (3, "none", 30, 3),
         *(
             pytest.param(seed, ("full", "upsert", "none")[seed % 3], 600, 20, marks=pytest.mark.soak)
             for seed in range(4, 12)
@@ -73,9 +73,9 @@ async def test_backups_at_random_moments_equal_the_model(
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "moments"),
     [
-        (1, "none", 60, 6),
-        (2, "full", 60, 6),
-        (3, "upsert", 60, 6),
+        (1, "none", 30, 3),
+        (2, "full", 30, 3),
+        (3, "upsert", 30, 3),
         *(
             pytest.param(seed, ("full", "upsert", "none")[seed % 3], 600, 20, marks=pytest.mark.soak)
             for seed in range(4, 12)

@@ -26,7 +26,7 @@ KINDS: list[tuple[bool, dict[str, Any]]] = [
 async def test_rows_expire_as_in_a_dict(engine: str, tmp_path: Path) -> None:
     by_write, options = KINDS[list(ENGINES).index(engine) % len(KINDS)]
     late = engine in ("first_row", "partial_update")
-    await ExpiryHistory(Random(engine), tmp_path, engine, by_write=by_write, options=options, late=late).run(30)
+    await ExpiryHistory(Random(engine), tmp_path, engine, by_write=by_write, options=options, late=late).run(15)
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.asyncio
 async def test_indexes_and_versions_equal_those_of_the_dictionary(server: ServerProcess) -> None:
-    seen = await check_history(server, seed=1, operations=45)
+    seen = await check_history(server, seed=1, operations=30)
     assert seen["scans with an index"] > 10, seen
     assert min(seen["changed"], seen["unchanged"]) > 3, seen
 
@@ -43,7 +43,7 @@ async def test_queries_over_constantly_rebuilt_bases_equal_those_of_the_dictiona
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "operations"), [(8, 20), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(20, 24))]
+    ("seed", "operations"), [(8, 12), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(20, 24))]
 )
 async def test_indexes_of_partitioned_tables_equal_those_of_the_dictionary(
     server: ServerProcess, seed: int, operations: int

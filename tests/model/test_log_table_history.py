@@ -36,7 +36,7 @@ async def follow(table: Table, found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("distribution", "seed", "steps", "restarts"),
     [
-        *((name, seed, 30, 2) for seed, name in enumerate(DISTRIBUTIONS)),
+        *((name, seed, 20, 1) for seed, name in enumerate(DISTRIBUTIONS)),
         *(pytest.param(name, 10 + seed, 300, 8, marks=pytest.mark.soak) for seed, name in enumerate(DISTRIBUTIONS)),
     ],
 )

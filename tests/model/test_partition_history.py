@@ -37,7 +37,7 @@ ARGUMENTS = [each for setting in SETTINGS for each in ("--set", setting)]
 @pytest.mark.parametrize(
     ("engine", "seed", "steps", "restarts"),
     [
-        *((engine, seed, 14, 1) for seed, engine in enumerate(ENGINES)),
+        *((engine, seed, 10, 1) for seed, engine in enumerate(ENGINES)),
         *(
             pytest.param(engine, 100 * n + seed, 300, 8, marks=pytest.mark.soak)
             for n in range(1, 4)

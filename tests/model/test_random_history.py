@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations", "evolved", "partitioned"),
     [
-        (1, "full", 100, False, False),
-        (2, "full", 60, True, False),
-        (3, "upsert", 80, False, False),
-        (4, "none", 40, False, False),
-        (6, "upsert", 40, True, False),
-        (7, "full", 60, True, True),
-        (8, "upsert", 40, False, True),
+        (1, "full", 60, False, False),
+        (2, "full", 40, True, False),
+        (3, "upsert", 40, False, False),
+        (4, "none", 25, False, False),
+        (6, "upsert", 25, True, False),
+        (7, "full", 40, True, True),
+        (8, "upsert", 25, False, True),
     ],
 )
 async def test_a_table_equals_a_dictionary_with_the_same_history(
@@ -40,7 +40,7 @@ async def test_a_table_equals_a_dictionary_with_the_same_history(
 @pytest.mark.parametrize(
     ("seed", "changelog", "operations"),
     [
-        (5, "full", 80),
+        (5, "full", 50),
         *(
             pytest.param(seed, ("full", "upsert", "none")[seed % 3], 1500, marks=pytest.mark.soak)
             for seed in range(7, 13)

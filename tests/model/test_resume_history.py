@@ -27,8 +27,8 @@ TABLES = 5
 @pytest.mark.parametrize(
     ("seed", "steps", "restarts", "columnar_base", "kind"),
     [
-        (1, 250, 2, "off", TableKind.PLAIN),
-        (3, 80, 1, "eager", TableKind.PLAIN),
+        (1, 120, 1, "off", TableKind.PLAIN),
+        (3, 50, 1, "eager", TableKind.PLAIN),
         (4, 60, 1, "off", TableKind.EVOLVED),
         (5, 120, 1, "off", TableKind.PARTITIONED),
         pytest.param(2, 250, 2, "off", TableKind.PLAIN, marks=pytest.mark.soak),

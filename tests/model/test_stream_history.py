@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("seed", "steps", "restarts", "changelog", "kind"),
     [
-        (1, 70, 2, "full", TableKind.PLAIN),
-        (2, 40, 1, "upsert", TableKind.PLAIN),
-        (3, 40, 1, "full", TableKind.EVOLVED),
-        (4, 40, 1, "full", TableKind.PARTITIONED),
+        (1, 40, 1, "full", TableKind.PLAIN),
+        (2, 25, 1, "upsert", TableKind.PLAIN),
+        (3, 25, 1, "full", TableKind.EVOLVED),
+        (4, 25, 1, "full", TableKind.PARTITIONED),
         *(pytest.param(seed, 2000, 20, "full", TableKind.PLAIN, marks=pytest.mark.soak) for seed in range(100, 105)),
         *(pytest.param(seed, 2000, 20, "upsert", TableKind.PLAIN, marks=pytest.mark.soak) for seed in range(200, 203)),
         *(

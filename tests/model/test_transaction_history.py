@@ -104,7 +104,7 @@ async def watch(kind: TableKind, rows: Table, writers: Sequence[NumberedWriter],
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [
-        (TableKind.PLAIN, 2),
+        (TableKind.PLAIN, 1),
         (TableKind.EVOLVED, 1),
         (TableKind.PARTITIONED, 1),
         *(pytest.param(kind, 60, marks=pytest.mark.soak) for kind in TableKind),
