@@ -15,19 +15,23 @@ _PAUSE_SECONDS = 0.01
 _MOST_PAUSE_SECONDS = 0.1
 
 
-def _pause(began: float) -> float:
-    """Returns how long to pause after a check: longer if the check took long, to leave the machine to others."""
-    return min(max(_PAUSE_SECONDS, time.monotonic() - began), _MOST_PAUSE_SECONDS)
+def _pause(started: float, began: float) -> float:
+    """Returns how long to pause after a check, to leave the machine to what is waited for.
+
+    As long as the check took that began at `began`, and a tenth of the time since the first one at `started`.
+    """
+    now = time.monotonic()
+    return min(max(_PAUSE_SECONDS, now - began, (now - started) / 10), _MOST_PAUSE_SECONDS)
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:
     """Calls `condition` until its result is true, and returns that. Fails with `what` after `timeout` seconds."""
-    began = time.monotonic()
-    deadline = began + timeout
+    started = began = time.monotonic()
+    deadline = started + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout:g} s: not {what}; last seen: {value!r}")
-        time.sleep(_pause(began))
+        time.sleep(_pause(started, began))
         began = time.monotonic()
     return value
 
@@ -45,11 +49,11 @@ def in_time(attempt: Callable[[], float], seconds: float, tries: int = 30) -> No
 
 async def await_until(condition: Callable[[], Awaitable[T]], what: str, timeout: float = 60.0) -> T:
     """As `wait_until`, for a coroutine function. The event loop continues to run."""
-    began = time.monotonic()
-    deadline = began + timeout
+    started = began = time.monotonic()
+    deadline = started + timeout
     while not (value := await condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout:g} s: not {what}; last seen: {value!r}")
-        await asyncio.sleep(_pause(began))
+        await asyncio.sleep(_pause(started, began))
         began = time.monotonic()
     return value
