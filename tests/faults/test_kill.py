@@ -66,7 +66,7 @@ class KeyWriter:
         self.in_doubt = {}
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(80, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(80, marks=pytest.mark.soak)])
 async def test_every_acknowledged_write_survives_kills_during_writes(server: ServerProcess, kills: int) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
