@@ -84,14 +84,19 @@ class OfflineCheck:
 
     async def run(self) -> AsyncIterator[CheckedPart]:
         """Checks one part after another, and yields each when it is done."""
-        clock = self._directory.path / "clock.json"
-        yield _found(
-            "clock", partial(_count_file, clock), _CLOCK, recover=self._removal(clock, "service time begins at zero")
-        )
-        yield _found("transaction log", self._read_transaction_log, _TRANSACTION_LOG)
-        for token in list_tokens(self._directory.transactions):
-            staged = StagingDirectory(self._directory.transactions, token)
-            yield _found(f"transaction {token}", partial(_count_parts, staged), _STAGED)
+        for root in (self._directory.path, *self._directory.parts()):
+            of_worker = "" if root == self._directory.path else f" of worker {root.name}"
+            clock, transactions = root / "clock.json", root / "transactions"
+            yield _found(
+                f"clock{of_worker}",
+                partial(_count_file, clock),
+                _CLOCK,
+                recover=self._removal(clock, "service time begins at zero"),
+            )
+            yield _found(f"transaction log{of_worker}", partial(_read_transaction_log, transactions), _TRANSACTION_LOG)
+            for token in list_tokens(transactions):
+                staged = StagingDirectory(transactions, token)
+                yield _found(f"transaction {token}{of_worker}", partial(_count_parts, staged), _STAGED)
         for name, why in self._catalog.unusable.items():
             yield CheckedPart(table=name, part="definition", problem=why, advice=_RESTORE)
         for name in self._catalog.names():
@@ -201,15 +206,6 @@ class OfflineCheck:
         finally:
             bucket.close()
 
-    def _read_transaction_log(self) -> int:
-        """Opens a copy, because opening removes what a crash has left."""
-        with tempfile.TemporaryDirectory() as copied:
-            for file in self._directory.transactions.glob("log*"):
-                shutil.copy(file, copied)
-            log = TransactionLog(Path(copied))
-            log.close()
-            return len(log.records)
-
     def _read_view(self, view: ViewDirectory) -> int:
         manifest, rows = view.manifest(), 0
         for number, pinned in manifest.buckets.items():
@@ -241,6 +237,16 @@ def _found(
     except (OSError, ValueError, LookupError, TypeError) as error:
         problem = f"it cannot be read: {error!r}"
     return CheckedPart(table=table, part=part, problem=problem, advice=advice, recover=recover)
+
+
+def _read_transaction_log(directory: Path) -> int:
+    """Opens a copy, because opening removes what a crash has left."""
+    with tempfile.TemporaryDirectory() as copied:
+        for file in directory.glob("log*"):
+            shutil.copy(file, copied)
+        log = TransactionLog(Path(copied))
+        log.close()
+        return len(log.records)
 
 
 def _count_parts(staged: StagingDirectory) -> int:

@@ -48,6 +48,7 @@ from streaming_server.engine.tasks.detached_tasks import DetachedTasks
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import Transactions
+from streaming_server.engine.transactions.worker_logs import merge_logs
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.engine.writes.expiry_sweep import ExpirySweep
 from streaming_server.storage.files.disk_reserve import DiskReserve
@@ -64,6 +65,7 @@ from streaming_server.storage.tables.data_directory import (
     PARTITIONS_FORMAT,
     DataDirectory,
 )
+from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.table.table_partitions import PartitionStats
+    from streaming_server.storage.tables.placement import Placement
 
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -98,6 +101,8 @@ class Tables:
         config: The server's settings.
         max_hold_seconds: For how long taking a snapshot may pause the writers of a table.
         clocks: The clocks of the machine. None: the real ones.
+        placement: Which tables belong to this process.
+        lock: The descriptor by which another process has locked the directory for this one. None: it is not locked yet.
 
     Attributes:
         clock: The server's clock.
@@ -115,6 +120,8 @@ class Tables:
         *,
         max_hold_seconds: float = MAX_HOLD_SECONDS,
         clocks: MachineClocks | None = None,
+        placement: Placement = ALONE,
+        lock: int | None = None,
     ) -> None:
         """Opens the directory.
 
@@ -124,10 +131,11 @@ class Tables:
             DataLoss: The file that names its format cannot be read.
         """
         self._installed = load_installed(config.aggregate_functions)
-        self._directory = DataDirectory(config.data)
+        self._directory = DataDirectory(config.data, placement=placement, lock=lock)
+        self._placement = placement
         with ExitStack() as on_failure:
             on_failure.callback(self._directory.close)
-            self._catalog = Catalog(self._directory)
+            self._catalog = Catalog(self._directory, placement)
             self._open_shared_resources(config, clocks)
             self._live: dict[str, LiveTable] = {}
             self._ddl = asyncio.Lock()
@@ -147,9 +155,8 @@ class Tables:
             self.locks = ColumnLocks(self._executor, self.clock)
             for definition in self.definitions():
                 self._load(definition)
-            self.transactions = Transactions(
-                self._directory.transactions, self._executor, self.table, transaction_limits(config), self.clock
-            )
+            self._transaction_limits = transaction_limits(config)
+            self.transactions = self._read_transactions(self._directory.transactions)
             self.backups = Backups(config, self._directory, self._resources, self.clock, self._cut)
             self.archive = Archive(
                 config,
@@ -174,14 +181,21 @@ class Tables:
             kept_log_seconds=KEPT_LOG_SECONDS if config.backup_location and config.archive_every_seconds else 0,
         )
         self._executor = StorageExecutor(config.storage_threads)
-        clock_file = ClockFile(config.data)
-        stored = clock_file.read(is_new=not len(self._catalog))
+        clock_file = ClockFile(self._directory.own)
+        files = [clock_file]
+        if self._placement.is_alone:
+            files += [ClockFile(part) for part in self._directory.parts()]
+        found = [file.read(is_new=not len(self._catalog)) for file in files]
+        stored = max((each for each in found if each is not None), key=lambda each: each.service, default=None)
         self.clock = ServerClock(clocks, stored, clock_limits(config))
         self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._catch_up = catch_up_limits(config)
         self._writer_limits = writer_limits(config)
         self._base_delta_bytes = config.base_delta_bytes
         self._reserve = DiskReserve(config.data, config.min_free_bytes)
+
+    def _read_transactions(self, root: Path) -> Transactions:
+        return Transactions(root, self._executor, self.table, self._transaction_limits, self.clock)
 
     def _make_maintenance(self, config: ServerConfig) -> None:
         """Makes the background tasks that maintain the tables."""
@@ -232,8 +246,14 @@ class Tables:
         """Rolls forward the transactions that were committed before the last stop. Call it before `start`.
 
         A bucket to which a transaction cannot be applied is not served; all others are. See `Transactions.recover`.
+        If the last server had several worker processes, and this one is alone, it takes over their transactions.
+
+        Raises:
+            ScanKvError: See `merge_logs`.
         """
         await self.transactions.recover()
+        if self._placement.is_alone:
+            await merge_logs(self._directory, self.transactions, self._read_transactions)
 
     def start(self) -> None:
         """Starts the background tasks, which run until `close`."""
@@ -547,7 +567,7 @@ class Tables:
                 use += DiskBytes.of_table(files, {})
             else:
                 use += (await live.disk_use())[0]
-        staging, others = await self._executor.run(_other_bytes, self._directory)
+        staging, others = await self._executor.run(_other_bytes, self._directory, self._placement)
         return use + DiskBytes(staging=staging, other=others)
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
@@ -576,12 +596,15 @@ class Tables:
         self._directory.close()
 
 
-def _other_bytes(directory: DataDirectory) -> tuple[int, int]:
-    """Returns the bytes of staged rows, and the bytes of all files that are neither staged rows nor of a table."""
+def _other_bytes(directory: DataDirectory, placement: Placement) -> tuple[int, int]:
+    """Returns the bytes of staged rows, and the bytes of all files that are neither staged rows nor of a table.
+
+    Of several worker processes, the first one counts the files that belong to all of them.
+    """
+    counted = {directory.own} if placement.number else {directory.own, directory.path}
+    left_out = directory.tables, directory.transactions, directory.own, *directory.parts()
     others = sum(
-        directory_bytes(path)
-        for path in directory.path.iterdir()
-        if path not in (directory.tables, directory.transactions)
+        directory_bytes(path) for root in counted for path in root.iterdir() if path not in left_out and path != root
     )
     return directory_bytes(directory.transactions), others
 

@@ -165,6 +165,22 @@ class Transactions:
         kept = {each.token: each for each in (*self._committed, *self._decisions.unwritten)}
         return sorted(kept.values(), key=lambda each: each.number)
 
+    async def take_over(self, other: Transactions) -> None:
+        """Continues the transaction log of others, which have been recovered, and remembers their commits; durable.
+
+        Raises:
+            ScanKvError: A log cannot be read or written, or a transaction of the other log is stuck.
+        """
+        self._check_log()
+        other._check_log()
+        for decision, error in other.stuck:
+            raise copy(error) from DataLoss(f"the transaction {decision.token} is committed, and cannot be applied")
+        remembered = other.remembered()
+        self._decisions.continue_after(other.epoch, 1 + max((each.number for each in remembered), default=0))
+        for committed in sorted((*self.remembered(), *remembered), key=lambda each: each.micros):
+            self._committed.add(committed)
+        await self._coordinator.rewrite_log(self._committed)
+
     @property
     def default_ttl(self) -> float:
         """The time to live, in seconds, of a transaction that does not set one."""

@@ -15,12 +15,14 @@ from scankv.model.names import TableName
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from streaming_server.storage.tables.data_directory import DataDirectory
+    from streaming_server.storage.tables.placement import Placement
 
 _FILE = "table.json"
 
@@ -34,15 +36,22 @@ class Catalog:
 
     Rule: a damaged table never keeps the server from serving the others. Its users get the reason, and it can be
     dropped.
+
+    Args:
+        directory: The data directory.
+        placement: Which tables belong to this process. The catalog has no others.
     """
 
-    def __init__(self, directory: DataDirectory) -> None:
+    def __init__(self, directory: DataDirectory, placement: Placement = ALONE) -> None:
         """Reads all definitions. Logs the ones that cannot be read, and marks their tables as unusable."""
         self._directory = directory
+        self._placement = placement
         self._tables: dict[str, TableDefinition] = {}
         self._unusable: dict[str, DataLoss] = {}
         for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
             name = f"{file.parent.parent.name}.{file.parent.name}"
+            if not placement.owns(name):
+                continue
             try:
                 self._tables[name] = _read(file)
             except DataLoss as error:
@@ -116,6 +125,7 @@ class Catalog:
 
     def check_free(self, name: str) -> None:
         """Raises TableExists if a table has a name, or DataLoss if an unusable one has it."""
+        assert self._placement.owns(name), "another worker process owns the table"
         if name in self._unusable:
             raise copy(self._unusable[name])
         if name in self._tables:

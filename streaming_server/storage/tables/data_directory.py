@@ -13,6 +13,8 @@ tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoint
 tables/.../<table>/consumers/<id>.json   the position of a consumer of the changelog
 transactions/log-7                       the transaction log
 transactions/<token>/                    the staged requests of a transaction
+workers/workers.json                     how many worker processes the server has; missing: the server is one process
+workers/3/transactions, workers/3/clock.json  what worker 3 has of its own, in place of those above
 trash/                                   tables that are being created or dropped; emptied at every start
 """
 
@@ -23,16 +25,25 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, UsageError
-from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.checked_json import (
+    find_checked_json,
+    read_checked_json,
+    sync_directory,
+    write_checked_json,
+)
 from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.formats import check_format
+from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from streaming_server.storage.tables.placement import Placement
 
 OLDEST_FORMAT: Final = 1
 """Of ScanKV 0.1.0."""
@@ -50,11 +61,14 @@ PARTITIONS_FORMAT: Final = 5
 """Tables are partitioned: see `storage/bucket/partitions.py`."""
 EXPIRY_FORMAT: Final = 5
 """Rows expire: earlier servers would show expired rows, and not know the time of the last write in rows."""
+WORKERS_FORMAT: Final = 5
+"""Worker processes share the directory: earlier servers would not see the transactions that they have decided."""
 NEWEST_FORMAT: Final = 5
 """The format of a new directory, and the newest one that this server opens. docs/internals/formats.md says how to add
 one."""
 _FORMAT_FILE = "scankv.json"
 _RESTORE_FILE = "restoring.json"
+_WORKERS, _WORKERS_FILE = "workers", "workers.json"
 _PRIVATE = 0o700
 # The root of a file system has the first; a crash during the very first start may leave the others.
 _IN_ANY_DIRECTORY = {"lost+found", "LOCK", f"{_FORMAT_FILE}.partial", "restoring.json", "restoring.json.partial"}
@@ -88,6 +102,7 @@ class DataDirectory:
 
     Attributes:
         path: The directory.
+        own: The directory of what no other worker process of the server uses: the transactions and the clock.
         format: The number of its format.
 
     Raises:
@@ -99,11 +114,22 @@ class DataDirectory:
         DiskFull: The directory is new, and no space is left to set it up.
     """
 
-    def __init__(self, path: Path, *, restoring: str = "", is_changed: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        restoring: str = "",
+        is_changed: bool = True,
+        placement: Placement = ALONE,
+        lock: int | None = None,
+    ) -> None:
         """Locks the directory.
 
         Args:
             path: The directory.
+            placement: The place of this process among the worker processes that share the directory.
+            lock: The descriptor of the lock file, by which another process has locked the directory for this one as
+                well. It has prepared the directory, too. None: the directory is not locked yet.
             is_changed: Whether the directory may be created and changed. Otherwise it must exist, and only its lock
                 file is touched.
             restoring: The backup with which the directory, which is new, is to be filled. Servers refuse the directory
@@ -112,7 +138,12 @@ class DataDirectory:
         self.path = path
         self.tables = path / "tables"
         self.trash = path / "trash"
-        self.transactions = path / "transactions"
+        self.own = path if placement.is_alone else path / _WORKERS / str(placement.number)
+        self.transactions = self.own / "transactions"
+        if lock is not None:
+            self._lock = lock
+            self.format = read_format(path)
+            return
         try:
             if is_changed:
                 path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
@@ -176,6 +207,35 @@ class DataDirectory:
         with suppress(OSError):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes the last server on this directory had. Raises DataLoss."""
+        stored = find_checked_json(self.path / _WORKERS / _WORKERS_FILE)
+        return 1 if stored is None else int(stored["workers"])
+
+    def parts(self) -> list[Path]:
+        """Returns the directories of the worker processes of the last server; none if it was one process."""
+        return [self.path / _WORKERS / str(number) for number in range(self.workers)] if self.workers > 1 else []
+
+    def place_parts(self, workers: int, draft: Path) -> None:
+        """Makes a draft, with a directory for each worker process, the directories of the worker processes, durably."""
+        write_checked_json(draft / _WORKERS_FILE, {"workers": workers})
+        draft.rename(self.path / _WORKERS)
+        sync_directory(self.path)
+
+    def remove_parts(self) -> None:
+        """Removes the directories of the worker processes, durably: from now on, the server is one process."""
+        if (self.path / _WORKERS).exists():
+            removed = self.trash / f"workers-{uuid.uuid4().hex}"
+            (self.path / _WORKERS).rename(removed)
+            sync_directory(self.path)
+            shutil.rmtree(removed, ignore_errors=True)
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock file. The lock lasts as long as a process has it open, whichever it is."""
+        return self._lock
 
     def _refuse_half_restored(self, restoring: str) -> None:
         is_half = (self.path / _RESTORE_FILE).exists()

@@ -277,6 +277,16 @@ class Decisions:
         self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *decided])
         self._kept_bytes = self._log.size
 
+    def continue_after(self, epoch: int, next_number: int) -> None:
+        """Makes this log, before its first decision, the one that follows another log. `rewrite` makes that durable.
+
+        Args:
+            epoch: The epoch of the other log.
+            next_number: A number greater than those of its decisions.
+        """
+        self.epoch = max(self.epoch, epoch + 1)
+        self._next = max(self._next, next_number)
+
     def close(self) -> None:
         """Closes the log."""
         self._log.close()
