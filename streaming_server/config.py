@@ -42,6 +42,7 @@ LOG_FORMATS = ("text", "json")
 
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "port": (0, 65535),
+    "workers": (1, 64),
     "metrics_port": (0, 65535),
     "http_port": (0, 65535),
     "metrics_max_tables": (0, 100_000),
@@ -141,6 +142,9 @@ class ServerConfig:
         data: The data directory. It is created if it does not exist.
         host: The address to listen on. Addresses other than loopback need TLS and tokens, or `insecure`.
         port: The port to listen on. 0 picks a free one.
+        workers: The number of processes that share the work, best one for each core. Each owns some of the tables. The
+            limits on memory are divided among them; all other limits are those of each process. 1: the server is one
+            process. See docs/operations/workers.md.
         metrics_port: The port that serves metrics and health over HTTP. 0: none does.
         metrics_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
             of the server, or need `insecure`. With `tls_client_ca`, reading metrics there needs a certificate, too.
@@ -299,6 +303,7 @@ class ServerConfig:
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
+    workers: int = 1
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     metrics_max_tables: int = 200
@@ -408,6 +413,19 @@ class ServerConfig:
             raise UsageError("tls_client_ca needs tls_certificate and tls_key: give them too", option="tls_client_ca")
         self._check_jwt()
         self._check_http()
+        if self.workers > 1 and self.port + self.workers > RANGES["port"][1]:
+            raise UsageError(
+                f"port = {self.port}: each of the {self.workers} workers needs one of the ports after it: give a port "
+                f"of at most {_text(RANGES['port'][1] - self.workers)}",
+                option="port",
+            )
+        if self.workers > 1 and self.backup_location:
+            raise UsageError(
+                "workers and backup_location exclude each other so far, because a backup is of one instant of all "
+                "tables: start the server with one worker, or create backups of a stopped server by copying its data "
+                "directory",
+                option="workers",
+            )
         if 0 < self.max_caller_bytes_per_second < MIN_BYTES_PER_SECOND:
             raise UsageError(
                 f"max_caller_bytes_per_second must be 0 (no limit) or at least {MIN_BYTES_PER_SECOND:,}, not "

@@ -13,7 +13,7 @@ import uuid
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import grpc
 import pyarrow as pa
@@ -73,12 +73,14 @@ from streaming_server.services.backup import BackupService
 from streaming_server.services.calls import Calls
 from streaming_server.services.connections import close_connection
 from streaming_server.services.consumer import ConsumerService
+from streaming_server.services.forwarding import Workers
 from streaming_server.services.health import HealthService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.partition import PartitionService
 from streaming_server.services.permissions import Resources
+from streaming_server.services.routing import Router, read_metrics_of_all
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
@@ -88,11 +90,13 @@ from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
+from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from streaming_server.config import ServerConfig
+    from streaming_server.workers import WorkerSettings
 
 EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN, EXIT_FOREIGN_DIRECTORY = 1, 3, 4, 5
 
@@ -142,6 +146,7 @@ class Server:
         config: The settings of the server.
         clocks: The clocks of the machine. None: the real ones.
         loop_turns: Measures the turns of the event loop, for the statistics. None: nothing does.
+        worker: What makes this process one of several worker processes of a server. None: it is the whole server.
 
     Attributes:
         address: The `HOST:PORT` on which the server listens, inside the block.
@@ -149,9 +154,16 @@ class Server:
     """
 
     def __init__(
-        self, config: ServerConfig, *, clocks: MachineClocks | None = None, loop_turns: LoopTurns | None = None
+        self,
+        config: ServerConfig,
+        *,
+        clocks: MachineClocks | None = None,
+        loop_turns: LoopTurns | None = None,
+        worker: WorkerSettings | None = None,
     ) -> None:
         self.config = config
+        self._worker = worker
+        self._workers: Workers | None = None
         self._clocks = clocks
         self._machine_clocks = clocks or SystemClocks()
         self._loop_turns = loop_turns
@@ -174,7 +186,13 @@ class Server:
         # First, so that a server that cannot use these files leaves the data directory as it is.
         authenticator = self._make_authenticator()
         credentials = server_credentials(self.config) if self.config.tls_certificate else None
-        self._tables = Tables(self.config, clocks=self._clocks)
+        worker = self._worker
+        self._tables = Tables(
+            self.config,
+            clocks=self._clocks,
+            placement=ALONE if worker is None else worker.placement,
+            lock=None if worker is None else worker.lock,
+        )
         self._unread = UnreadAnswers(
             self.config.max_unread_answer_bytes, self.config.stall_timeout_seconds, close_connection
         )
@@ -202,8 +220,10 @@ class Server:
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
-        self._server = grpc.aio.server(options=_channel_options(self.config))
-        self._forwarded = ForwardedPeers()
+        if worker is not None:
+            self._workers = Workers(worker, WINDOW_BYTES)
+        self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
+        self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
         self._principals = RequestPrincipals()
         calls = Calls(self.config.slow_request_seconds, find_tracer(), self._forwarded)
         pressure = MemoryPressure(memory_limit())
@@ -212,7 +232,7 @@ class Server:
         )
         self._not_ready: str | None = "the server is starting"
         self._audit_log: AuditLog | None = None
-        self._monitoring = Endpoint(self._read_metrics, lambda: self._not_ready)
+        self._monitoring = Endpoint(self._read_all_metrics, lambda: self._not_ready)
         try:
             if self.config.audit_log:
                 self._audit_log = AuditLog(Path(self.config.audit_log), self._wall_nanos)
@@ -254,7 +274,8 @@ class Server:
         is_encrypted = bool(self.config.tls_certificate) and not is_loopback(self.config.metrics_host)
         tls = https_context(self.config) if is_encrypted else None
         try:
-            await self._monitoring.start(self.config.metrics_host, self.config.metrics_port, tls)
+            is_shared = self._worker is not None
+            await self._monitoring.start(self.config.metrics_host, self.config.metrics_port, tls, is_shared=is_shared)
         except OSError as error:
             raise PortTaken(
                 f"cannot listen on {address} for monitoring: {error.strerror}; give another --metrics-port or "
@@ -273,6 +294,12 @@ class Server:
                 address=address,
             ) from error
         return GatewaySupervisor(self.config, self.address, listener, self._forwarded, self._principals)
+
+    async def _read_all_metrics(self) -> tuple[str, bytes]:
+        """Returns the metrics of all workers; they are read from this one if it is the whole server."""
+        if self._workers is None:
+            return await self._read_metrics()
+        return await read_metrics_of_all(self._workers)
 
     async def _read_metrics(self) -> tuple[str, bytes]:
         # Imported on use, because a server without the port needs none of it.
@@ -360,10 +387,13 @@ class Server:
             self.config.metrics_max_tables,
         )
         # It has the methods of a server that generated code calls.
-        server: Any = self._intake.guard(self._server, self._registry.turns, self._access)
+        router = None if self._workers is None else Router(self._workers)
+        server: Any = self._intake.guard(self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
-        table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(
+            TableService(self._tables, 0 if self._worker is None else self._worker.port), server
+        )
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), server)
@@ -379,19 +409,26 @@ class Server:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
     def _listen(self, credentials: grpc.ServerCredentials | None) -> int:
-        address = address_of(self.config.host, self.config.port)
+        port = self._listen_on(self.config.port, credentials)
+        if self._worker is not None:
+            self._listen_on(self._worker.port, credentials)
+            self._server.add_insecure_port(self._worker.address_of(self._worker.placement.number))
+        return port
+
+    def _listen_on(self, port: int, credentials: grpc.ServerCredentials | None) -> int:
+        address = address_of(self.config.host, port)
         try:
             if credentials is None:
-                port = self._server.add_insecure_port(address)
+                bound = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, credentials)
+                bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise PortTaken(
                 f"cannot listen on {address}: it is in use; give another --port", address=address
             ) from error
-        if port == 0:
+        if bound == 0:
             raise PortTaken(f"cannot listen on {address}: it is in use; give another --port", address=address)
-        return int(port)
+        return int(bound)
 
     async def __aexit__(self, *_: object) -> None:
         """Drains the server, then closes every bucket in order.
@@ -421,6 +458,8 @@ class Server:
             await self._monitoring.close()
             await self._tables.close()
             await self._close_audit_log()
+            if self._workers is not None:
+                await self._workers.close()
 
 
 _EXIT_CODES = {
@@ -430,11 +469,16 @@ _EXIT_CODES = {
 }
 
 
-def run(config: ServerConfig) -> int:
+def run(config: ServerConfig, worker: WorkerSettings | None = None) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
 
     Prints one line on stdout when the server is ready; logs go to stderr. Every file that the process creates is
     private to its user (umask 077), because RocksDB has no option for that.
+
+    Args:
+        config: The settings of the server.
+        worker: What makes this process one of several worker processes. It then stops as well when its standard input
+            ends, which shows that its supervisor has ended. None: it is the whole server.
 
     Returns:
         The exit code: 0 after a drain; 3 when the data directory is locked; 4 when the port is taken; 5 when the data
@@ -447,15 +491,20 @@ def run(config: ServerConfig) -> int:
     pa.set_memory_pool(pa.system_memory_pool())
     _keep_free_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    _start_log(config)
+    start_log(config, worker)
     turns = LoopTurns()
     try:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
-            runner.run(_serve(config, turns))
+            runner.run(_serve(config, turns, worker))
     except ScanKvError as error:
         sys.stderr.write(f"scankv: error: {error.message}\n")
-        return _EXIT_CODES.get(type(error), EXIT_FAILED)
+        return exit_code_of(error)
     return 0
+
+
+def exit_code_of(error: ScanKvError) -> int:
+    """Returns the exit code of a server that does not start because of an error."""
+    return _EXIT_CODES.get(type(error), EXIT_FAILED)
 
 
 def _check_memory(config: ServerConfig) -> None:
@@ -471,10 +520,13 @@ def _check_memory(config: ServerConfig) -> None:
         )
 
 
-def _start_log(config: ServerConfig) -> None:
+def start_log(config: ServerConfig, worker: WorkerSettings | None = None) -> None:
+    """Begins to log to stderr, as the settings say."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if config.log_format == "json" else text)
+    of_process = {} if worker is None else {"worker": worker.placement.number}
+    name = "".join(f" {kind} {number}" for kind, number in of_process.items())
+    text = logging.Formatter(f"%(asctime)s %(levelname)s{name} %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(**of_process) if config.log_format == "json" else text)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_a_lost_client)
 
@@ -500,19 +552,22 @@ def _keep_free_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
-async def _serve(config: ServerConfig, turns: LoopTurns) -> None:
+async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def handle_signal(number: int) -> None:
-        if stop.is_set():
+        # A worker gets the same signal from a terminal and from its supervisor, which kills it if need be.
+        if stop.is_set() and worker is None:
             _log.warning("ending at once on a second signal")
             os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle_signal, number)
-    async with Server(config, loop_turns=turns) as server:
+    if worker is not None:
+        loop.add_reader(sys.stdin.fileno(), _end_without_supervisor)
+    async with Server(config, loop_turns=turns, worker=worker) as server:
         # What is loaded now stays until the end. Otherwise each full garbage collection would visit it, and hold the
         # event loop for 15 to 60 ms.
         gc.freeze()
@@ -524,15 +579,21 @@ async def _serve(config: ServerConfig, turns: LoopTurns) -> None:
     _log.info("stopped")
 
 
-def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+def _end_without_supervisor() -> NoReturn:
+    """Ends a worker, as a crash does, once its supervisor has ended: another server may wait for the data directory."""
+    _log.error("the supervisor has ended, and so does this worker")
+    os._exit(EXIT_FAILED)
+
+
+def _channel_options(config: ServerConfig, *, is_shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
         # Only uncompressed messages, as all clients of ScanKV send them: 20 KB of gzip may mean 20 MiB, and gRPC would
         # decompress them before they are counted. 90 of them kept other clients waiting for ten seconds.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # Without this, a second server on the same port would start and get some of the connections.
-        ("grpc.so_reuseport", 0),
+        # A second server on the same port would start, and get some of the connections. Workers are to share them.
+        ("grpc.so_reuseport", int(is_shared)),
         # The listener counts the connections. Without these limits, connections could take the files that buckets need
         # for writing, and a connection that sends nothing would stay for two minutes.
         ("grpc.max_allowed_incoming_connections", max_connections(config.max_connections)),

@@ -23,6 +23,7 @@ from aio_client._input.arguments import names_of, text_of, timeout_of
 from aio_client._input.column_changes import defaults_of, texts_of, types_of
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
+from aio_client._transport.owners import Owners
 from aio_client._transport.transport import Transport
 from aio_client._write.column_locks import list_locks, release_lock
 from aio_client._write.merging import column_aggregates, merge_spec
@@ -60,6 +61,7 @@ class Client:
         """Called by `connect`, in the event loop that the client will belong to."""
         self._config = config
         self._transport = Transport(config)
+        self._owners = Owners(self._transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,6 +81,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Ends all scans of this client and closes the connection. Idempotent."""
+        await self._owners.close()
         await self._transport.close()
 
     async def create_table(
@@ -165,7 +168,7 @@ class Client:
         response = await self._transport.call(
             lambda: self._transport.services.tables.CreateTable, request, repeatable=False
         )
-        return Table(self._transport, response.table)
+        return await self._open(response.table)
 
     async def drop_table(self, name: str) -> None:
         """Drops a table with its rows and its changelog. Running scans of the table end with TableNotFound.
@@ -283,7 +286,7 @@ class Client:
         if wait and added:
             wanted = {tuple(index.columns) for index in added}
             await wait_until_built(self._transport, response.table, wanted, on_progress)
-        return Table(self._transport, response.table)
+        return await self._open(response.table)
 
     async def check_table(
         self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None
@@ -320,12 +323,15 @@ class Client:
         """
         request = table_pb2.GetTableRequest(name=text_of(name, "name"))
         response = await self._transport.call(lambda: self._transport.services.tables.GetTable, request)
-        return Table(self._transport, response.table)
+        return await self._open(response.table)
+
+    async def _open(self, description: table_pb2.Table) -> Table:
+        return Table(await self._owners.transport_to(description.owner_port), description)
 
     async def tables(self) -> list[Table]:
         """Lists all usable tables, in ascending order of names. `damaged_tables` lists the others."""
         response = await self._list_tables()
-        return [Table(self._transport, description) for description in response.tables]
+        return [await self._open(description) for description in response.tables]
 
     async def damaged_tables(self) -> list[DamagedTable]:
         """Lists the tables that are damaged, completely or in some buckets, in ascending order of names.

@@ -96,8 +96,8 @@ class Transaction(TransactionPart):
         """
         return self._result
 
-    async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
-        return await super()._stage(pieces, locks) if self._is_open() else 0
+    async def _stage(self, table: Table, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
+        return await super()._stage(table, pieces, locks) if self._is_open() else 0
 
     async def _stage_selected(
         self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]

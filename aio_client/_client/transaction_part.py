@@ -15,7 +15,7 @@ from aio_client._transport.repeatable_calls import call_again, call_again_and_wa
 from aio_client._write.column_locks import lock_ids_of
 from aio_client._write.selection import Selection, check_selection, range_of_bounds
 from aio_client._write.write_requests import WritePieces, mode_of
-from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
+from scankv.model.errors import ConnectionFailed, InvalidKey, InvalidRequest, ScanKvError, UsageError
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from aio_client._client.table import Table
     from aio_client._input.data import Data
+    from aio_client._table.shape import TableShape
     from aio_client._transport.transport import Method, Transport
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
@@ -54,6 +55,7 @@ class TransactionPart:
         self._transport = transport
         self._turn = asyncio.Lock()
         self._failure: ScanKvError | None = None
+        self._first_table: TableShape | None = None
 
     @property
     def token(self) -> str:
@@ -103,10 +105,10 @@ class TransactionPart:
             python_rows = table._handle.python_rows
             batch = python_rows.to_batch(data)
             if batch is not None:
-                return await self._stage(WritePieces.of_few_rows(python_rows.shape, batch), locks)
+                return await self._stage(table, WritePieces.of_few_rows(python_rows.shape, batch), locks)
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
-        return await self._stage(pieces, locks)
+        return await self._stage(table, pieces, locks)
 
     async def append(self, table: Table, data: Data, *, locks: Sequence[ColumnLock | str] = ()) -> int:
         """Stages rows to append to a table without a primary key; they become visible with the commit.
@@ -126,7 +128,7 @@ class TransactionPart:
         """
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, append=True))
-        return await self._stage(pieces, locks)
+        return await self._stage(table, pieces, locks)
 
     async def retract(
         self, table: Table, data: Data, columns: Names | None = None, *, locks: Sequence[ColumnLock | str] = ()
@@ -149,7 +151,7 @@ class TransactionPart:
         pieces = await table._handle.build_for_shape(
             lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True)
         )
-        return await self._stage(pieces, locks)
+        return await self._stage(table, pieces, locks)
 
     async def delete(
         self,
@@ -187,7 +189,7 @@ class TransactionPart:
         if keys is None:
             raise UsageError("delete needs keys or where; delete_all deletes all rows")
         pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
-        return await self._stage(pieces, locks)
+        return await self._stage(table, pieces, locks)
 
     async def delete_all(
         self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()
@@ -247,12 +249,13 @@ class TransactionPart:
             lambda shape: scope.check_pieces(WritePieces.of_rows(shape, rows), shape, in_memory=rows.in_memory)
         )
         await self._stage_selected(table, scope, "overwrite", locks)
-        return await self._stage(pieces, locks)
+        return await self._stage(table, pieces, locks)
 
     async def _stage_selected(
         self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
     ) -> int:
         """Stages the deletion of selected rows, and returns how many there are."""
+        self._check_owner(table)
         table._handle.shape.require_key("rows are not deleted")
         async with self._turn:
             calls = self._transport
@@ -350,6 +353,7 @@ class TransactionPart:
         return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
+        self._check_owner(table)
         async with self._turn:
             request = transaction_pb2.LookupStagedRequest(
                 token=self.token, part=self.part, requests=self.requests, table=table.name, keys=to_ipc(keys)
@@ -359,6 +363,7 @@ class TransactionPart:
         return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
+        self._check_owner(table)
         async with self._turn:
             request = transaction_pb2.GetForUpdateRequest(
                 token=self.token, part=self.part, sequence=self.requests, table=table.name, keys=to_ipc(keys)
@@ -367,7 +372,8 @@ class TransactionPart:
                 response = await self._call(lambda services: services.transactions.GetForUpdate, request)
         return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
-    async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
+    async def _stage(self, table: Table, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
+        self._check_owner(table)
         rows = 0
         async with self._turn:
             held = lock_ids_of(locks)
@@ -378,6 +384,18 @@ class TransactionPart:
                 with self._staging():
                     rows += (await self._write(request)).rows
         return rows
+
+    def _check_owner(self, table: Table) -> None:
+        """Raises InvalidRequest if another worker process owns a table than those that the part has used."""
+        shape = table._handle.shape
+        first = self._first_table = self._first_table or shape
+        if first.description.owner_port != shape.description.owner_port:
+            raise InvalidRequest(
+                f"the tables {first.name} and {shape.name} belong to different worker processes of the server, which "
+                "cannot commit a transaction together: use tables of one of them in a transaction (the property "
+                "owner_port of a table), or start the server with --workers 1",
+                table=shape.name,
+            )
 
     @contextmanager
     def _staging(self) -> Iterator[None]:

@@ -621,6 +621,14 @@ class Table(Blocking):
         return self._aio.buckets
 
     @property
+    def owner_port(self) -> int:
+        """The port of the worker process that owns the table, on the host of the server; 0: the server is one process.
+
+        A transaction can use tables with the same port.
+        """
+        return self._aio.owner_port
+
+    @property
     def incarnation(self) -> str:
         """Identifies this incarnation of the table: a table created again under the same name has another value."""
         return self._aio.incarnation

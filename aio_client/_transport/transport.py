@@ -106,8 +106,13 @@ class Transport:
         tracer: Makes the spans of calls. None: the program had not configured OpenTelemetry when the client was opened.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, fallback: Transport | None = None) -> None:
         """Prepares the channel without connecting. Must run in the event loop that will make the calls.
+
+        Args:
+            config: The settings.
+            fallback: The transport of the same client to another address where the same calls are answered. A
+                connection that breaks is replaced by one to the other address. None: by one to the same address.
 
         Raises:
             UsageError: The token or a certificate cannot be read.
@@ -118,7 +123,8 @@ class Transport:
         self._owner = ClientOwner(config.address)
         self.config = config
         self.address: str = config.address
-        self.writers: AnonymousWriters = AnonymousWriters()
+        self._fallback_address: str | None = None if fallback is None else fallback.address
+        self.writers: AnonymousWriters = AnonymousWriters() if fallback is None else fallback.writers
         self.tracer: Tracer | None = find_tracer()
         # Learned from the first refusal. An upgrade of the server is noticed by the next client.
         self.takes_encoded_reads = True
@@ -169,8 +175,9 @@ class Transport:
         """Makes a call with one answer. Repeats it only if it was not carried out, for the operation timeout.
 
         A call that the server refused to begin is repeated. A call that was shed on the way, so that it is unknown
-        whether it was carried out, is repeated if it is repeatable. A call for which no server can be reached, or whose
-        attempt timeout is over, is not repeated.
+        whether it was carried out, is repeated if it is repeatable, and so is one that the server asks to repeat later,
+        because a part of it is being started again. A call for which no server can be reached, or whose attempt timeout
+        is over, is not repeated.
 
         Args:
             method: Returns the call from `services`; called when the request is sent.
@@ -185,7 +192,7 @@ class Transport:
             return await self.attempt(method, request, deadline=deadline)
 
         def retries(error: ScanKvError) -> bool:
-            shed = isinstance(error, Unavailable) and error.shed
+            shed = isinstance(error, Unavailable) and (error.shed or error.retry_after is not None)
             return isinstance(error, ServerBusy) or (repeatable and shed)
 
         return await self.retry(attempt, request, retries=retries)
@@ -343,6 +350,8 @@ class Transport:
         """
         for window, connections in self._connections.items():
             if services in connections:
+                if self._fallback_address is not None:
+                    self.address, self._fallback_address = self._fallback_address, self.address
                 connections[connections.index(services)] = self._connect(window)
                 self._replaced.add(services)
                 return

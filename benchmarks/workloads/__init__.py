@@ -35,6 +35,7 @@ from benchmarks.workloads import (
     transactions,
     untracked,
     upsert,
+    worker_processes,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "expiry": expiry.run,
     "partitions": partitions.run,
     "backups": backups.run,
+    "workers": worker_processes.run,
     "transactions": transactions.run,
     "few-rows": few_rows.run,
     "load": load.run,

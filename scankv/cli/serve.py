@@ -18,6 +18,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="The number of processes that share the tables; best one for each core. Default: 1."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     set_: Settings = None,
     insecure: Annotated[
@@ -82,10 +86,12 @@ def serve(
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run
         from streaming_server.storage.files.memory_limit import memory_limit
+        from streaming_server.supervisor import run_workers
     flags = {
         "data": data,
         "host": host,
         "port": port,
+        "workers": workers,
         "insecure": insecure or None,
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
@@ -107,7 +113,7 @@ def serve(
     if print_config:
         typer.echo(as_toml(settings), nl=False)
         return
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings) if settings.workers == 1 else run_workers(settings))
 
 
 def wait(

@@ -78,6 +78,7 @@ class Table(_message.Message):
     COLUMN_COMMENTS_FIELD_NUMBER: _builtins.int
     LAST_COLUMN_ID_FIELD_NUMBER: _builtins.int
     PARTITION_BY_FIELD_NUMBER: _builtins.int
+    OWNER_PORT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -94,6 +95,11 @@ class Table(_message.Message):
     """The write defaults of columns that have one, as one record batch of one row: an Arrow IPC stream. Empty: none has."""
     last_column_id: _builtins.int
     """The id of the column added last, even if it was dropped. 0: the server has version 0.1, and columns keep their names."""
+    owner_port: _builtins.int
+    """The port of the worker process that owns the table, on the host of the server. The worker process at any port of the
+    server answers calls about the table, and passes them on to the owner, which takes longer. 0: the server is one
+    process.
+    """
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The permanent ids of the columns, in column order. An id is never used again."""
@@ -145,10 +151,11 @@ class Table(_message.Message):
         column_comments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         last_column_id: _builtins.int = ...,
         partition_by: _abc.Iterable[_builtins.str] | None = ...,
+        owner_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "owner_port", b"owner_port", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

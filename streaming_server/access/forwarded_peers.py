@@ -21,15 +21,22 @@ class ForwardedPeers:
     """The gateways of this server, which may say for whom they make a call. Bound to the event loop.
 
     Any client can send the metadata of a gateway. Only a gateway process that this server has started knows the key.
+
+    Args:
+        shared_key: The key of all gateway processes, which other processes of the server believe as well, and with
+            which these name the clients of calls that they forward. Empty: each gateway process gets its own.
     """
 
-    def __init__(self) -> None:
-        """Believes no gateway yet."""
-        self._keys: list[bytes] = []
+    def __init__(self, shared_key: str = "") -> None:
+        self._shared_key = shared_key
+        self._keys: list[bytes] = [shared_key.encode()] if shared_key else []
 
     @contextmanager
     def believe(self) -> Iterator[str]:
         """Makes the key of one gateway process, which is believed inside the block."""
+        if self._shared_key:
+            yield self._shared_key
+            return
         key = secrets.token_hex(_KEY_BYTES)
         self._keys.append(key.encode())
         try:

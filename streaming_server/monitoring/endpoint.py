@@ -43,7 +43,7 @@ class Endpoint:
         # Several scrapes at once would only wait for each other.
         self._scraping = asyncio.Lock()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """Listens, and returns the port. Raises OSError if it cannot.
 
         Args:
@@ -51,6 +51,7 @@ class Endpoint:
             port: The port. 0 picks a free one.
             tls: The settings of HTTPS. If they verify certificates of clients, only clients with one may read metrics.
                 Probes of liveness and readiness usually have none. None: HTTP.
+            is_shared: Whether other worker processes listen on the same port.
         """
         self._asks_for_certificates = tls is not None and tls.verify_mode is not ssl.CERT_NONE
         self._server = await asyncio.start_server(
@@ -60,6 +61,7 @@ class Endpoint:
             limit=_MOST_HEAD_BYTES,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else _SECONDS,
+            reuse_port=is_shared or None,
         )
         return int(self._server.sockets[0].getsockname()[1])
 

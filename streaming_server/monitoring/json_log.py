@@ -19,7 +19,14 @@ class JsonFormatter(logging.Formatter):
     The fields are `time` (UTC), `level`, `logger` and `message`; `request_id`, `method`, `scan_id`, `trace_id` and
     `span_id` if the record belongs to a call that has them; `exception` with the traceback if it has one; and
     everything that is given as `extra`.
+
+    Args:
+        **of_process: Fields of every line.
     """
+
+    def __init__(self, **of_process: object) -> None:
+        super().__init__()
+        self._of_process = of_process
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line."""
@@ -28,6 +35,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._of_process,
         }
         if (call := CURRENT_CALL.get()) is not None:
             fields |= {"request_id": call.request_id, "method": call.method}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy, TooManyScans
 from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.access.callers import STREAM_CALLER
-from streaming_server.current_call import CURRENT_CALL
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.scan.admission.memory_pressure import MemoryPressure
 from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
 from streaming_server.services.call_handlers import CallHandlers
@@ -27,6 +28,7 @@ from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
 from streaming_server.services.permissions import permission_of
 from streaming_server.services.prompt_turns import PromptTurns
+from streaming_server.services.routing import Forward
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission.chunk_turns import ChunkTurns
     from streaming_server.services.audit import AuditedCall
     from streaming_server.services.authorization import CallGuard
+    from streaming_server.services.routing import Route, Router
 
 MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
 """The most bytes of one message: the Arrow data of a request and its other fields."""
@@ -68,8 +71,11 @@ _MOST_LOGGED: Final = 200  # characters of the name of a table, which the client
 Context = grpc.aio.ServicerContext
 
 if TYPE_CHECKING:
-    # The request, the bytes that it claims, its caller, what counts the bytes of an answer, and its line of audit.
-    _Received: TypeAlias = tuple[Message, int, CallerIdentity | None, Callable[[int], None] | None, AuditedCall | None]
+    # The request, the bytes that it claims, its caller, what counts the bytes of an answer, its line of audit, and how
+    # other workers answer it.
+    _Received: TypeAlias = tuple[
+        Message, int, CallerIdentity | None, Callable[[int], None] | None, AuditedCall | None, Route | None
+    ]
 
 
 class Intake:
@@ -116,15 +122,22 @@ class Intake:
         self.claimed_bytes = 0
         self.refused = 0
 
-    def guard(self, server: grpc.aio.Server, turns: ChunkTurns, access: CallGuard | None = None) -> GuardedServer:
+    def guard(
+        self,
+        server: grpc.aio.Server,
+        turns: ChunkTurns,
+        access: CallGuard | None = None,
+        router: Router | None = None,
+    ) -> GuardedServer:
         """Returns the object to register services with instead of the server. The intake receives their requests.
 
         Args:
             server: The server.
             turns: Lets scans wait for calls with one response.
             access: Decides who may make which call. None: everybody may make all calls.
+            router: Decides which worker process answers which call. None: this process answers all of them.
         """
-        return GuardedServer(self, server, turns, access)
+        return GuardedServer(self, server, turns, access, router)
 
     async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
         """Receives the next message of a call.
@@ -277,10 +290,18 @@ class GuardedServer:
     authorised, and only then its handler runs.
     """
 
-    def __init__(self, intake: Intake, server: grpc.aio.Server, turns: ChunkTurns, access: CallGuard | None) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        server: grpc.aio.Server,
+        turns: ChunkTurns,
+        access: CallGuard | None,
+        router: Router | None,
+    ) -> None:
         self._intake = intake
         self._turns = turns
         self._access = access
+        self._router = router
         self._handlers = CallHandlers()
         server.add_generic_rpc_handlers((self._handlers,))
 
@@ -295,7 +316,10 @@ class GuardedServer:
 
     def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
         intake, turns, parse = self._intake, self._turns, _parser(name, handler.request_deserializer)
-        unread, serialize = intake.unread, handler.response_serializer
+        unread, router = intake.unread, self._router
+        serialize = handler.response_serializer
+        if router is not None and serialize is not None:
+            serialize = _unless_serialized(serialize)
         # Operators look at the server, and release what takes memory.
         pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
         permission = permission_of(name)
@@ -303,11 +327,13 @@ class GuardedServer:
         audit = None if access is None else access.audit
 
         async def request_of(context: Context[Any, Any]) -> _Received:
-            call = CURRENT_CALL.get()
-            audited = None if audit is None or call is None else audit.begin(call, permission, context)
+            call, metadata = CURRENT_CALL.get(), CALL_METADATA.get()
+            # What the server asks itself needs no rights.
+            is_free = access is None or (router is not None and router.workers.is_of_server(metadata))
+            audited = None if audit is None or call is None or is_free else audit.begin(call, permission, context)
             caller, count_bytes = None, None
             try:
-                if access is not None:
+                if access is not None and not is_free:
                     caller = await access.authenticate(context, name)
                     if audited is not None:
                         audited.caller = caller
@@ -322,6 +348,12 @@ class GuardedServer:
                     if count_bytes is not None:
                         count_bytes(len(data or b""))
                     request = parse(data)
+                    route = None if router is None else router.route(name, request, data or b"", metadata)
+                    if route is not None:
+                        # The workers that answer it authorise it as well, and record it.
+                        if call is not None:
+                            call.on_end = None
+                        return request, claimed, caller, count_bytes, None, route
                     if access is not None and caller is not None:
                         if audited is not None:
                             audited.read_request(request, len(data or b""))
@@ -330,7 +362,7 @@ class GuardedServer:
                         tables = access.authorize(caller, permission, request)
                         if audited is not None:
                             audited.tables = tables
-                    return request, claimed, caller, count_bytes, audited
+                    return request, claimed, caller, count_bytes, audited, None
                 except BaseException:
                     intake.release(claimed)
                     raise
@@ -347,14 +379,15 @@ class GuardedServer:
         async def answer(_: object, context: Context[Any, Any]) -> bytes:
             turns.begin_call(context)
             try:
-                request, claimed, caller, count_bytes, audited = await request_of(context)
+                request, claimed, caller, count_bytes, audited, route = await request_of(context)
                 counted = _AnswerMemory(unread, context)
                 if (call := CURRENT_CALL.get()) is not None:
                     call.answer = counted
                 try:
-                    response = await handler.unary_unary(request, context)
+                    handle = partial(handler.unary_unary, request) if route is None else route
+                    response: Any = await handle(context)
                     try:
-                        if access is not None and caller is not None:
+                        if access is not None and caller is not None and route is None:
                             if not permission.changes:
                                 # The call may have waited for a change. What is written cannot be refused any more.
                                 caller = may_read_still(access, caller, request)
@@ -381,8 +414,11 @@ class GuardedServer:
                 turns.end_call(context)
 
         async def stream(_: object, context: Context[Any, Any]) -> None:
-            request, claimed, caller, _, _ = await request_of(context)
+            request, claimed, caller, _, _, route = await request_of(context)
             intake.release(claimed)
+            if isinstance(route, Forward):
+                await route.stream(context)
+                return
             STREAM_CALLER.set(caller)
             if access is None or caller is None:
                 await handler.unary_stream(request, context)
@@ -428,6 +464,15 @@ class GuardedServer:
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(measure(name, stream), None, serialize)
         return grpc.stream_stream_rpc_method_handler(measure(name, converse), None, serialize)
+
+
+def _unless_serialized(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Returns a serializer that leaves what another worker has serialized already."""
+
+    def serialize_once(message: Any) -> bytes:  # noqa: ANN401  # gRPC has no type
+        return message if isinstance(message, bytes) else serialize(message)
+
+    return serialize_once
 
 
 def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  # noqa: ANN401  # gRPC has no type

@@ -30,10 +30,16 @@ if TYPE_CHECKING:
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
-    """Serves table definitions. See `protos/scankv/v1/table.proto` for the contract."""
+    """Serves table definitions. See `protos/scankv/v1/table.proto` for the contract.
 
-    def __init__(self, tables: Tables) -> None:
+    Args:
+        tables: The tables of this process.
+        port: The port on which only this process listens. 0: it is the whole server.
+    """
+
+    def __init__(self, tables: Tables, port: int = 0) -> None:
         self._tables = tables
+        self._port = port
 
     async def CreateTable(
         self,
@@ -52,7 +58,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 merging=merging_from_proto(request.merging),
                 partition_by=tuple(request.partition_by),
             )
-        return table_pb2.CreateTableResponse(table=_table(definition))
+        return table_pb2.CreateTableResponse(table=self._message(definition))
 
     async def DropTable(
         self,
@@ -78,7 +84,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 set_options=dict(request.set_options),
                 reset_options=tuple(request.reset_options),
             )
-        return table_pb2.AlterTableResponse(table=_table(definition))
+        return table_pb2.AlterTableResponse(table=self._message(definition))
 
     async def GetTable(
         self,
@@ -88,12 +94,12 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         async with map_errors(request, context):
             table = self._tables.table(request.name)
             if not request.statistics:
-                return table_pb2.GetTableResponse(table=_table(table.definition))
+                return table_pb2.GetTableResponse(table=self._message(table.definition))
             buckets, indexes = await table.statistics()
             disk, files = await table.disk_use()
         now = table.state.clock.commit_micros()
         return table_pb2.GetTableResponse(
-            table=_table(table.definition),
+            table=self._message(table.definition),
             buckets=[_statistics(each, files.get(each.live.number), table.definition, now) for each in buckets],
             indexes=[_status(status) for status in indexes],
             disk=disk_use_to_proto(disk),
@@ -105,11 +111,16 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         context: grpc.aio.ServicerContext[table_pb2.ListTablesRequest, table_pb2.ListTablesResponse],
     ) -> table_pb2.ListTablesResponse:
         async with map_errors(request, context):
-            tables = [_table(definition) for definition in self._tables.definitions()]
+            tables = [self._message(definition) for definition in self._tables.definitions()]
             damaged = [
                 table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.find_damaged().items()
             ]
         return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
+
+    def _message(self, definition: TableDefinition) -> table_pb2.Table:
+        message = _table(definition)
+        message.owner_port = self._port
+        return message
 
 
 def _schema(data: bytes) -> pa.Schema:

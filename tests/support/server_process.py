@@ -12,6 +12,9 @@ from tests.support.forked import ForkedProcess
 
 __all__ = ["ServerProcess"]
 
+WORKERS = int(os.environ.get("SCANKV_TEST_WORKERS", "1"))
+"""How many worker processes each server has. The tests of clients and models pass with any number."""
+
 
 class ServerProcess(testing.ServerProcess):
     """The server of `scankv.testing`, forked from a zygote unless its wrapper is another program.
@@ -21,6 +24,8 @@ class ServerProcess(testing.ServerProcess):
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
         environment = dict(os.environ)
+        if WORKERS > 1 and "--workers" not in command:
+            command = [*command, "--workers", str(WORKERS)]
         if command[0] == "env" and command[1].startswith("LD_PRELOAD="):
             start = command.index(sys.executable)
             for variable in command[1:start]:

@@ -1,0 +1,207 @@
+"""Forwards calls between the worker processes of a server, as bytes that only their owner reads."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from scankv.model.errors import Unavailable
+from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
+from scankv.model.limits import MIN_CALLS_PER_CONNECTION
+from streaming_server.current_call import CALL_METADATA, current_client
+from streaming_server.services.errors import end_with
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from streaming_server.current_call import Metadata
+    from streaming_server.workers import WorkerSettings
+
+FORWARDED: Final = "scankv-forwarded"
+"""The metadata by which a worker shows that it forwards a call. Its value is the secret of the workers."""
+
+OF_SERVER: Final = "scankv-of-server"
+"""The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
+
+RETRY_SECONDS: Final = 0.5
+"""How long the client of a worker that does not run should wait. A start takes about a second."""
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+# gRPC makes these by itself for every call.
+_OF_GRPC: Final = ("grpc-", ":")
+_NOT_FORWARDED: Final = frozenset({"user-agent", "content-type", "te", FORWARDED, OF_SERVER, FORWARDED_PEER})
+_CALLS_PER_CONNECTION: Final = MIN_CALLS_PER_CONNECTION // 2
+"""Streams may last forever, and further calls over their connection would wait for their end."""
+
+Context = grpc.aio.ServicerContext
+
+
+class Workers:
+    """The workers of a server, as one of them calls the others. Bound to the event loop.
+
+    A call that arrives with the key of the workers is never forwarded again.
+
+    Args:
+        settings: The settings of this worker.
+        window_bytes: How much of a stream is received before its client has taken it.
+    """
+
+    def __init__(self, settings: WorkerSettings, window_bytes: int) -> None:
+        self.placement = settings.placement
+        self._key, self._peer_key = settings.key, settings.peer_key
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", window_bytes),
+            ("grpc.enable_retries", 0),
+            # Otherwise, all channels would share one connection.
+            ("grpc.use_local_subchannel_pool", 1),
+            # A worker that is back is noticed at once: connecting costs nothing here.
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 200),
+            ("grpc.max_metadata_size", 32 * 1024),
+        ]
+        self._connections = [
+            _Connections(settings.address_of(number), options) for number in range(settings.placement.workers)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def is_forwarded(self, metadata: Metadata) -> bool:
+        """Whether a worker of this server makes a call, in the name of a client or of the server."""
+        return self._has_key(metadata, FORWARDED) or self.is_of_server(metadata)
+
+    def is_of_server(self, metadata: Metadata) -> bool:
+        """Whether a worker of this server makes a call in the name of the server, which may do everything."""
+        return self._has_key(metadata, OF_SERVER)
+
+    def _has_key(self, metadata: Metadata, wanted: str) -> bool:
+        given = next((value for name, value in metadata if name == wanted), "")
+        return isinstance(given, str) and hmac.compare_digest(given.encode(), self._key.encode())
+
+    async def ask(
+        self, number: int, method: str, request: bytes, timeout: float | None, *, of_server: bool = False
+    ) -> bytes:
+        """Makes a call with one answer to a worker, possibly this one, in the name of the caller of the current call.
+
+        Args:
+            number: The worker.
+            method: The method, as `package.Service/Method`.
+            request: The serialized request.
+            timeout: The seconds that are left. None: no limit.
+            of_server: Whether to make the call in the name of the server instead, which may do everything.
+
+        Raises:
+            grpc.aio.AioRpcError: The answer of the worker is an error, or it does not run.
+        """
+        with self._connections[number].use() as channel:
+            call = channel.unary_unary(f"/{method}", _as_it_is, _as_it_is)
+            answer: bytes = await call(request, metadata=self._metadata(of_server=of_server), timeout=timeout)
+            return answer
+
+    async def relay(self, number: int, method: str, request: bytes, context: Context[Any, Any]) -> None:
+        """Makes a streaming call to a worker, and gives its messages to the client, as fast as it takes them.
+
+        Raises:
+            grpc.aio.AioRpcError: As `ask`.
+        """
+        with self._connections[number].use() as channel:
+            stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
+            call = stream(request, metadata=self._metadata(), timeout=context.time_remaining())
+            try:
+                async for message in call:
+                    await context.write(message)
+            except grpc.aio.BaseError as error:
+                # The client is gone, as in `map_errors`.
+                raise asyncio.CancelledError from error
+            finally:
+                call.cancel()
+
+    def _metadata(self, *, of_server: bool = False) -> tuple[tuple[str, str | bytes], ...]:
+        if of_server:
+            return ((OF_SERVER, self._key),)
+        given = [
+            (name, value)
+            for name, value in CALL_METADATA.get()
+            if name not in _NOT_FORWARDED and not name.startswith(_OF_GRPC)
+        ]
+        return ((FORWARDED, self._key), forwarded_peer(self._peer_key, current_client()), *given)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await asyncio.gather(*(each.close() for each in self._connections))
+
+
+class _Connections:
+    """The connections to one worker. A connection carries a bounded number of calls."""
+
+    def __init__(self, address: str, options: Sequence[tuple[str, int]]) -> None:
+        self._address = address
+        self._options = options
+        self._calls: dict[grpc.aio.Channel, int] = {}
+
+    @contextmanager
+    def use(self) -> Iterator[grpc.aio.Channel]:
+        """Gives a connection for one call, and makes another one if all are in use."""
+        free = (channel for channel, calls in self._calls.items() if calls < _CALLS_PER_CONNECTION)
+        channel = next(free, None) or grpc.aio.insecure_channel(self._address, options=self._options)
+        self._calls[channel] = self._calls.get(channel, 0) + 1
+        try:
+            yield channel
+        finally:
+            if channel in self._calls:
+                self._calls[channel] -= 1
+
+    async def close(self) -> None:
+        channels, self._calls = list(self._calls), {}
+        for channel in channels:
+            await channel.close(None)
+
+
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Returns the reason of the error with which a worker has answered. Empty: it has not answered."""
+    status = next((value for name, value in _trailing(error) if name == _DETAILS_KEY), b"")
+    info = error_details_pb2.ErrorInfo()
+    for detail in status_pb2.Status.FromString(status).details:
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""
+
+
+async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number: int, what: str) -> NoReturn:
+    """Ends a call with the error of a worker. Raises the exception by which gRPC ends handlers.
+
+    Args:
+        context: The call.
+        error: The error.
+        number: The worker.
+        what: What the worker owns, for the message.
+    """
+    if not reason_of(error) and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        await end_with(
+            context,
+            Unavailable(
+                f"worker {number} of the server, which owns {what}, does not run, and is started again: try again",
+                retry_after=RETRY_SECONDS,
+            ),
+        )
+    details = tuple((name, value) for name, value in _trailing(error) if name == _DETAILS_KEY)
+    await context.abort(error.code(), error.details() or "", trailing_metadata=details)
+    raise AssertionError("the call is over")
+
+
+def _trailing(error: grpc.aio.AioRpcError) -> Iterable[tuple[str, str | bytes]]:
+    metadata: Any = error.trailing_metadata()
+    return tuple(metadata or ())

@@ -1,0 +1,99 @@
+"""Merges the answers of the worker processes of a server, by their numbers, into the answer of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from scankv.v1 import admin_pb2, transaction_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from google.protobuf.message import Message
+
+_Answer = TypeVar("_Answer", bound="Message")
+
+_LARGEST: Final = frozenset(
+    {"uptime_millis", "longest_commit_micros", "longest_loop_turn_micros", "clock_offset_millis", "clock_jumps"}
+)
+_SMALLEST: Final = frozenset({"free_disk_bytes", "file_limit"})
+_NAMES: Final = {"tables": "name", "damaged": "name", "locks": "table", "snapshots": "table", "scans": "table"}
+
+
+def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
+    """Returns one answer with the lists of all answers; lists of things with names in the order of the names."""
+    merged = type(answers[0])()
+    for answer in answers.values():
+        merged.MergeFrom(answer)
+    for field, items in merged.ListFields():
+        if (name := _NAMES.get(field.name)) is not None:
+            items.sort(key=lambda item, name=name: getattr(item, name))
+        elif field.name == "calls":
+            items.sort(key=lambda call: call.age_millis)
+    return merged
+
+
+def merge_transactions(
+    answers: Mapping[int, transaction_pb2.ListTransactionsResponse],
+) -> transaction_pb2.ListTransactionsResponse:
+    """Returns the transactions of all workers. One that has written to no table is listed once."""
+    merged = transaction_pb2.ListTransactionsResponse()
+    for number, answer in answers.items():
+        merged.transactions.extend(
+            each for each in answer.transactions if number == 0 or each.tables or each.locked_keys
+        )
+    return merged
+
+
+def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.StatsResponse:
+    """Returns the statistics of the server: mostly sums."""
+    merged = admin_pb2.StatsResponse(version=answers[0].version, incarnation=answers[0].incarnation)
+    _add(merged, [*answers.values()])
+    return merged
+
+
+def _add(merged: Any, answers: Sequence[Any]) -> None:  # noqa: ANN401  # messages of one type
+    for field in merged.DESCRIPTOR.fields:
+        values = [getattr(answer, field.name) for answer in answers]
+        if field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated:
+            continue
+        if field.name == "loop_turns":
+            longest = max(map(len, values))
+            merged.loop_turns.extend(sum(each[at] for each in values if at < len(each)) for at in range(longest))
+        elif field.is_repeated:
+            for value in values:
+                getattr(merged, field.name).extend(value)
+        elif field.message_type is not None:
+            _add(getattr(merged, field.name), values)
+        else:
+            join = max if field.name in _LARGEST else min if field.name in _SMALLEST else sum
+            setattr(merged, field.name, join(values))
+
+
+def merge_metrics(answers: Mapping[int, admin_pb2.MetricsResponse]) -> admin_pb2.MetricsResponse:
+    """Returns the metrics of all workers, each with the label `worker`, in the text format of Prometheus."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for number, answer in answers.items():
+        heads, samples, is_first = list[str](), list[str](), False
+        for line in answer.text.decode().splitlines():
+            if line.startswith("# HELP "):
+                heads, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
+                is_first = not heads
+            if not line.startswith("#"):
+                samples.append(_labelled(line, number))
+            elif line != "# EOF" and is_first:
+                heads.append(line)
+    lines = [line for heads, samples in families.values() for line in (*heads, *samples)]
+    return admin_pb2.MetricsResponse(
+        text="\n".join([*lines, ""]).encode(), content_type=next(iter(answers.values())).content_type
+    )
+
+
+def _labelled(sample: str, number: int) -> str:
+    name, brace, rest = sample.partition("{")
+    if brace and " " not in name:
+        return f'{name}{{worker="{number}",{rest}'
+    name, _, value = sample.partition(" ")
+    return f'{name}{{worker="{number}"}} {value}'

@@ -1,0 +1,315 @@
+"""Runs a server as several worker processes behind one address.
+
+The supervisor locks the data directory, and every worker inherits the lock: another server can use the directory only
+once the supervisor and all workers have ended, however they end. It binds the port without listening, so that the port
+stays the server's, and all workers listen on it. It owns no table and carries no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import pickle
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import ScanKvError, UpgradeNotConfirmed
+from streaming_server.access.forwarded_peers import ForwardedPeers
+from streaming_server.access.request_principals import RequestPrincipals
+from streaming_server.addresses import address_of
+from streaming_server.config import RANGES, SHARES_OF_MEMORY
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions.worker_logs import divide_log
+from streaming_server.gateway_process import GatewaySupervisor, listen_for_gateway
+from streaming_server.server import PortTaken, exit_code_of, start_log
+from streaming_server.storage.tables.data_directory import WORKERS_FORMAT, DataDirectory
+from streaming_server.storage.tables.placement import Placement
+from streaming_server.workers import WorkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from streaming_server.config import ServerConfig
+
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 10.0
+# A worker that has run for so long has not ended because it cannot start.
+_LONG_LIFE_SECONDS: Final = 30.0
+# Beyond the time that a drain takes by itself.
+_STOP_SECONDS: Final = 15.0
+_READY: Final = b"scankv ready on "
+
+_log: Final = logging.getLogger(__name__)
+
+
+class WorkerSupervisor:
+    """The worker processes of a server, from `run` to its cancellation. Bound to the event loop.
+
+    Args:
+        config: The settings of the server.
+        lock: The descriptor by which the data directory is locked.
+        sockets: A directory for the sockets of the workers.
+        ports: The port on which all workers listen, then the port of each of them.
+
+    Attributes:
+        peer_key: See `WorkerSettings`.
+    """
+
+    def __init__(self, config: ServerConfig, lock: int, sockets: Path, ports: Sequence[int]) -> None:
+        self._config = _share_of(config, ports[0])
+        self._ports = ports[1:]
+        self._lock = lock
+        self._sockets = sockets
+        self._key, self.peer_key = secrets.token_hex(32), secrets.token_hex(32)
+        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._ready = [asyncio.Event() for _ in range(config.workers)]
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Keeps all workers running until it is cancelled.
+
+        Raises:
+            ScanKvError: A worker could not start for the first time. The others are ended.
+        """
+        running = [asyncio.create_task(self._keep_running(number)) for number in range(self._config.workers)]
+        try:
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def wait_ready(self) -> None:
+        """Waits until every worker has been ready once."""
+        for ready in self._ready:
+            await ready.wait()
+
+    async def stop(self) -> None:
+        """Has all workers drain, and waits for them. Workers that do not end in time are killed."""
+        self._is_stopping = True
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+        try:
+            async with asyncio.timeout(self._config.drain_seconds + _STOP_SECONDS):
+                await asyncio.gather(*(child.wait() for child in self._children.values()))
+        except TimeoutError:
+            self.kill()
+            await asyncio.gather(*(child.wait() for child in self._children.values()))
+
+    def kill(self) -> None:
+        """Kills all workers."""
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+
+    async def _keep_running(self, number: int) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            started = time.monotonic()
+            code = await self._run_child(number)
+            # A signal to all processes of a terminal reaches a worker before it reaches the supervisor.
+            await asyncio.sleep(pause)
+            if self._is_stopping:
+                return
+            if not self._ready[number].is_set():
+                raise WorkerFailed(f"worker {number} of the server did not start; its log has the reason", exit=code)
+            if time.monotonic() - started >= _LONG_LIFE_SECONDS:
+                pause = _FIRST_PAUSE_SECONDS
+            _log.error("worker %d has ended with code %d, and is started again", number, code)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _run_child(self, number: int) -> int:
+        (self._sockets / str(number)).unlink(missing_ok=True)
+        child = await asyncio.create_subprocess_exec(
+            # -P: a directory that the server was started in must not provide the program.
+            *(sys.executable, "-P", "-m", "streaming_server.worker_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._lock],
+        )
+        self._children[number] = child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        settings = WorkerSettings(
+            placement=Placement(number, self._config.workers),
+            lock=self._lock,
+            sockets=self._sockets,
+            key=self._key,
+            peer_key=self.peer_key,
+            port=self._ports[number],
+        )
+        data = pickle.dumps((self._config, settings))
+        try:
+            child.stdin.write(len(data).to_bytes(8, "big") + data)
+            if (await child.stdout.readline()).startswith(_READY):
+                _log.info("worker %d is ready, with process id %d", number, child.pid)
+                self._ready[number].set()
+            return await child.wait()
+        finally:
+            child.stdin.close()
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+
+
+class WorkerFailed(ScanKvError):
+    """A worker process could not start. `details` has its exit code."""
+
+    code = "UNAVAILABLE"
+    reason = "WORKER_FAILED"
+
+
+def _share_of(config: ServerConfig, port: int) -> ServerConfig:
+    """Returns the settings of each worker: with its share of the memory, and without what the supervisor does."""
+    shares = {name: max(int(RANGES[name][0]), getattr(config, name) // config.workers) for name in SHARES_OF_MEMORY}
+    return dataclasses.replace(config, port=port, http_port=0, **shares)
+
+
+def run_workers(config: ServerConfig) -> int:
+    """Runs a server as worker processes until SIGTERM or SIGINT, then drains; as `streaming_server.server.run`.
+
+    Returns:
+        The exit code, as `run`.
+    """
+    os.umask(0o077)
+    start_log(config)
+    try:
+        return asyncio.run(_supervise(config))
+    except ScanKvError as error:
+        sys.stderr.write(f"scankv: error: {error.message}\n")
+        return exit_code_of(error)
+
+
+async def _supervise(config: ServerConfig) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as resources:
+        ports = _bind_all(config, resources)
+        listener = resources.enter_context(listen_for_gateway(config)) if config.http_port else None
+        await _prepare(config)
+        directory = DataDirectory(config.data)
+        resources.callback(directory.close)
+        os.set_inheritable(directory.lock, True)
+        # Paths of sockets have at most 107 bytes, and the data directory may be on a file system without sockets.
+        sockets = Path(tempfile.mkdtemp(prefix="scankv-"))
+        resources.callback(shutil.rmtree, sockets, ignore_errors=True)
+        workers = WorkerSupervisor(config, directory.lock, sockets, ports)
+
+        def handle_signal(number: int) -> None:
+            if stop.is_set():
+                _log.warning("ending at once on a second signal")
+                workers.kill()
+                os._exit(128 + number)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, handle_signal, number)
+        running = [asyncio.create_task(workers.run())]
+        try:
+            await _first_of(workers.wait_ready(), stop.wait(), running[0])
+            address = address_of(config.host, ports[0])
+            if listener is not None:
+                # Only workers know who makes a request, so its line in the access log has no user.
+                forwarded, principals = ForwardedPeers(workers.peer_key), RequestPrincipals()
+                gateway = GatewaySupervisor(config, address, listener, forwarded, principals)
+                running.append(asyncio.create_task(gateway.run()))
+            if not stop.is_set():
+                sys.stdout.write(f"scankv ready on {address}\n")
+                sys.stdout.flush()
+                _log.info("serving %s on %s with %d workers", config.data, address, config.workers)
+            await _first_of(stop.wait(), *running)
+        finally:
+            await workers.stop()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    _log.info("stopped")
+    return 0
+
+
+async def _first_of(*waited: Awaitable[object]) -> None:
+    """Waits for the first of some awaitables to end. Raises its error."""
+    tasks = [asyncio.ensure_future(each) for each in waited]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        if not isinstance(waited[tasks.index(task)], asyncio.Task):
+            task.cancel()
+    for task in done:
+        await task
+
+
+async def _prepare(config: ServerConfig) -> None:
+    """Gives each worker its part of the data directory, if the last server had another number of workers.
+
+    Raises:
+        ScanKvError: The directory cannot be used, or a transaction that the last server decided cannot be applied.
+    """
+    directory = DataDirectory(config.data)
+    try:
+        if directory.format < WORKERS_FORMAT:
+            raise UpgradeNotConfirmed(
+                f"several workers need format {WORKERS_FORMAT} of the data directory, which has format "
+                f"{directory.format}: confirm the upgrade with `scankv upgrade DIR --confirm`",
+                format=directory.format,
+            )
+        if directory.workers == config.workers:
+            return
+    finally:
+        directory.close()
+    tables = Tables(config)
+    try:
+        await tables.recover()
+    finally:
+        await tables.close()
+    directory = DataDirectory(config.data)
+    try:
+        divide_log(directory, config.workers, tables.clock)
+    finally:
+        directory.close()
+
+
+def _bind_all(config: ServerConfig, resources: contextlib.ExitStack) -> list[int]:
+    """Keeps the ports of the server until the resources are closed: its own, and one after it for each worker.
+
+    Raises:
+        PortTaken: See `_bind`.
+    """
+    wanted = [config.port and config.port + number for number in range(1 + config.workers)]
+    return [resources.enter_context(_bind(config.host, port)).getsockname()[1] for port in wanted]
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that keeps a port for the workers, and does not listen.
+
+    Raises:
+        PortTaken: Another program uses the address, or it does not belong to this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        # Without SO_REUSEPORT, it fails if anybody listens on the port, even another server with workers.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            address = probe.getsockname()
+        holder = socket.socket(family, kind, protocol)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(address)
+    except OSError as error:
+        where = address_of(host, port)
+        raise PortTaken(
+            f"cannot listen on {where}: {error.strerror}; give another --port (each worker has one of the ports after "
+            "it)",
+            address=where,
+        ) from error
+    return holder

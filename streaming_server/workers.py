@@ -1,0 +1,37 @@
+"""What a worker process of a server knows of its server: its place, and how it reaches the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.storage.tables.placement import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the supervisor tells a worker process. Immutable and picklable.
+
+    Attributes:
+        placement: The place of the worker among all workers.
+        lock: The inherited descriptor by which the supervisor has locked the data directory. The lock lasts until all
+            processes that have it have ended.
+        sockets: The directory of the sockets on which workers listen for each other. Only their user can use it.
+        key: A secret of this start of the server, by which workers recognize each other.
+        peer_key: Another secret, by which workers believe each other, and the HTTP gateway, for whom a call is made.
+        port: The port on which only this worker listens, besides that of the server.
+    """
+
+    placement: Placement
+    lock: int
+    sockets: Path
+    key: str
+    peer_key: str
+    port: int
+
+    def address_of(self, number: int) -> str:
+        """Returns the address on which a worker listens for the others, as gRPC writes it."""
+        return f"unix:{self.sockets / str(number)}"

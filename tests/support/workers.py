@@ -1,0 +1,84 @@
+"""Servers with several worker processes, and which worker owns what."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streaming_server.storage.tables.placement import Placement
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
+
+
+def names_of_workers(workers: int, database: str = "test", each: int = 1) -> list[list[str]]:
+    """Returns names of tables, so many for each worker, that the worker owns."""
+    owned: list[list[str]] = [[] for _ in range(workers)]
+    number = 0
+    while any(len(names) < each for names in owned):
+        name = f"{database}.t{number}"
+        names = owned[Placement(0, workers).owner_of(name)]
+        if len(names) < each:
+            names.append(name)
+        number += 1
+    return owned
+
+
+def processes_of(server: ServerProcess) -> dict[int, int]:
+    """Returns the process ids of the workers of a server that run now, by number."""
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        number = _number_of(child)
+        if number is not None:
+            found[number] = child
+    return found
+
+
+def _number_of(pid: int) -> int | None:
+    """Returns the number of the worker that a process is, by the socket on which it listens. None: it is none."""
+    sockets = {line.split()[6]: line.split()[7] for line in _unix_sockets() if len(line.split()) > 7}
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            path = sockets.get(target.removeprefix("socket:[").removesuffix("]"), "")
+            if "/scankv-" in path and path.rpartition("/")[2].isdigit():
+                return int(path.rpartition("/")[2])
+    except OSError:
+        return None
+    return None
+
+
+def _unix_sockets() -> list[str]:
+    # Those that listen have the flag of accepting connections.
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[3] == "00010000"]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended, even if nobody has waited for its end yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill_worker(server: ServerProcess, number: int) -> None:
+    """Kills a worker of a server, as `kill -9` does, and waits until it has ended."""
+    pid = processes_of(server)[number]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: processes_of(server).get(number) != pid, "the worker ended")
+
+
+def wait_for_worker(server: ServerProcess, number: int) -> None:
+    """Waits until a worker runs."""
+    wait_until(lambda: number in processes_of(server), "the worker runs again")
+
+
+def rows_of(count: int, value: str = "v") -> list[dict[str, Any]]:
+    """Returns rows of `SCORES`, with different players."""
+    return [{"player": f"{value} {number}", "score": number} for number in range(count)]
