@@ -209,10 +209,10 @@ def can_delete(table: Table, keys: list[int]) -> bool:
 
 
 def test_while_the_reserve_is_in_use_reads_and_deletes_continue_until_writes_do(tmp_path: Path) -> None:
-    settings = ("write_buffer_bytes=4194304", "log_maintenance_seconds=0.1")
+    settings = ("write_buffer_bytes=2097152", "log_maintenance_seconds=0.1")
     arguments = [each for setting in settings for each in ("--set", setting)]
-    with small_disk(tmp_path / "disk", 256 << 20) as disk, ServerProcess(disk.path / "data", *arguments) as server:
-        reserve = (256 << 20) // 20
+    with small_disk(tmp_path / "disk", 128 << 20) as disk, ServerProcess(disk.path / "data", *arguments) as server:
+        reserve = (128 << 20) // 20
         with connect(server.url) as client:
             table = client.create_table("full.kept", SCHEMA, primary_key=["k"], buckets=2, changelog="none")
             number = 0
