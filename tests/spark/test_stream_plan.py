@@ -25,6 +25,7 @@ from aio_client import (
     sync,
 )
 from tests.spark.streaming_query import Query
+from tests.support.examples import seeds
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
@@ -183,7 +184,7 @@ def test_a_limit_that_spark_lifts_is_lifted(table: sync.Table, query: Callable[.
     assert [len(batch) for batch in follower.batches] == [ROWS, 200]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(2)
 def test_a_query_that_stops_anywhere_continues_exactly(
     table: sync.Table, query: Callable[..., Query], seed: int
 ) -> None:
