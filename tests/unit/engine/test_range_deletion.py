@@ -16,6 +16,7 @@ from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.range_markers import MarkerReached
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.support.examples import FACTOR
 from tests.support.offline import OfflineBucket, check_entries, opened
 from tests.support.tables import exact_rows
 
@@ -145,6 +146,7 @@ def views() -> Iterator[list[tuple[BucketCursor, list[tuple[int, int]]]]]:
         cursor.close()
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("kind", ["full", "upsert", "none", "indexed"])
 def test_any_history_leaves_the_rows_that_it_should(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, views: list[tuple[BucketCursor, list[tuple[int, int]]]]
@@ -153,7 +155,7 @@ def test_any_history_leaves_the_rows_that_it_should(
     monkeypatch.setattr(range_deletion, "_INDEXED_ROWS", 30)
     random, definition = Random(kind), definition_of(kind)
     path, rows = tmp_path / "0000", dict[int, int]()
-    for _ in range(6):
+    for _ in range(min(3 * FACTOR, 12)):
         with opened(path, definition) as offline:
             model = Model(offline, rows)
             for _ in range(15):
