@@ -237,7 +237,7 @@ def test_a_view_taken_while_writers_are_busy_is_one_instant_and_what_the_log_say
             lambda: sum(bucket.rows for bucket in wire.statistics(name)) == BUCKETS * len(WRITERS), "all written"
         )
         pins = []
-        for _ in range(12):
+        for _ in range(6):
             pins.append(wire.pin(name).snapshot)
             # On a busy machine, a pin may take less time than a write, so each writer gets a turn before the next pin.
             least = changes_of(wire, name) + 2 * BUCKETS * len(WRITERS)
