@@ -12,8 +12,8 @@ from streaming_server.engine.bucket.commit_barrier import lock_mutexes
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket_state import BucketState, load_state
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore, is_complete
 from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 

@@ -18,10 +18,10 @@ from streaming_server.clock import ServerClock
 from streaming_server.engine.backups.recovery import Recovery
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.storage.bucket.bucket import Bucket
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.files.checked_json import find_checked_json
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksResources, is_complete
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint

@@ -14,9 +14,9 @@ from streaming_server.storage.backup.backup_store import instant_id
 from streaming_server.storage.backup.backup_writer import link_files
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksStore
 
 if TYPE_CHECKING:

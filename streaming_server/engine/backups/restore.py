@@ -21,10 +21,10 @@ from streaming_server.engine.backups.replay import CannotReplay, LogReplay, chec
 from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.storage.bucket.bucket_state import load_state
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.writer_states import forget_transactions
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import translate_disk_errors
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.store import RocksResources, RocksStore
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile

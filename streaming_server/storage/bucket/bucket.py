@@ -14,7 +14,6 @@ from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
 from streaming_server.storage.bucket.bucket_state import STATE_KEY, BucketState, load_state
 from streaming_server.storage.bucket.deleted_space import DeletedSpace
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
@@ -26,6 +25,7 @@ from streaming_server.storage.changelog.records import LogRecord, decode_header,
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
 

@@ -12,9 +12,9 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError, ServerBusy, Unavailable
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.files.checked_json import sync_directory
 from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.files.frames import encode_frame, read_frames, write_at
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, check_bucket, check_log, opened

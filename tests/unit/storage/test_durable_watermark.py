@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 
 if TYPE_CHECKING:
     from pathlib import Path

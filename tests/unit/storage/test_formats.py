@@ -13,12 +13,12 @@ import pytest
 from scankv.model.errors import DataLoss, NewerFormat
 from scankv.model.rows.row_layout import ROW_FORMAT
 from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.index_build import IndexBuild
 from streaming_server.storage.bucket.writer_states import WriterState
 from streaming_server.storage.changelog.records import Changes, RowKind, decode_record, encode_records
 from streaming_server.storage.columnar.columnar_base import newest_base
 from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
+from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.files.formats import locate
 from streaming_server.storage.files.frames import encode_frame, read_frames
 from streaming_server.storage.rows.row_codec import RowCodec
