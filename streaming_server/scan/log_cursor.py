@@ -12,7 +12,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import evaluate
 from streaming_server.arrays.arrow_buffers import columnless_batch
-from streaming_server.storage.changelog.records import record_key
+from streaming_server.storage.changelog.offsets import row_key
 from streaming_server.storage.cursors.cursor import SHORT_SECONDS, SLICE_SECONDS
 from streaming_server.storage.cursors.range_reader import STEP_SECONDS
 from streaming_server.storage.files.formats import locate
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.columns import ColumnDefinition
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import StoredRows
-    from streaming_server.storage.changelog.record_reader import RecordReader
+    from streaming_server.storage.changelog.change_log import LogReader
     from streaming_server.storage.changelog.records import LogRecord
     from streaming_server.storage.rows.row_codec import RowCodec
 
@@ -34,7 +34,7 @@ _WHOLE_ROWS: Final = 1024
 
 
 class LogCursor:
-    """A `Cursor` over the records of a changelog. The key of a row is its log offset, in eight bytes, big-endian.
+    """A `Cursor` over the records of a changelog. The key of a row is the `row_key` of its log offset.
 
     Rows of large records are returned as they are stored. Those of small records are joined.
 
@@ -58,7 +58,7 @@ class LogCursor:
 
     def __init__(
         self,
-        records: RecordReader,
+        records: LogReader,
         codec: RowCodec,
         columns: Sequence[str] | None,
         residual: BoundPredicate | None,
@@ -103,7 +103,7 @@ class LogCursor:
             return None
         last = parts[-1]
         self.rows_scanned += sum(len(part.changes) for part in parts)
-        self.last_key = record_key(last.offset if self._reverse else last.offset + len(last.changes) - 1)
+        self.last_key = row_key(last.offset if self._reverse else last.offset + len(last.changes) - 1)
         try:
             kept = None if self._residual is None else evaluate(self._residual, self._of(self._filter_input, parts))
             self._current = _BatchRows(parts, kept)

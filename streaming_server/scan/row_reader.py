@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_ranges import KeyRanges
-    from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.storage.changelog.record_reader import RecordReader
+    from streaming_server.storage.changelog.change_log import ReadableLog
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
@@ -57,11 +56,12 @@ class ReadableBucket(Protocol):
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Creates a cursor over the index entries in some ranges."""
 
-    def record_reader(self, keys: KeyRange, definition: TableDefinition, *, reverse: bool = False) -> RecordReader:
-        """Creates a reader of the changelog."""
-
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Returns the stored rows of some keys, None where no row exists."""
+
+    @property
+    def log(self) -> ReadableLog:
+        """The changelog."""
 
     @property
     def location(self) -> str:
@@ -125,7 +125,7 @@ class RowReader:
         """Creates a cursor over some keys of a bucket, as of now. Raises DataLoss."""
         definition = self.codec.definition
         if not definition.has_key:
-            records = bucket.record_reader(ranges.span, definition, reverse=reverse)
+            records = bucket.log.reader(ranges.span, definition, reverse=reverse)
             return LogCursor(
                 records, self.codec, self.columns, self.residual, reverse=reverse, location=bucket.location
             )

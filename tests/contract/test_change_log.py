@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 from scankv.model.tables.evolution import ColumnChanges
-from streaming_server.storage.changelog.bucket_log import BucketLog
-from streaming_server.storage.changelog.log_span import LogSpan
+from streaming_server.storage.changelog.log_state import LogState
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.changelog.range_markers import MarkerReached, RangeMarker
 from streaming_server.storage.changelog.records import (
@@ -28,14 +28,17 @@ from streaming_server.storage.changelog.records import (
     record_key,
 )
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
+from streaming_server.storage.changelog.segments import Segment
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.examples import examples
-from tests.support.memory_log import MemoryBatch, MemoryLog
+from tests.support.memory_log import MemoryBatch, MemoryLog, MemoryTopic
 from tests.support.offline import resources
+from tests.support.rocks_log import RocksLog
 from tests.support.tables import SCORES, define, exact_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.change_log import ChangeLog
@@ -84,7 +87,7 @@ class Logged(Protocol):
     def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None: ...
     def trim(self, offset: int) -> int: ...
     def lose_from(self, count: int) -> None:
-        """Simulates a power failure that the log detects: begins a new epoch without these changes."""
+        """Simulates a power failure: begins a new epoch without these changes."""
 
     def lose(self, count: int) -> None:
         """Simulates damage that the log does not know: removes a change, and perhaps neighbours."""
@@ -95,21 +98,28 @@ class Logged(Protocol):
 
 class InMemory:
     def __init__(self, clock: FixedClock) -> None:
-        self.log = MemoryLog(clock)
+        self._topic = MemoryTopic()
+        self._clock = clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self.log = MemoryLog(lambda: self._state, self._topic, self._clock)
+        self._state = self.log.recover(LogState())
 
     def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
         batch = MemoryBatch()
-        self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
+        self._state = self.log.append(batch, self._state, changes, schema_id=schema_id, commit_micros=micros)
         batch.apply()
 
     def trim(self, offset: int) -> int:
         batch = MemoryBatch()
-        first = self.log.trim(batch, offset)
+        self._state = self.log.trim(batch, self._state, offset)
         batch.apply()
-        return first
+        return self._state.log_first
 
     def lose_from(self, count: int) -> None:
-        self.log.lose_from(count)
+        self.log.sync(self._state.log_span.offset_of(count))
+        self._begin()
 
     def lose(self, count: int) -> None:
         self.log.lose(count)
@@ -118,31 +128,16 @@ class InMemory:
         """Does nothing, since this log has no records."""
 
 
-class InRocksDB:
-    def __init__(self, store: RocksStore, clock: FixedClock, later: TableDefinition) -> None:
-        self._store = store
-        self._later = later
-        self._span = LogSpan(0, 0, (0,))
-        self._delete(b"", b"\xff" * 9)
-        self.log = BucketLog(store, lambda: self._span)
+class InRocksDB(RocksLog):
+    def __init__(self, store: RocksStore, watermark: Path, clock: FixedClock, later: TableDefinition) -> None:
+        super().__init__(store, watermark)
         self.log.holds = RetentionHolds(clock)
-
-    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
-        batch = self._store.batch()
-        self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
-        self._store.write(batch)
-        self._span = replace(self._span, end=self._span.end + len(changes))
-
-    def trim(self, offset: int) -> int:
-        batch = self._store.batch()
-        first = self.log.trim(batch, offset)
-        self._store.write(batch)
-        self._span = replace(self._span, first=first)
-        return first
+        self._later = later
 
     def lose_from(self, count: int) -> None:
-        self._delete(record_key(self._span.offset_of(count)), b"\xff" * 9)
-        self._span = LogSpan(min(self._span.first, count), count, (*self._span.epoch_starts, count))
+        self._delete(record_key(self.state.log_span.offset_of(count)), b"\xff" * 9)
+        kept = replace(self.state, count=count, log_first=min(self.state.log_first, count), clean=False)
+        self.state = self.log.recover(kept)
 
     def lose(self, count: int) -> None:
         key, _, _ = next(r for r in self._records() if count < count_of(r[2].offset) + len(r[2].changes))
@@ -157,21 +152,17 @@ class InRocksDB:
         records = [each for each in records if _kind_of(each[1]) == _kind_of(records[0][1])]
         if not records:
             return
-        key, value = encode_segment([record for _, record in records])
-        assert key == records[0][0]
-        batch = self._store.batch()
-        batch.delete_log(key, records[-1][0] + b"\0")
-        batch.put_log(key, value)
-        self._store.write(batch)
+        self.put_segment(Segment(end, encode_segment([record for _, record in records]), records[-1][0]))
 
     def _records(self) -> Iterator[tuple[bytes, bytes, LogRecord]]:
-        for key, value in self._store.read_log_records():
+        for stored in sorted(self.store.log.items()):
+            key, value = cast("tuple[bytes, bytes]", stored)
             yield key, value, decode_record(key, value, self._later)
 
     def _delete(self, start: bytes, end: bytes) -> None:
-        batch = self._store.batch()
+        batch = self.store.batch()
         batch.delete_log(start, end)
-        self._store.write(batch)
+        self.store.write(batch)
 
 
 def _kind_of(record: LogRecord) -> tuple[int, int]:
@@ -268,12 +259,16 @@ def new(
         return
     path = tmp_path_factory.mktemp("log") / "bucket"
     store = RocksStore(path, "bucket 0 of test.table", compression="lz4", resources=resources())
+    opened = ExitStack()
 
     def in_rocksdb() -> LogHistory:
+        opened.close()
         clock = FixedClock()
-        return LogHistory(InRocksDB(store, clock, later), clock, later)
+        logged = opened.enter_context(closing(InRocksDB(store, path.with_suffix(".durable"), clock, later)))
+        return LogHistory(logged, clock, later)
 
     yield in_rocksdb
+    opened.close()
     store.close()
 
 
@@ -496,7 +491,7 @@ def test_changes_that_are_held_are_not_trimmed(new: Callable[[], LogHistory], da
     places = st.integers(0, span.end)
     held = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), places))
     for owner, count in held.items():
-        history.log.hold(owner, span.offset_of(count))
+        history.log.holds.hold(owner, span.offset_of(count))
     while True:
         wanted, before = data.draw(places), history.first
         history.trim(span.offset_of(wanted))
@@ -505,7 +500,7 @@ def test_changes_that_are_held_are_not_trimmed(new: Callable[[], LogHistory], da
         if not held:
             break
         owner = data.draw(st.sampled_from(sorted(held)))
-        history.log.release(owner)
+        history.log.holds.release(owner)
         del held[owner]
     history.trim(span.offset_of(span.end))
     assert history.first == span.end
@@ -517,12 +512,12 @@ def test_a_hold_ends_with_its_time_to_live_and_a_new_hold_of_the_same_owner_repl
     history = new()
     for _ in range(6):
         history.commit([RowKind.INSERT])
-    history.log.hold("for ever", 4)
-    history.log.hold("for a while", 1, 10.0)
+    history.log.holds.hold("for ever", 4)
+    history.log.holds.hold("for a while", 1, 10.0)
     history.trim(5)
     assert history.first == 1
     history.clock.now = 9.0
-    history.log.hold("for a while", 2, 10.0)
+    history.log.holds.hold("for a while", 2, 10.0)
     history.trim(5)
     assert history.first == 2
     history.clock.now = 18.9
@@ -531,8 +526,8 @@ def test_a_hold_ends_with_its_time_to_live_and_a_new_hold_of_the_same_owner_repl
     history.clock.now = 19.0
     history.trim(5)
     assert history.first == 4
-    history.log.release("for ever")
-    history.log.release("for ever")
+    history.log.holds.release("for ever")
+    history.log.holds.release("for ever")
     history.trim(5)
     assert history.first == 5
     history.check()

@@ -33,6 +33,7 @@ from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.clocks import START, FakeClocks
 from tests.support.dying_transaction import DEATH, import_what_arrow_needs, in_child, keys_of, opened
+from tests.support.offline import records_of
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ async def replayed(tables: Tables, name: str) -> tuple[Rows, int]:
     """Returns the rows of a strict reader of the changelog, which gets each change once, and the number of updates."""
     table, found, updates = tables.table(name), Rows(), 0
     for live in table.buckets:
-        for record in (await live.open()).changes(table.definition, 10_000):
+        for record in records_of(await live.open(), table.definition):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 value = row["v"], row["w"]
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):

@@ -36,6 +36,7 @@ from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.transactions.staging import DELETE, UPSERT, PartFile, StagingDirectory
 from streaming_server.storage.transactions.transaction_log import TransactionLog
+from tests.support.offline import records_of
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
     changes = 0
     for live in table.buckets:
         bucket = await live.open()
-        for record in bucket.changes(table.definition, 10_000):
+        for record in records_of(bucket, table.definition):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):
                     assert replayed.pop(row["k"]) == row["v"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.prepared_rows import prepare
@@ -115,7 +116,7 @@ class OfflineBucket:
 
     def log(self) -> list[LogRecord]:
         """Returns all records of the changelog."""
-        return list(self.bucket.changes(self.definition, EVERYTHING))
+        return list(records_of(self.bucket, self.definition))
 
     def changes(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns all changes, each as the symbol of its kind and its row."""
@@ -124,6 +125,15 @@ class OfflineBucket:
             for record in self.log()
             for kind, row in zip(record.changes.kinds, record.changes.rows.to_pylist(), strict=True)
         ]
+
+
+def records_of(bucket: Bucket, definition: TableDefinition) -> Iterator[LogRecord]:
+    """Yields all records of a bucket's changelog, oldest first. Raises DataLoss if one is missing or damaged."""
+    reader = bucket.log.reader(KeyRange(), definition)
+    try:
+        yield from iter(reader.read, None)
+    finally:
+        reader.close()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from streaming_server.engine.backups.recovery import Recovery
 from streaming_server.engine.bucket.bucket_checker import BucketChecker
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.verification import count_changes
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.files.checked_json import find_checked_json
 from streaming_server.storage.files.durable_watermark import DurableWatermark
@@ -199,7 +200,7 @@ class OfflineCheck:
             yield _found(f"metadata of {location}", bucket.check_metadata, _RESTORE, definition.name)
             yield _found(
                 f"changelog of {location}",
-                partial(bucket.check_changes, definition),
+                partial(count_changes, bucket.log, definition),
                 f"readers of the changes fail there: {_RESTORE}",
                 definition.name,
             )

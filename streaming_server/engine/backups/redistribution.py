@@ -137,15 +137,12 @@ class Redistribution:
         drop = self._definition.last_drop
         return BucketState(
             # One change, which is not in the changelog: readers from the beginning learn that they must read the rows.
-            count=1,
-            log_first=1,
-            log_rewritten=1,
             rows=self._rows[number],
             longest_row=self._longest_row,
             commit_micros=self._commit_micros,
             changelog_starts=(1,) * len(self._definition.earlier_changelogs),
             last_drop=0 if drop is None else drop.number,
-        )
+        ).after_unrecorded(1)
 
     def _records(self, number: int) -> Mapping[bytes, PartitionRecord]:
         return {name: replace(record, rows=self._rows_in[number, name]) for name, record in self._partitions.items()}

@@ -139,7 +139,7 @@ class BucketOpener:
         was taken retains every change from its offset on.
         """
         for owner in self._held_at_opening - self._take_holds(bucket):
-            bucket.log.release(owner)
+            bucket.log.holds.release(owner)
 
     def has_other_changelog(self, bucket: Bucket) -> bool:
         """Whether a bucket that can be written does not record changes as the table now wants it."""
@@ -191,5 +191,5 @@ class BucketOpener:
         for owner, offset in holds.items():
             # An owner whose changes are gone has lost its hold, and finds that out when it reads.
             if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
+                bucket.log.holds.hold(owner, offset)
         return frozenset(holds)

@@ -14,7 +14,7 @@ from streaming_server.engine.bucket.base_slot import BaseSlot
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
 from streaming_server.engine.bucket.group_commit import GroupCommit
 from streaming_server.engine.bucket.shared_steps import SharedSteps
-from streaming_server.storage.changelog.bucket_log import ChangelogUsage
+from streaming_server.storage.changelog.change_log import ChangelogUsage
 from streaming_server.storage.files.disk_space import can_write, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import has_files_left
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
     from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
-    from streaming_server.storage.changelog.bucket_log import BucketLog
+    from streaming_server.storage.changelog.change_log import ChangeLog
     from streaming_server.storage.changelog.range_markers import MarkerRecord
     from streaming_server.storage.changelog.records import LogRecord
 
@@ -295,7 +295,7 @@ class LiveBucket:
             return
         self._bucket, self._failed_bucket = bucket, None
         # This process may know of more that is durable than the files say, if the watermark could not be written.
-        durable = max(bucket.durable_when_opened, self._commit.durable)
+        durable = max(bucket.log.durable_offset, self._commit.durable)
         self._commit.resume(written=self._written, sync=self._sync, durable=durable)
         if bucket.is_writable:
             _log.info("%s accepts writes again", self.location)
@@ -305,7 +305,7 @@ class LiveBucket:
         bucket = self._opener.open()
         if bucket.is_read_only:
             self._repair_at = time.monotonic() + REPAIR_SECONDS
-        offset = bucket.durable_when_opened
+        offset = bucket.log.durable_offset
         if self._commit is None:
             self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
         else:
@@ -558,7 +558,7 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
 
-    def _readable_log(self) -> BucketLog:
+    def _readable_log(self) -> ChangeLog:
         if self._closed is not None:
             raise copy(self._closed)
         if self._bucket is None:
@@ -579,12 +579,12 @@ class LiveBucket:
     def retain_log(self, owner: str, offset: int) -> None:
         """Retains changes from an offset on, until `release_log`."""
         if (bucket := self._bucket or self._failed_bucket) is not None:
-            bucket.log.hold(owner, offset)
+            bucket.log.holds.hold(owner, offset)
 
     def release_log(self, owner: str) -> None:
         """Ends a retention hold."""
         if (bucket := self._bucket or self._failed_bucket) is not None:
-            bucket.log.release(owner)
+            bucket.log.holds.release(owner)
 
     def refuse(self, reason: ScanKvError) -> None:
         """Refuses all further use of the bucket with `reason`. The current holder of the mutex may finish."""

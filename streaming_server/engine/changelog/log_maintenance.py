@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -121,10 +120,9 @@ class LogMaintenance(Background):
         # Reading takes long, and writers need not wait for it: durable records no longer change.
         async with live.maintenance:
             bucket = live.open_bucket
-            if bucket is None or bucket.state.count - bucket.state.log_rewritten <= MAX_CHANGES_PER_RECORD:
+            if bucket is None or not bucket.log.is_rewrite_due:
                 return False
-            start = bucket.log.span.offset_of(bucket.state.log_rewritten)
-            segment = await live.run(bucket.log.next_segment, start, live.durable_offset, table.definition)
+            segment = await live.run(bucket.log.next_segment, live.durable_offset, table.definition)
         if segment is None:
             return False
         async with live.mutex:
@@ -156,7 +154,7 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     target = 0
     if options.log_retention_seconds:
         oldest = now - options.log_retention_seconds * 1_000_000
-        target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
+        target = count_of(log.offset_of_age(oldest, now))
     if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
         # Rows are not removed before they have to be; changes are, by up to a mark.
         end = log.offset_of_bytes(state.log_bytes - options.log_retention_bytes, round_down=not definition.has_key)
@@ -164,15 +162,10 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     if target <= state.log_first:
         return False
     offset = log.span.offset_of(target)
-    total_bytes = log.bytes_before(offset, state.log_bytes)
-    while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], total_bytes) > max_held_bytes:
+    total_bytes = log.bytes_before(offset)
+    while (held := log.holds.oldest()) is not None and total_bytes - log.bytes_before(held[1]) > max_held_bytes:
         _log.warning(
             "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
         )
-        log.release(held[0])
+        log.holds.release(held[0])
     return bucket.trim_log(offset, are_rows=not definition.has_key) and not definition.has_key
-
-
-def _held_bytes(bucket: Bucket, offset: int, total_bytes: int) -> int:
-    """Returns how many bytes of old changes a hold at an offset retains."""
-    return total_bytes - bucket.log.bytes_before(offset, bucket.state.log_bytes)

@@ -14,8 +14,7 @@ from xxhash import xxh3_64_intdigest
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.storage.bucket.bucket_change import BucketChange, FewBytes
-from streaming_server.storage.changelog.bucket_log import MAX_RECORD_BYTES
-from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, Changes, RowKind
+from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, MAX_RECORD_BYTES, Changes, RowKind
 from streaming_server.storage.rows.conversion import convert_written
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 

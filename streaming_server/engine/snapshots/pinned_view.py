@@ -282,7 +282,7 @@ class SnapshotReader:
 
     def log_span(self, bucket: int) -> LogSpan:
         """Returns which changes the changelog of a bucket has. Raises why the view has ended."""
-        return self._view.checkpoint(bucket).log_span
+        return self._view.checkpoint(bucket).log.span
 
     def probe(self, bucket: int) -> KeyProbe:
         """Returns a probe of the keys of a bucket. Opens nothing. Raises DataLoss, or why the view has ended."""

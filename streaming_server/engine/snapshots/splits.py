@@ -27,7 +27,7 @@ from scankv.model.keys.key_ranges import ALL_KEY_RANGES
 from streaming_server.engine.snapshots.key_density import estimate_spans
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.row_reader import RowReader
-from streaming_server.storage.changelog.records import record_key
+from streaming_server.storage.changelog.offsets import row_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -269,7 +269,7 @@ def _sample_of_offsets(reader: SnapshotReader) -> KeySample:
     for bucket in reader.rows:
         span = reader.log_span(bucket)
         ranks = np.unique(np.linspace(0, span.end - span.first, _KEYS_A_BUCKET + 1).astype(int))[1:].tolist()
-        keys = [record_key(span.offset_of(span.first + rank - 1)) for rank in ranks]
+        keys = [row_key(span.offset_of(span.first + rank - 1)) for rank in ranks]
         sample.add_ranks(bucket, keys, ranks)
     return sample
 

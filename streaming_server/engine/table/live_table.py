@@ -144,7 +144,7 @@ class LiveTable:
         self.state.alter(definition)
         for live in self.buckets:
             if live.open_bucket is not None:
-                live.open_bucket.mark_every(_mark_seconds(definition))
+                live.open_bucket.log.set_age_precision(_mark_seconds(definition))
             if definition.options.columnar_base == "off":
                 live.columnar.drop_unwanted()
             elif definition.expiry_since_micros != old.expiry_since_micros and live.columnar.delta is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from scankv.model.errors import DataLoss, DiskFailed, DiskFull, ScanKvError
+from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_change import BucketChange
 from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
@@ -17,15 +16,11 @@ from streaming_server.storage.bucket.deleted_space import DeletedSpace
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.partitions import BucketPartitions, PartitionRecord, put_partitions
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, put_mark
-from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.changelog.range_markers import RangeMarker, decode_marker
-from streaming_server.storage.changelog.record_reader import RecordReader
-from streaming_server.storage.changelog.records import LogRecord, decode_header, decode_record
+from streaming_server.storage.changelog.bucket_log import BucketLog
+from streaming_server.storage.changelog.range_markers import RangeMarker
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
-from streaming_server.storage.files.durable_watermark import DurableWatermark
 from streaming_server.storage.rocks.dense_rows import get_dense_rows
 from streaming_server.storage.rocks.store import RocksResources, RocksStore, make_logs_durable
 
@@ -41,8 +36,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
-    from streaming_server.storage.changelog.bucket_log import ChangelogUsage, Segment
-    from streaming_server.storage.changelog.records import Changes
+    from streaming_server.storage.changelog.change_log import ChangeLog, ChangelogUsage
+    from streaming_server.storage.changelog.segments import Segment
     from streaming_server.storage.files.disk_use import FamilyBytes
     from streaming_server.storage.rocks.store import RocksStats, StoreBatch
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
@@ -62,7 +57,6 @@ class Bucket:
     Attributes:
         location: The name of the bucket in errors.
         flushes: Flushes on demand since small files were last compacted.
-        durable_when_opened: The offset up to which the bucket was durable when it was opened.
         log: The changelog.
         writers: The writers that the bucket knows, and which of their requests are applied.
         partitions: The partitions that have had rows in the bucket, or were created in it.
@@ -100,58 +94,39 @@ class Bucket:
             DiskFull: No space is left to open the bucket for writing.
         """
         self.location = location
-        self._state_at_close = state_at_close
         self._is_abandoned = False
         self.flushes = 0
-        self._durable_offset: int | None = None
+        self._synced_offset: int | None = None
         # Before the store is opened, so that everything it reads is durable.
-        self._logs_are_durable = read_only is None or _try_to_sync_logs(path)
+        has_synced_store = read_only is None or _try_to_sync_logs(path)
         self._store = RocksStore(
             path, location, compression=compression, resources=resources, read_only=read_only is not None
         )
         self._store.refusal = read_only
-        self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
         self.partitions = BucketPartitions(self._store)
         self._clock = clock
-        self.mark_every(mark_seconds)
         self._builds: dict[int, IndexBuild] = {}
         # Keys that were read since the last write, if all rows from the first to the last are theirs.
         self._all_between: list[bytes] = []
         self._deleted_rows, self._deleted_entries = DeletedSpace(), DeletedSpace()
         try:
-            self._watermark = self._open_watermark(path)
+            self.log: ChangeLog = BucketLog(
+                self._store,
+                lambda: self._state,
+                watermark=path.with_suffix(".durable"),
+                clock=clock,
+                age_seconds=mark_seconds,
+                has_synced_store=has_synced_store,
+            )
             try:
-                self._state = self._recover()
-                # Opening for writing copies the write-ahead logs into new files and syncs them. Reading alone does not.
-                durable = self._watermark.read() or 0
-                has_all = self._logs_are_durable or self._state.count <= count_of(durable)
-                self.durable_when_opened = self._state.log_offset if has_all else durable
+                self._state = self.log.recover(load_state(self._store), state_at_close)
             except BaseException:
-                self._watermark.close()
+                self.log.close()
                 raise
         except BaseException:
             self._store.close()
             raise
-
-    def _open_watermark(self, path: Path) -> DurableWatermark:
-        try:
-            return DurableWatermark(path.with_suffix(".durable"))
-        except DataLoss as error:
-            raise DataLoss(f"{self.location} is damaged: its durable watermark cannot be read") from error
-
-    def _recover(self) -> BucketState:
-        state = load_state(self._store)
-        durable = self._watermark.read()
-        if durable is None:
-            raise DataLoss(f"{self.location} is damaged: its durable watermark cannot be read")
-        if state.count < count_of(durable):
-            raise DataLoss(
-                f"{self.location} has lost acknowledged changes: {count_of(durable):,} were durable, "
-                f"and {state.count:,} are left"
-            )
-        # A crash may have undone changes that others have read, unless this process knows the state it closed with.
-        return state if state.clean or state == self._state_at_close else state.after_unclean_stop()
 
     @property
     def state(self) -> BucketState:
@@ -239,7 +214,6 @@ class Bucket:
         micros = self.commit_time_of(commit_micros)
         state = replace(
             self._state,
-            count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
             longest_row=max(self._state.longest_row, change.longest_row, change.longest_deleted_key),
             commit_micros=micros,
@@ -269,10 +243,9 @@ class Bucket:
             batch.put_entries(entries.put_keys.to_pylist(), entries.put_values.to_pylist())
             batch.delete_entries(entries.delete_keys.to_pylist())
         if change.logged is None:
-            # Without a changelog, the log stays empty: it begins after these changes.
-            state = replace(state, log_first=state.count, log_rewritten=state.count)
+            state = state.after_unrecorded(change.count)
         else:
-            state = self._append_log(batch, state, change.logged, change.schema_id)
+            state = self.log.append(batch, state, change.logged, schema_id=change.schema_id, commit_micros=micros)
         partitions = self.partitions.after(change, micros)
         put_partitions(batch, partitions)
         self._record_deleted(deleted_ranges, change)
@@ -322,26 +295,6 @@ class Bucket:
         self._store.write(batch)
         self.writers.cache(writer, state)
 
-    def _append_log(
-        self, batch: StoreBatch, state: BucketState, changes: Changes | RangeMarker, schema_id: int
-    ) -> BucketState:
-        """Adds changes for the changelog to a batch; returns the state after them."""
-        size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
-        before, now = self._state, self._clock.service_micros()
-        state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
-        if isinstance(changes, RangeMarker):
-            state = replace(state, last_marker=state.count)
-        # The mark covers only the changes before these, because more may follow soon.
-        if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
-            state = _put_mark(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))
-        if state.log_bytes - state.log_marked >= MARK_BYTES:
-            state = _put_mark(batch, state, LogMark(state.count, state.log_bytes, now))
-        return state
-
-    def mark_every(self, seconds: float) -> None:
-        """Sets how precisely the ages of changes are known from now on. Safe in any thread."""
-        self._mark_micros = int(seconds * 1_000_000)
-
     def trim_log(self, offset: int, *, are_rows: bool = False) -> bool:
         """Removes the changes before an offset, except those under a retention hold. Returns whether it removed any.
 
@@ -350,12 +303,10 @@ class Bucket:
             are_rows: Whether the changelog is the storage of the rows, as in a table without a primary key.
         """
         batch = self._store.batch()
-        first = self.log.trim(batch, offset)
-        if first <= self._state.log_first:
+        state = self.log.trim(batch, self._state, offset)
+        if state.log_first == self._state.log_first:
             return False
-        rewritten = max(self._state.log_rewritten, first)
-        state = replace(self._state, log_first=first, log_rewritten=rewritten)
-        self._write_state(batch, replace(state, rows=state.count - first) if are_rows else state)
+        self._write_state(batch, replace(state, rows=state.count - state.log_first) if are_rows else state)
         return True
 
     def set_changelog(self, changelogs: Sequence[str], schema_id: int) -> None:
@@ -385,13 +336,11 @@ class Bucket:
             after, batch, state = changelogs[number], self._store.batch(), self._state
             recorded = [each for each in changelogs[:number] if each != "none"]
             if after == "none":
-                for owner in self.log.holds.owners:
-                    self.log.release(owner)
-                self.log.trim(batch, state.log_offset)
-                state = replace(state, log_first=state.count, log_rewritten=state.count)
+                state = self.log.clear(batch, state)
             elif recorded and recorded[-1] != after:
-                state = replace(state, count=state.count + 1, commit_micros=self.commit_time(), clean=False)
-                state = self._append_log(batch, state, RangeMarker.of_changelogs(recorded[-1], after), schema_id)
+                marker, micros = RangeMarker.of_changelogs(recorded[-1], after), self.commit_time()
+                state = self.log.append(batch, state, marker, schema_id=schema_id, commit_micros=micros)
+                state = replace(state, commit_micros=micros)
             self._write_state(batch, replace(state, changelog_starts=(*state.changelog_starts, state.count)))
 
     def follow_drop(self, drop: PartitionDrop, definition: TableDefinition) -> None:
@@ -445,11 +394,10 @@ class Bucket:
 
     def put_segment(self, segment: Segment) -> None:
         """Replaces records by a segment and records how far the changelog is rewritten, atomically."""
-        if segment.end <= self._state.log_first:
-            return  # The changelog was removed after the segment was made.
         batch = self._store.batch()
-        self.log.put_segment(batch, segment)
-        self._write_state(batch, replace(self._state, log_rewritten=segment.end))
+        state = self.log.put_segment(batch, self._state, segment)
+        if state != self._state:
+            self._write_state(batch, state)
 
     @property
     def builds(self) -> Mapping[int, IndexBuild]:
@@ -524,32 +472,14 @@ class Bucket:
         longest = self._state.longest_row
         return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
-    def record_reader(self, keys: KeyRange, definition: TableDefinition, *, reverse: bool = False) -> RecordReader:
-        """Returns a reader of the changelog as of this instant: see `RecordReader`."""
-        return RecordReader(self._store, self._state.log_span, keys, definition, reverse=reverse)
-
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Returns a cursor over the index entries in some ranges at this instant; in reverse order with `reverse`."""
         return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
     def sync(self, offset: int) -> None:
-        """Makes the changes before `offset`, all of them already applied, durable, and advances the watermark."""
-        if self._store.is_read_only:
-            if not self._logs_are_durable:
-                self._store.check_writable()
-            return
-        self._store.sync()
-        try:
-            self._watermark.write(offset)
-        except (DiskFull, DiskFailed, OSError) as error:
-            # The changes are durable nevertheless. A watermark that is too low only detects less damage.
-            _log.warning("the durable watermark of %s cannot be written: %s", self.location, error)
-        self._durable_offset = offset
-
-    def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
-        """Yields the first `limit` records of the changelog, oldest first."""
-        for key, value in islice(self._store.read_log_records(), limit):
-            yield decode_record(key, value, definition)
+        """Makes the changes before `offset`, all of them already applied, durable."""
+        self.log.sync(offset)
+        self._synced_offset = offset
 
     def read_stored_rows(self, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yields the keys and the stored bytes of all rows in key order, so many at a time. Raises DataLoss."""
@@ -558,29 +488,6 @@ class Bucket:
     def check_metadata(self) -> int:
         """Reads the metadata of the bucket, and returns the number of entries. Blocks. Raises DataLoss at damage."""
         return self._store.count_meta()
-
-    def check_changes(self, definition: TableDefinition) -> int:
-        """Decodes the complete changelog, and returns the number of its changes. Blocks.
-
-        Raises:
-            DataLoss: A record is damaged, or changes are missing.
-        """
-        expected = self._state.log_first
-        for key, value in self._store.read_log_records():
-            header = decode_header(key, value)
-            # A crash may have left records before the first change that counts.
-            if count_of(header.offset) + header.count <= expected:
-                continue
-            if count_of(header.offset) > expected:
-                break
-            if header.is_marker:
-                decode_marker(key, value)
-            else:
-                decode_record(key, value, definition)
-            expected = count_of(header.offset) + header.count
-        if expected != self._state.count:
-            raise DataLoss(f"{self.location}: the changelog ends, or has a gap, at change {expected:,}")
-        return expected - self._state.log_first
 
     def family_bytes(self) -> FamilyBytes:
         """Returns the bytes of the bucket's SST files, by column family. Takes microseconds."""
@@ -592,7 +499,7 @@ class Bucket:
 
     def changelog_usage(self) -> ChangelogUsage:
         """Returns how much of the changelog is retained, and by which hold. Takes milliseconds for gigabytes."""
-        return self.log.usage(self._state.log_bytes)
+        return self.log.usage()
 
     @property
     def unflushed_bytes(self) -> int:
@@ -627,10 +534,10 @@ class Bucket:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
                 # Closing the store syncs it as well. The watermark is up to date unless changes came after a sync.
-                if self._durable_offset != self._state.log_offset:
+                if self._synced_offset != self._state.log_offset:
                     self.sync(self._state.log_offset)
         finally:
-            self._watermark.close()
+            self.log.close()
             self._store.close()
 
     def abandon(self) -> None:
@@ -638,7 +545,7 @@ class Bucket:
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        self._watermark.close()
+        self.log.close()
         with suppress(ScanKvError):
             # The store cannot flush its memory, but the write-ahead log has the same writes.
             self._store.close()
@@ -650,7 +557,7 @@ class Bucket:
         """
         other.log.holds = self.log.holds
         if self.is_read_only:
-            self._watermark.close()
+            self.log.close()
 
 
 def _try_to_sync_logs(path: Path) -> bool:
@@ -661,11 +568,6 @@ def _try_to_sync_logs(path: Path) -> bool:
         _log.warning("the write-ahead logs in %s cannot be synced: %s", path, error)
         return False
     return True
-
-
-def _put_mark(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:
-    put_mark(batch, mark)
-    return replace(state, log_marked=mark.size, log_marked_micros=mark.micros)
 
 
 def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:

@@ -27,6 +27,16 @@ class LogSpan:
         """Returns the offset of change number `count`."""
         return make_offset(bisect_right(self.epoch_starts, count) - 1, count)
 
+    def count_before(self, key: bytes) -> int:
+        """Returns the number of changes with a `row_key` below a key, at least `first` and at most `end`."""
+        # The bytes after an offset come after it: a position is the offset of a row that was read, and a zero byte.
+        offset = int.from_bytes(key[:8].ljust(8, b"\0"), "big") + (len(key) > 8)
+        epoch = epoch_of(offset)
+        if epoch >= len(self.epoch_starts):
+            return self.end
+        count = min(max(count_of(offset), self.epoch_starts[epoch]), self._end_of(epoch), self.end)
+        return max(count, self.first)
+
     def resolve(self, offset: int, *, location: str, clamp: bool = False) -> int:
         """Returns the offset at which reading starts for a position that a client names.
 

@@ -24,3 +24,8 @@ def epoch_of(offset: int) -> int:
 def count_of(offset: int) -> int:
     """Returns the number of changes before this offset."""
     return offset & _COUNT_MASK
+
+
+def row_key(offset: int) -> bytes:
+    """Returns the key of the row at this offset in a table without a primary key, whose rows are its changes."""
+    return offset.to_bytes(8, "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.changelog.offsets import count_of, epoch_of
+from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import decode_record, record_key
 from streaming_server.storage.files.formats import locate
 from streaming_server.storage.rocks.store import scan_options
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RecordReader:
-    """Reads the records of a changelog in which the changes have offsets within a range.
+    """A `LogReader` of the records in which the changes have offsets within a range.
 
     It shows the changelog as of its creation, whatever is appended, trimmed or rewritten later. Offsets have no gaps,
     so each record must begin where its neighbor ends: the end is proven when the last change has been read.
@@ -31,7 +31,7 @@ class RecordReader:
     Args:
         store: The store of the bucket.
         span: The changes that the changelog has now.
-        keys: Offsets, as eight bytes each, big-endian; or any other bytes in their order.
+        keys: Offsets, as `row_key` encodes them; or any other bytes in their order.
         definition: The table, with the schemas of all records.
         reverse: Whether to read the last record first.
     """
@@ -43,8 +43,8 @@ class RecordReader:
         self._span = span
         self._definition = definition
         self._reverse = reverse
-        self._first = span.first if keys.start is None else _changes_before(keys.start, span)
-        self._end = max(self._first, span.end if keys.end is None else _changes_before(keys.end, span))
+        self._first = span.first if keys.start is None else span.count_before(keys.start)
+        self._end = max(self._first, span.end if keys.end is None else span.count_before(keys.end))
         self._iterator: RdictIter | None = None
         self._is_placed = False
         if self._first == self._end:
@@ -114,14 +114,3 @@ class RecordReader:
             self._store.readers -= 1
         self._iterator = None
         self._first = self._end
-
-
-def _changes_before(key: bytes, span: LogSpan) -> int:
-    """Returns the number of changes with offsets below a key, at least `span.first` and at most `span.end`."""
-    # The bytes after an offset come after it: a position is the offset of a row that was read, and a zero byte.
-    offset = int.from_bytes(key[:8].ljust(8, b"\0"), "big") + (len(key) > 8)
-    epoch, starts = epoch_of(offset), span.epoch_starts
-    if epoch >= len(starts):
-        return span.end
-    after = starts[epoch + 1] if epoch + 1 < len(starts) else span.end
-    return max(min(max(count_of(offset), starts[epoch]), after, span.end), span.first)

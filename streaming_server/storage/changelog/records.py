@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
 
 MAX_CHANGES_PER_RECORD = 4096
+MAX_RECORD_BYTES: Final = 1 << 20
+"""Records are not joined to a segment of more bytes, which a reader would have to read at once."""
 
 _RECORD_FORMAT = 1
 _SEGMENT_FORMAT = 2

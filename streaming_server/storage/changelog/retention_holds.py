@@ -30,13 +30,13 @@ class RetentionHolds:
         self._lock = threading.Lock()
 
     def hold(self, owner: str, offset: int, seconds: float | None = None) -> None:
-        """Keeps the changes from an offset on. See `ChangeLog.hold`."""
+        """Keeps changes from an offset on until `release`, or for some seconds. Replaces the owner's last hold."""
         until = None if seconds is None else self._clock() + seconds
         with self._lock:
             self._holds[owner] = offset, until
 
     def release(self, owner: str) -> None:
-        """Ends the hold of an owner. See `ChangeLog.release`."""
+        """Ends the hold of an owner, if it has one."""
         with self._lock:
             self._holds.pop(owner, None)
 

@@ -393,19 +393,6 @@ class RocksStore:
         """Returns the rows at this instant, for lookups by key; takes microseconds. Drop it before the store closes."""
         return RowsSnapshot(self, self.rows.snapshot())
 
-    def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the keys and values of all changelog records in order. Raises DataLoss at damage."""
-        options = scan_options()
-        iterator = self.log.iter(options)
-        iterator.seek_to_first()
-        while iterator.valid():
-            yield cast("bytes", iterator.key()), cast("bytes", iterator.value())
-            iterator.next()
-        try:
-            iterator.status()
-        except Exception as error:
-            raise self.failure(error) from error
-
     def read_rows(self, count: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yields the keys and values of all rows in order, so many at a time. Raises DataLoss at damage."""
         options = scan_options()

@@ -8,7 +8,7 @@ from scankv.model.errors import DataLoss
 from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.bucket.partitions import BucketPartitions
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.changelog.record_reader import RecordReader
+from streaming_server.storage.changelog.stored_log import StoredLog
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
 from streaming_server.storage.cursors.key_probe import KeyProbe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
-    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.changelog.change_log import ReadableLog
     from streaming_server.storage.rocks.store import RocksResources
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
     from streaming_server.storage.snapshots.snapshots import PinnedBucket
@@ -45,7 +45,7 @@ class Checkpoint:
         location: The name of the checkpoint in errors.
         longest_row: Bytes of the longest row ever written to the bucket.
         ready_indexes: The ids of the indexes that have an entry for every row.
-        log_span: The changes that the changelog has.
+        log: The changelog.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Checkpoint:
                     f"manifest says {count_of(pinned.log_offset):,} and {_text(pinned.rows)}"
                 )
             self.ready_indexes = state.ready_indexes
-            self.log_span = state.log_span
+            self.log: ReadableLog = StoredLog(self._store, lambda: state.log_span)
         except BaseException:
             self._store.close()
             raise
@@ -83,10 +83,6 @@ class Checkpoint:
     def probe(self) -> KeyProbe:
         """Returns a probe that samples the keys."""
         return KeyProbe(self._store)
-
-    def record_reader(self, keys: KeyRange, definition: TableDefinition, *, reverse: bool = False) -> RecordReader:
-        """Returns a reader of the changelog, like `Bucket.record_reader`."""
-        return RecordReader(self._store, self.log_span, keys, definition, reverse=reverse)
 
     def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
         """Returns a cursor over the entries of a ready index in some ranges; in descending order with `reverse`."""

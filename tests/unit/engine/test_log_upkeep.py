@@ -36,7 +36,7 @@ def test_old_changes_stay_as_long_as_they_are_held_within_the_bound(tmp_path: Pa
         offline.upsert_batch(noise(1))  # too little for a mark after it
         bucket = offline.bucket
         assert bucket.state.log_bytes > 3 * MEBIBYTE
-        bucket.log.hold("slow", bucket.log.span.offset_of(100))
+        bucket.log.holds.hold("slow", bucket.log.span.offset_of(100))
         _trim(bucket, DEFINITION, 1 << 40, clock.service_micros())
         assert bucket.state.log_first == 0, "nothing is old yet"
         machine.pass_time(DEFINITION.options.log_retention_seconds)

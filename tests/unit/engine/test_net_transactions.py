@@ -21,6 +21,7 @@ from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
 from streaming_server.engine.transactions.request_staging import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.examples import examples
+from tests.support.offline import records_of
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 
@@ -82,7 +83,7 @@ async def changes_of(table: LiveTable) -> list[tuple[str, tuple[Any, ...]]]:
     return [
         ("+I -U +U -D".split()[kind], tuple(row.values()))
         for live in table.buckets
-        for record in (await live.open()).changes(table.definition, 10_000)
+        for record in records_of(await live.open(), table.definition)
         for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True)
     ]
 
@@ -91,7 +92,7 @@ async def times_of(table: LiveTable) -> list[int]:
     return [
         micros
         for live in table.buckets
-        for record in (await live.open()).changes(table.definition, 10_000)
+        for record in records_of(await live.open(), table.definition)
         for micros in record.commit_micros.tolist()
     ]
 

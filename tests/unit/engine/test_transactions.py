@@ -161,7 +161,7 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
         held = bucket.log.holds.oldest()
         assert held is not None
         # As for a hold that keeps too much.
-        bucket.log.release(held[0])
+        bucket.log.holds.release(held[0])
         bucket.trim_log(bucket.state.log_offset)
         with pytest.raises(PositionExpired):
             await tables.transactions.commit(begun.token, "", ())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from scankv.model.errors import DataLoss, NewerFormat, RangeNotTracked
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.storage.bucket.bucket_state import BucketState
-from streaming_server.storage.changelog.bucket_log import BucketLog
-from streaming_server.storage.changelog.log_span import LogSpan
 from streaming_server.storage.changelog.offsets import count_of, make_offset
 from streaming_server.storage.changelog.range_markers import (
     MarkerReached,
@@ -29,11 +27,14 @@ from streaming_server.storage.changelog.records import ChangeOrigin, Changes, Ro
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.examples import examples
 from tests.support.offline import resources
+from tests.support.rocks_log import RocksLog
 from tests.support.tables import SCORES, define, scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from streaming_server.storage.changelog.log_span import LogSpan
 
 DEFINITION = define(SCORES)
 ANY = 1 << 40
@@ -128,34 +129,32 @@ class MarkedLog:
         micros: The commit time of each.
     """
 
-    def __init__(self, store: RocksStore) -> None:
-        self._store = store
-        self._span = LogSpan(0, 0, (0,))
-        self.log = BucketLog(store, lambda: self._span)
+    def __init__(self, logged: RocksLog) -> None:
+        self._logged = logged
+        self.log = logged.log
         self.expected: list[int | None] = []
         self.micros: list[int] = []
-        batch = store.batch()
-        batch.delete_log(b"", b"\xff" * 9)
-        store.write(batch)
+
+    @property
+    def _span(self) -> LogSpan:
+        return self.log.span
 
     def commit(self, rows: int) -> None:
         """Appends a commit of some inserts, or a marker if `rows` is 0."""
-        count, micros, batch = self._span.end, 10 * len(self.micros), self._store.batch()
+        count, micros = self._span.end, 10 * len(self.micros)
         numbers = range(count, count + rows)
         changes = (
             Changes(np.full(rows, RowKind.INSERT, np.uint8), scores([f"p{n}" for n in numbers], list(numbers)))
             if rows
             else RangeMarker(b"k%d" % count, b"l")
         )
-        self.log.append(batch, changes, schema_id=1, commit_micros=micros)
-        self._store.write(batch)
+        self._logged.append(changes, 1, micros)
         self.expected += [*numbers] if rows else [None]
         self.micros += [micros] * max(rows, 1)
-        self._span = LogSpan(self._span.first, count + max(rows, 1), self._span.epoch_starts)
 
     def begin_epoch(self) -> None:
         """Begins a new epoch without losing changes."""
-        self._span = LogSpan(self._span.first, self._span.end, (*self._span.epoch_starts, self._span.end))
+        self._logged.state = self.log.recover(self._logged.state)
 
     def read(self, start: int, max_changes: int) -> list[int | None]:
         """Reads to the end, stepping over markers as a reader does that understands them."""
@@ -178,18 +177,16 @@ class MarkedLog:
         assert self.log.read_markers(at, self._span.offset_of(self._span.end), most=1) == [record]
         return self._span.offset_of(count_of(at) + 1)
 
-    def rewrite(self) -> None:
-        """Joins small records, as the maintenance of the changelog does."""
-        at = 0
-        while at < self._span.end:
-            start, end = self._span.offset_of(at), self._span.offset_of(self._span.end)
-            segment = self.log.next_segment(start, end, DEFINITION)
-            if segment is None:
-                return
-            batch = self._store.batch()
-            self.log.put_segment(batch, segment)
-            self._store.write(batch)
-            at = segment.end
+    def rewrite(self) -> list[tuple[int, bool]]:
+        """Joins small records, as the maintenance of the changelog does.
+
+        Returns the end of each segment, and whether it has replaced records.
+        """
+        ends = []
+        while segment := self.log.next_segment(self._span.offset_of(self._span.end), DEFINITION):
+            self._logged.put_segment(segment)
+            ends.append((segment.end, segment.record is not None))
+        return ends
 
 
 @pytest.fixture(scope="module")
@@ -201,45 +198,50 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocksStore]:
     store.close()
 
 
+@pytest.fixture(scope="module")
+def watermark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("watermark") / "bucket.durable"
+
+
+@contextmanager
+def marked_log(store: RocksStore, watermark: Path) -> Iterator[MarkedLog]:
+    with closing(RocksLog(store, watermark)) as logged:
+        yield MarkedLog(logged)
+
+
 @given(st.data())
 @examples(30)
-def test_every_read_returns_each_change_and_stops_at_each_marker(store: RocksStore, data: st.DataObject) -> None:
-    log = MarkedLog(store)
-    for rows in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)):
-        log.commit(rows)
-        if data.draw(st.integers(0, 4)) == 0:
-            log.begin_epoch()
-    if data.draw(st.booleans()):
-        log.rewrite()
-    for start in range(len(log.expected)):
-        assert log.read(start, data.draw(st.integers(1, 9))) == log.expected[start:]
-    for micros in range(0, max(log.micros) + 20, 5):
-        at = count_of(log.log.offset_at(micros, DEFINITION))
-        assert at == sum(each < micros for each in log.micros)
+def test_every_read_returns_each_change_and_stops_at_each_marker(
+    store: RocksStore, watermark: Path, data: st.DataObject
+) -> None:
+    with marked_log(store, watermark) as log:
+        for rows in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)):
+            log.commit(rows)
+            if data.draw(st.integers(0, 4)) == 0:
+                log.begin_epoch()
+        if data.draw(st.booleans()):
+            log.rewrite()
+        for start in range(len(log.expected)):
+            assert log.read(start, data.draw(st.integers(1, 9))) == log.expected[start:]
+        for micros in range(0, max(log.micros) + 20, 5):
+            at = count_of(log.log.offset_at(micros, DEFINITION))
+            assert at == sum(each < micros for each in log.micros)
 
 
-def test_a_reader_that_does_not_know_markers_fails_with_a_typed_error(store: RocksStore) -> None:
-    log = MarkedLog(store)
-    for rows in (3, 0, 2):
-        log.commit(rows)
-    (record,) = log.log.read(0, 6, DEFINITION, max_changes=100, max_bytes=ANY)
-    assert len(record.changes) == 3
-    with pytest.raises(RangeNotTracked, match=r"bucket 0 of a\.b: the changes at offset 3 are not") as caught:
-        log.log.read(3, 6, DEFINITION, max_changes=100, max_bytes=ANY)
-    assert caught.value.details["offset"] == "3"
-    assert (caught.value.code, caught.value.reason) == ("FAILED_PRECONDITION", "RANGE_NOT_TRACKED")
+def test_a_reader_that_does_not_know_markers_fails_with_a_typed_error(store: RocksStore, watermark: Path) -> None:
+    with marked_log(store, watermark) as log:
+        for rows in (3, 0, 2):
+            log.commit(rows)
+        (record,) = log.log.read(0, 6, DEFINITION, max_changes=100, max_bytes=ANY)
+        assert len(record.changes) == 3
+        with pytest.raises(RangeNotTracked, match=r"bucket 0 of a\.b: the changes at offset 3 are not") as caught:
+            log.log.read(3, 6, DEFINITION, max_changes=100, max_bytes=ANY)
+        assert caught.value.details["offset"] == "3"
+        assert (caught.value.code, caught.value.reason) == ("FAILED_PRECONDITION", "RANGE_NOT_TRACKED")
 
 
-def test_segments_never_contain_markers(store: RocksStore, tmp_path: Path) -> None:
-    log = MarkedLog(store)
-    for rows in (1, 1, 0, 1, 1, 1500):
-        log.commit(rows)
-    ends = []
-    at = 0
-    while (segment := log.log.next_segment(at, 1505, DEFINITION)) is not None:
-        ends.append((segment.end, segment.record is not None))
-        at = segment.end
-        if at == 1505:
-            break
-    assert ends == [(2, True), (3, False), (1505, True)]
-    assert all(a[0] < b[0] for a, b in pairwise(ends))
+def test_segments_never_contain_markers(store: RocksStore, watermark: Path) -> None:
+    with marked_log(store, watermark) as log:
+        for rows in (1, 1, 0, 1, 1, 1500):
+            log.commit(rows)
+        assert log.rewrite() == [(2, True), (3, False), (1505, True)]
