@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
+from scankv.model.keys.key_range import KeyRange
 from scankv.model.tables.evolution import ColumnChanges
-from streaming_server.storage.changelog.log_state import LogState
-from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset, row_key
 from streaming_server.storage.changelog.range_markers import MarkerReached, RangeMarker
 from streaming_server.storage.changelog.records import (
     Changes,
@@ -29,9 +29,10 @@ from streaming_server.storage.changelog.records import (
 )
 from streaming_server.storage.changelog.retention_holds import RetentionHolds
 from streaming_server.storage.changelog.segments import Segment
+from streaming_server.storage.changelog.verification import count_changes
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.examples import examples
-from tests.support.memory_log import MemoryBatch, MemoryLog, MemoryTopic
+from tests.support.memory_log import MemoryOwner
 from tests.support.offline import resources
 from tests.support.rocks_log import RocksLog
 from tests.support.tables import SCORES, define, exact_rows
@@ -86,6 +87,7 @@ class Logged(Protocol):
     def log(self) -> ChangeLog: ...
     def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None: ...
     def trim(self, offset: int) -> int: ...
+    def clear(self) -> None: ...
     def lose_from(self, count: int) -> None:
         """Simulates a power failure: begins a new epoch without these changes."""
 
@@ -96,30 +98,13 @@ class Logged(Protocol):
         """Rewrites the changes between two counts as one record."""
 
 
-class InMemory:
+class InMemory(MemoryOwner):
     def __init__(self, clock: FixedClock) -> None:
-        self._topic = MemoryTopic()
-        self._clock = clock
-        self._begin()
-
-    def _begin(self) -> None:
-        self.log = MemoryLog(lambda: self._state, self._topic, self._clock)
-        self._state = self.log.recover(LogState())
-
-    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
-        batch = MemoryBatch()
-        self._state = self.log.append(batch, self._state, changes, schema_id=schema_id, commit_micros=micros)
-        batch.apply()
-
-    def trim(self, offset: int) -> int:
-        batch = MemoryBatch()
-        self._state = self.log.trim(batch, self._state, offset)
-        batch.apply()
-        return self._state.log_first
+        super().__init__(clock=clock)
 
     def lose_from(self, count: int) -> None:
-        self.log.sync(self._state.log_span.offset_of(count))
-        self._begin()
+        self.log.sync(self.log.span.offset_of(count))
+        self.restart()
 
     def lose(self, count: int) -> None:
         self.log.lose(count)
@@ -217,16 +202,17 @@ class LogHistory:
 
     def read(self, start: int, end: int, *, max_changes: int = ANY, max_bytes: int = ANY) -> list[LoggedChange]:
         records = self.log.read(start, end, self.later, max_changes=max_changes, max_bytes=max_bytes)
-        found = []
-        for record in records:
-            rows, kinds = exact_rows(record.changes.rows), record.changes.kinds.tolist()
-            assert len(rows) == len(kinds) == len(record.commit_micros)
-            assert epoch_of(record.offset) == record.epoch
-            assert record.changes.rows.schema.equals(self.later.schema_at(record.schema_id).arrow)
-            for place, row in enumerate(rows):
-                micros = int(record.commit_micros[place])
-                found.append(LoggedChange(record.offset + place, RowKind(kinds[place]), record.schema_id, micros, row))
-        return found
+        return [change for record in records for change in self.changes_of(record)]
+
+    def changes_of(self, record: LogRecord) -> list[LoggedChange]:
+        rows, kinds = exact_rows(record.changes.rows), record.changes.kinds.tolist()
+        assert len(rows) == len(kinds) == len(record.commit_micros)
+        assert epoch_of(record.offset) == record.epoch
+        assert record.changes.rows.schema.equals(self.later.schema_at(record.schema_id).arrow)
+        return [
+            LoggedChange(record.offset + place, RowKind(kind), record.schema_id, micros, row)
+            for place, (kind, micros, row) in enumerate(zip(kinds, record.commit_micros.tolist(), rows, strict=True))
+        ]
 
     def check(self) -> None:
         span = self.log.span
@@ -506,6 +492,62 @@ def test_changes_that_are_held_are_not_trimmed(new: Callable[[], LogHistory], da
     assert history.first == span.end
 
 
+def test_a_cleared_log_has_no_changes_and_no_holds_and_counts_on(new: Callable[[], LogHistory]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT] * 3)
+    history.log.holds.hold("reader", 1)
+    history.logged.clear()
+    assert history.log.holds.oldest() is None
+    span = history.log.span
+    assert (span.first, span.end) == (3, 3)
+    with pytest.raises(PositionExpired):
+        span.resolve(1, location="here")
+    history.first = 3
+    history.commit([RowKind.INSERT])
+    history.check()
+
+
+@given(data=st.data())
+@examples(15)
+def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_direction(
+    new: Callable[[], LogHistory], data: st.DataObject
+) -> None:
+    history = grown(new, data, trims=True)
+    span, reverse = history.log.span, data.draw(st.booleans())
+    first, end = sorted(data.draw(st.tuples(*[st.integers(span.first, span.end)] * 2)))
+    expected = history.changes[first:end]
+    start = None if first == span.first and data.draw(st.booleans()) else row_key(span.offset_of(first))
+    stop = None if end == span.end and data.draw(st.booleans()) else row_key(span.offset_of(end))
+    reader = history.log.reader(KeyRange(start, stop), history.later, reverse=reverse)
+    history.commit([RowKind.INSERT, *PAIR])
+    history.rewrite(span.first, span.end)
+    history.trim(history.log.span.offset_of(data.draw(st.integers(span.first, span.end + 3))))
+    try:
+        parts = [history.changes_of(record) for record in iter(reader.read, None)]
+        assert reader.read() is None
+    finally:
+        reader.close()
+    assert [change for part in (parts[::-1] if reverse else parts) for change in part] == expected
+
+
+@given(data=st.data())
+@examples(10)
+def test_every_reader_and_the_verification_find_a_lost_change(
+    new: Callable[[], LogHistory], data: st.DataObject
+) -> None:
+    history = grown(new, data, trims=True)
+    span = history.log.span
+    assert count_changes(history.log, history.later) == span.end - span.first
+    if span.first == span.end:
+        return
+    history.logged.lose(data.draw(st.integers(span.first, span.end - 1)))
+    with pytest.raises(DataLoss):
+        count_changes(history.log, history.later)
+    reader = history.log.reader(KeyRange(), history.later, reverse=data.draw(st.booleans()))
+    with closing(reader), pytest.raises(DataLoss):
+        list(iter(reader.read, None))
+
+
 def test_a_hold_ends_with_its_time_to_live_and_a_new_hold_of_the_same_owner_replaces_it(
     new: Callable[[], LogHistory],
 ) -> None:
@@ -582,3 +624,4 @@ def test_a_read_ends_before_a_marker_and_a_marker_is_read_as_such(
         else:
             records = logged.log.read(start, end, FIRST, max_changes=ANY, max_bytes=ANY)
             assert sum(len(record.changes) for record in records) == same
+    assert count_changes(logged.log, FIRST) == end

@@ -2,8 +2,9 @@
 
 Owners follow one another on one `MemoryTopic`. It keeps the records of all of them in the order in which they arrived,
 as a partition of a replicated log does, and never refuses one. So an owner that has been replaced may still send. Two
-rules make that harmless: an owner begins with a *fence*, a record that makes readers ignore later records of earlier
-owners; and it takes a record for durable only if it has the position right after its last one.
+rules make that harmless. An owner begins with a *fence*, a record that makes readers ignore later records of earlier
+owners. And it takes a record for durable only if the position of the record is the next one, or if it has read what
+came in between and found no fence.
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ class MemoryTopic:
         """Adds a record of the owner with this fence, even if another has replaced it; returns its position."""
         self._records.append((fence, commit))
         return len(self._records) - 1
+
+    def is_fence(self, position: int) -> bool:
+        """Whether the record at a position is a fence."""
+        return self._records[position][1] is None
 
     def replay(self) -> tuple[list[_Commit], tuple[int, ...]]:
         """Returns the commits that count, and how many changes each fence comes after."""
@@ -222,8 +227,8 @@ class MemoryLog:
         while self._unsent and self._unsent[0][0] < count_of(offset):
             _, commit = self._unsent.pop(0)
             position = self._topic.send(self._fence, commit)
-            # Rule: a gap may be the fence of another owner, so nothing after a gap is durable.
-            self._is_replaced = position != self._sent + 1
+            between = range(self._sent + 1, position)
+            self._is_replaced = any(self._topic.is_fence(each) for each in between)
             self._check_owner()
             self._sent = position
         self._durable = offset
@@ -381,13 +386,64 @@ def _joined(records: list[LogRecord]) -> LogRecord:
     return LogRecord(first.offset, first.epoch, first.schema_id, times, Changes(kinds, rows))
 
 
+class MemoryOwner:
+    """An owner of a `MemoryLog`, and the state that its bucket would store.
+
+    Args:
+        topic: Where its records go. None: a new one.
+        clock: Returns monotonic seconds, by which holds expire.
+        service_micros: Returns the service time.
+
+    Attributes:
+        topic: Where its records go.
+        log: The log.
+        state: Its current state.
+    """
+
+    def __init__(
+        self,
+        topic: MemoryTopic | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        service_micros: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.topic = topic or MemoryTopic()
+        self._clocks = clock, service_micros
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins as a new owner, with what is durable."""
+        self.log = MemoryLog(lambda: self.state, self.topic, *self._clocks)
+        self.state = self.log.recover(LogState())
+
+    def append(self, changes: Changes | RangeMarker, schema_id: int, micros: int) -> None:
+        """Appends the changes of a commit, or a marker."""
+        batch = MemoryBatch()
+        state = self.log.append(batch, self.state, changes, schema_id=schema_id, commit_micros=micros)
+        self._write(batch, state)
+
+    def trim(self, offset: int) -> int:
+        """Trims the changes before an offset; returns the count of the first change that is kept."""
+        batch = MemoryBatch()
+        self._write(batch, self.log.trim(batch, self.state, offset))
+        return self.state.log_first
+
+    def clear(self) -> None:
+        """Removes all changes."""
+        batch = MemoryBatch()
+        self._write(batch, self.log.clear(batch, self.state))
+
+    def _write(self, batch: MemoryBatch, state: LogState) -> None:
+        batch.apply()
+        self.state = state
+
+
 class MemoryTail:
     """A `LogTail` over a `MemoryLog`. Writes become durable when the test calls `sync`."""
 
     def __init__(self, definition: TableDefinition) -> None:
         self._definition = definition
-        self.log = MemoryLog(lambda: self._state)
-        self._state = self.log.recover(LogState())
+        self._owner = MemoryOwner()
+        self.log = self._owner.log
         self.durable_offset = 0
         self.listeners: set[Callable[[], None]] = set()
 
@@ -395,18 +451,13 @@ class MemoryTail:
         """Appends changes in one commit, inserts by default. They are not durable yet."""
         schema = self._definition.schema_at(schema_id).arrow
         columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
-        batch = MemoryBatch()
         kinds = kinds or [RowKind.INSERT] * len(rows)
         changes = Changes(np.array(kinds, np.uint8), pa.RecordBatch.from_arrays(columns, schema=schema))
-        self._state = self.log.append(batch, self._state, changes, schema_id=schema_id, commit_micros=0)
-        batch.apply()
+        self._owner.append(changes, schema_id, 0)
 
     def mark(self, start: bytes, end: bytes) -> None:
         """Appends a range marker. It is not durable yet."""
-        batch = MemoryBatch()
-        marker = RangeMarker(start, end)
-        self._state = self.log.append(batch, self._state, marker, schema_id=1, commit_micros=0)
-        batch.apply()
+        self._owner.append(RangeMarker(start, end), 1, 0)
 
     def sync(self) -> None:
         """Makes all writes durable."""
@@ -421,10 +472,7 @@ class MemoryTail:
 
     def trim(self) -> int:
         """Trims all changes that are not held, and returns the first remaining one."""
-        batch = MemoryBatch()
-        self._state = self.log.trim(batch, self._state, self.log.span.end)
-        batch.apply()
-        return self._state.log_first
+        return self._owner.trim(self.log.span.end)
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.segments import Segment
     from streaming_server.storage.rocks.store import RocksStore, StoreBatch
 
-_AGE_SECONDS = 10.0
+AGE_SECONDS = 10.0
+"""How precisely the log knows the ages of changes."""
 
 
 class RocksLog:
@@ -28,7 +29,7 @@ class RocksLog:
         clock: The clock of the server.
 
     Attributes:
-        log: The changelog. It knows the ages of changes to 10 seconds.
+        log: The changelog.
         state: Its current state.
     """
 
@@ -40,7 +41,7 @@ class RocksLog:
         store.write(batch)
         watermark.unlink(missing_ok=True)
         self.log = BucketLog(
-            store, lambda: self.state, watermark=watermark, clock=clock or ServerClock(), age_seconds=_AGE_SECONDS
+            store, lambda: self.state, watermark=watermark, clock=clock or ServerClock(), age_seconds=AGE_SECONDS
         )
         self.state = self.log.recover(LogState())
 
@@ -55,6 +56,11 @@ class RocksLog:
         batch = self.store.batch()
         self._write(batch, self.log.trim(batch, self.state, offset))
         return self.state.log_first
+
+    def clear(self) -> None:
+        """Removes all changes."""
+        batch = self.store.batch()
+        self._write(batch, self.log.clear(batch, self.state))
 
     def put_segment(self, segment: Segment) -> None:
         """Replaces the records of a segment."""

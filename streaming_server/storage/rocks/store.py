@@ -204,6 +204,7 @@ class RocksStore:
         self.is_read_only = read_only
         self.refusal: ScanKvError | None = None
         self._sync_failed = False
+        self._is_closed = False
         self._path = path
         self._unflushed_deletions = 0
         self.readers = 0
@@ -299,7 +300,9 @@ class RocksStore:
         return failure
 
     def batch(self) -> StoreBatch:
-        """Returns a new, empty batch of writes."""
+        """Returns a new, empty batch of writes. Raises InternalError if the store is closed."""
+        if self._is_closed:
+            raise InternalError(f"{self.location} is closed, and cannot be written before it is opened again")
         return StoreBatch(self._handles)
 
     def write(self, batch: StoreBatch) -> None:
@@ -518,6 +521,7 @@ class RocksStore:
         Releasing the last reference shuts RocksDB down. If that were a handle of a column family, the shutdown would
         hold the interpreter lock. So the handles go first, and then `Rdict.close` shuts down without the lock.
         """
+        self._is_closed = True
         del self.rows, self.log, self.meta, self._index, self._handles
         try:
             self._db.close()
