@@ -47,6 +47,7 @@ class OfflineBucket:
         bucket: The open bucket.
         codec: The codec of its table.
         indexes: The codecs of its table's indexes.
+        resources: What the bucket uses.
     """
 
     def __init__(self, path: Path, definition: TableDefinition, clock: ServerClock | None = None) -> None:
@@ -54,11 +55,12 @@ class OfflineBucket:
         self.codec = RowCodec(definition)
         self.keys = KeyEncoder(definition)
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.resources = resources()
         self.bucket = Bucket(
             path,
             f"bucket {path.name}",
             compression=definition.options.compression,
-            resources=resources(),
+            resources=self.resources,
             clock=clock or ServerClock(),
             mark_seconds=definition.options.log_retention_seconds / 100,
         )

@@ -439,12 +439,26 @@ class Bucket:
         del self._builds[index]
 
     def _write_state(self, batch: StoreBatch, state: BucketState, step: WriteStep | None = None) -> None:
+        if self._state.clean and not state.clean:
+            self._begin_writing()
         batch.put_meta(STATE_KEY, state.to_bytes())
         writer = None if step is None else self.writers.record(batch, step, state.log_offset)
         self._store.write(batch)
         self._state = state
         if step is not None and writer is not None:
             self.writers.cache(step.identity.writer, writer)
+
+    def _begin_writing(self) -> None:
+        """Makes durable that the bucket is being written, before the first write after it was opened.
+
+        Readers may see writes before their sync. If a power failure could undo the first writes together with their
+        epoch, later changes would get the same offsets.
+        """
+        batch, state = self._store.batch(), replace(self._state, clean=False)
+        batch.put_meta(STATE_KEY, state.to_bytes())
+        self._store.write(batch)
+        self._state = state
+        self._store.sync()
 
     def snapshot(self, durable_offset: int) -> BucketSnapshot:
         """Returns the bucket at this instant, durable up to an offset. Drop it before the bucket is closed."""
