@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from scankv.model.errors import Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
-from streaming_server.current_call import CALL_METADATA, current_client
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
 from streaming_server.services.errors import end_with
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ OF_SERVER: Final = "scankv-of-server"
 RETRY_SECONDS: Final = 0.5
 """How long the client of a worker that does not run should wait. A start takes about a second."""
 
+_ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
 _OF_GRPC: Final = ("grpc-", ":")
@@ -180,6 +181,11 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     return ""
 
 
+def is_absent(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a worker has not answered, because it does not run or is frozen."""
+    return error.code() in _ABSENT and not reason_of(error)
+
+
 async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number: int, what: str) -> NoReturn:
     """Ends a call with the error of a worker. Raises the exception by which gRPC ends handlers.
 
@@ -189,14 +195,17 @@ async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number
         number: The worker.
         what: What the worker owns, for the message.
     """
-    if not reason_of(error) and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    if is_absent(error):
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        state = "does not answer" if late else "does not run, and is started again"
         await end_with(
             context,
             Unavailable(
-                f"worker {number} of the server, which owns {what}, does not run, and is started again: try again",
-                retry_after=RETRY_SECONDS,
+                f"worker {number} of the server, which owns {what}, {state}: try again", retry_after=RETRY_SECONDS
             ),
         )
+    if (call := CURRENT_CALL.get()) is not None:
+        call.error = reason_of(error)
     details = tuple((name, value) for name, value in _trailing(error) if name == _DETAILS_KEY)
     await context.abort(error.code(), error.details() or "", trailing_metadata=details)
     raise AssertionError("the call is over")

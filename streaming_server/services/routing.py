@@ -16,7 +16,7 @@ import grpc
 from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, SnapshotLost, TransactionLost
 from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from streaming_server.services.errors import end_with
-from streaming_server.services.forwarding import Workers, end_as, reason_of
+from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
 from streaming_server.services.permissions import PERMISSIONS, NamedTable
 from streaming_server.services.worker_tokens import join_tokens, split_token
@@ -32,6 +32,17 @@ Context = grpc.aio.ServicerContext
 
 _SERVICE: Final = "scankv.v1."
 _METRICS_SECONDS: Final = 5.0
+
+_ANSWER_SECONDS: Final = 8.0
+"""How long a worker may take for its part of an answer. Less than the attempt timeout of clients, so that their error
+names the worker."""
+
+_BEGIN_SECONDS: Final = 3.0
+"""The same for its part in the begin of a transaction, which may do without it."""
+
+_ABORT_SECONDS: Final = 1.0
+"""The same for an abort after the answer is known. A part that is not aborted expires."""
+
 _TRANSACTIONS: Final = f"{_SERVICE}TransactionService"
 
 _MERGED: Final[Mapping[str, tuple[type[Message], Callable[[Mapping[int, Any]], Message]]]] = {
@@ -59,8 +70,16 @@ _BY_ID: Final = frozenset(
 )
 """Calls that name something by an id only. A worker that does not know the id answers with an error or does nothing."""
 
+_RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/ReleaseSnapshot"})
+"""Those of them that succeed if a worker does not know the id."""
+
+_LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionService/CommitTransaction"})
+"""Calls that may take as long as their client waits."""
+
 _UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
 """The reasons with which a worker says that it does not know an id."""
+
+_Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"
 
 Route: TypeAlias = "Callable[[Context[Any, Any]], Awaitable[bytes | None]]"
 """Answers a call in the name of another worker: returns the serialized answer, or None after a stream."""
@@ -86,6 +105,9 @@ class Router:
             request: The request.
             data: The serialized request.
             metadata: The metadata of the call.
+
+        Raises:
+            TransactionLost: The worker was absent when the transaction of the token was begun.
         """
         if self.workers.is_forwarded(metadata) or not method.startswith(_SERVICE):
             return None
@@ -101,7 +123,7 @@ class Router:
         if name in _BY_ID:
             return _Find(self.workers, method, data)
         if isinstance(request, transaction_pb2.BeginTransactionRequest):
-            return _Begin(self.workers, method, data)
+            return _Begin(self.workers, method, request, data)
         if isinstance(request, transaction_pb2.CommitTransactionRequest):
             return _Commit(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
@@ -125,6 +147,11 @@ def _use_token_of(owner: int, request: Any) -> bool:  # noqa: ANN401  # a messag
         return False
     tokens = split_token(holder.token)
     if owner < len(tokens):
+        if not tokens[owner]:
+            raise TransactionLost(
+                f"the transaction has no part at worker {owner} of the server, which owns the table, because the "
+                "worker did not answer when the transaction was begun: begin the transaction again"
+            )
         holder.token = tokens[owner]
     return True
 
@@ -160,41 +187,65 @@ class _All:
     workers: Workers
     method: str
 
-    async def ask_all(
-        self, requests: Sequence[bytes], context: Context[Any, Any], *, of_server: bool = False, method: str = ""
-    ) -> list[bytes | grpc.aio.AioRpcError]:
-        """Returns the answers of all workers, or their errors."""
-        timeout = context.time_remaining()
-        asked = [
-            self.workers.ask(number, method or self.method, request, timeout, of_server=of_server)
-            for number, request in enumerate(requests)
-        ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, grpc.aio.AioRpcError):
-                raise answer
-        return [answer for answer in answers if isinstance(answer, bytes | grpc.aio.AioRpcError)]
+    def to_all(self, request: bytes) -> dict[int, bytes]:
+        """Returns the same request for every worker."""
+        return dict.fromkeys(range(len(self.workers)), request)
 
-    async def answers(self, requests: Sequence[bytes], context: Context[Any, Any], **more: Any) -> list[bytes]:  # noqa: ANN401
-        """Returns the answers of all workers. Ends the call with the first error."""
-        found = []
-        for number, answer in enumerate(await self.ask_all(requests, context, **more)):
-            if isinstance(answer, grpc.aio.AioRpcError):
-                await end_as(context, answer, number, "a part of the tables")
-            found.append(answer)
-        return found
+    async def ask_all(
+        self,
+        requests: Mapping[int, bytes],
+        context: Context[Any, Any],
+        *,
+        seconds: float | None = _ANSWER_SECONDS,
+        first: bool = False,
+        of_server: bool = False,
+        method: str = "",
+    ) -> dict[int, _Answer]:
+        """Returns the answers of workers, or their errors, in the order of the workers.
+
+        Args:
+            requests: The request for each worker.
+            context: The call.
+            seconds: How long a worker may take, so that one that is frozen delays the others only so long. None: as
+                long as the client waits.
+            first: Whether one answer that is no error is enough.
+            of_server: As for `Workers.ask`.
+            method: The method. Empty: that of this call.
+        """
+        timeout = min((each for each in (seconds, context.time_remaining()) if each is not None), default=None)
+
+        async def ask(number: int, request: bytes) -> tuple[int, _Answer]:
+            try:
+                answer = await self.workers.ask(number, method or self.method, request, timeout, of_server=of_server)
+            except grpc.aio.AioRpcError as error:
+                return number, error
+            return number, answer
+
+        answers: dict[int, _Answer] = {}
+        asking = [asyncio.create_task(ask(number, request)) for number, request in requests.items()]
+        try:
+            for next_answer in asyncio.as_completed(asking):
+                number, answer = await next_answer
+                answers[number] = answer
+                if first and isinstance(answer, bytes):
+                    break
+        finally:
+            for task in asking:
+                task.cancel()
+        return dict(sorted(answers.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Gather(_All):
-    """Merges the answers of all workers."""
+    """Merges the answers of all workers. A list is complete, or the call ends with an error."""
 
     data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         response, merge = _MERGED[self.method.removeprefix(_SERVICE)]
-        answers = await self.answers([self.data] * len(self.workers), context)
-        merged = merge({number: response.FromString(answer) for number, answer in enumerate(answers)})
+        answers, errors = _divide(await self.ask_all(self.to_all(self.data), context))
+        await _end_with_first(context, errors, "a part of the tables")
+        merged = merge({number: response.FromString(answer) for number, answer in answers.items()})
         return merged.SerializeToString()
 
 
@@ -205,39 +256,50 @@ class _Find(_All):
     data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        answers = await self.ask_all([self.data] * len(self.workers), context)
-        errors = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
-        known = [each for each in answers if isinstance(each, bytes)]
-        # Releasing what a worker does not know succeeds, so the error of another one counts.
-        telling = [each for each in errors if reason_of(each) not in _UNKNOWN]
-        if known and not telling:
-            return next((each for each in known if each), known[0])
-        error = (telling or errors)[0]
-        await end_as(context, error, answers.index(error), "what the id may name")
+        name = self.method.removeprefix(_SERVICE)
+        seconds = None if name in _LONG else _ANSWER_SECONDS
+        # Releasing what a worker does not know succeeds, so every worker has to answer.
+        first = name not in _RELEASES
+        found = await self.ask_all(self.to_all(self.data), context, seconds=seconds, first=first)
+        return await _found(context, found, first=first)
+
+
+async def _found(context: Context[Any, Any], found: Mapping[int, _Answer], *, first: bool = True) -> bytes:
+    """Returns the answer of the worker that knows an id, or ends the call with the error that says most."""
+    answers, errors = _divide(found)
+    telling = {number: error for number, error in errors.items() if reason_of(error) not in _UNKNOWN}
+    if answers and (first or not telling):
+        return next((each for each in answers.values() if each), next(iter(answers.values())))
+    await _end_with_first(context, telling or errors, "what the id may name")
+    raise AssertionError("the call is over")
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin(_All):
-    """Begins a transaction at every worker. Its token has their tokens."""
+    """Begins a transaction at every worker. Its token has their tokens.
 
+    A worker that does not answer has no part in the transaction, unless the transaction has an id: the worker may have
+    committed it.
+    """
+
+    request: transaction_pb2.BeginTransactionRequest
     data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        answers = await self.ask_all([self.data] * len(self.workers), context)
-        begun = [
-            transaction_pb2.BeginTransactionResponse.FromString(each) if isinstance(each, bytes) else None
-            for each in answers
-        ]
-        tokens = [each.token if each is not None else "" for each in begun]
-        for number, each in enumerate(answers):
-            if isinstance(each, grpc.aio.AioRpcError):
-                await _abort_all(self, tokens, context)
-                await end_as(context, each, number, "a part of the tables")
-        committed = next((each for each in begun if each is not None and each.HasField("committed")), None)
+        seconds = _ANSWER_SECONDS if self.request.id else _BEGIN_SECONDS
+        answers, errors = _divide(await self.ask_all(self.to_all(self.data), context, seconds=seconds))
+        begun = {n: transaction_pb2.BeginTransactionResponse.FromString(each) for n, each in answers.items()}
+        tokens = {number: each.token for number, each in begun.items() if each.token}
+        committed = next((each for each in begun.values() if each.HasField("committed")), None)
+        refused = {number: error for number, error in errors.items() if not is_absent(error)}
+        if refused or (committed is None and errors and (self.request.id or not tokens)):
+            await _abort_all(self, tokens, context)
+            await _end_with_first(context, refused or errors, "a part of the tables")
         if committed is not None:
             await _abort_all(self, tokens, context)
             return committed.SerializeToString()
-        return transaction_pb2.BeginTransactionResponse(token=join_tokens(tokens)).SerializeToString()
+        token = join_tokens([tokens.get(number, "") for number in range(len(self.workers))])
+        return transaction_pb2.BeginTransactionResponse(token=token).SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,26 +309,38 @@ class _Commit(_All):
     request: transaction_pb2.CommitTransactionRequest
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        tokens = split_token(self.request.token)
-        if len(tokens) != len(self.workers):
+        split = split_token(self.request.token)
+        if len(split) != len(self.workers) or not any(split):
             # An id, or the token of a worker, of a transaction that may have been committed.
             return await _Find(self.workers, self.method, self.request.SerializeToString())(context)
-        listing = [transaction_pb2.ListTransactionsRequest().SerializeToString()] * len(tokens)
-        lists = await self.answers(listing, context, of_server=True, method=f"{_TRANSACTIONS}/ListTransactions")
-        used = {number: _tables_of(each, tokens[number]) for number, each in enumerate(lists)}
-        writing = {number: tables for number, tables in used.items() if tables is not None}
+        tokens = {number: token for number, token in enumerate(split) if token}
+        asked = await self.ask_all(
+            dict.fromkeys(tokens, transaction_pb2.ListTransactionsRequest().SerializeToString()),
+            context,
+            of_server=True,
+            method=f"{_TRANSACTIONS}/ListTransactions",
+        )
+        lists, errors = _divide(asked)
+        opened = {number: _find_open(each, tokens[number]) for number, each in lists.items()}
+        writing = [number for number, each in opened.items() if each is not None and (each.tables or each.locked_keys)]
         if len(writing) > 1:
             await end_with(context, _divided(writing))
-        number = next(iter(writing), 0)
+        # The owner compares the numbers of requests, and so notices if a worker that does not answer has some of them.
+        if not (writing and self.request.parts):
+            await _end_with_first(context, errors, "a part of the tables")
+        # A worker without the transaction has committed it, or lost it with what was written there.
+        ended = [number for number, each in opened.items() if each is None]
+        committing = writing or ended or list(opened)[:1]
+        requests = {number: self._request_of(tokens[number]) for number in committing}
+        answer = await _found(context, await self.ask_all(requests, context, seconds=None, first=True))
+        await _abort_all(self, {n: token for n, token in tokens.items() if n not in committing}, context)
+        return answer
+
+    def _request_of(self, token: str) -> bytes:
         request = transaction_pb2.CommitTransactionRequest()
         request.CopyFrom(self.request)
-        request.token = tokens[number]
-        try:
-            answer = await self.workers.ask(number, self.method, request.SerializeToString(), context.time_remaining())
-        except grpc.aio.AioRpcError as error:
-            await end_as(context, error, number, "the tables of the transaction")
-        await _abort_all(self, [token if at != number else "" for at, token in enumerate(tokens)], context)
-        return answer
+        request.token = token
+        return request.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,33 +351,50 @@ class _Abort(_All):
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         tokens = split_token(self.request.token)
-        requests = [
-            transaction_pb2.AbortTransactionRequest(token=tokens[min(number, len(tokens) - 1)]).SerializeToString()
-            for number in range(len(self.workers))
-        ]
-        return (await self.answers(requests, context))[0]
+        if len(tokens) != len(self.workers):
+            # The token of a worker, as lists of transactions have it.
+            tokens = [self.request.token] * len(self.workers)
+        requests = {number: _abort_request(token) for number, token in enumerate(tokens) if token}
+        answers, errors = _divide(await self.ask_all(requests, context))
+        await _end_with_first(context, errors, "a part of the tables")
+        return next(iter(answers.values()), transaction_pb2.AbortTransactionResponse().SerializeToString())
 
 
-async def _abort_all(call: _All, tokens: Sequence[str], context: Context[Any, Any]) -> None:
+async def _abort_all(call: _All, tokens: Mapping[int, str], context: Context[Any, Any]) -> None:
     """Aborts a transaction at the workers for which a token is given. What fails expires."""
-    requests = [transaction_pb2.AbortTransactionRequest(token=token).SerializeToString() for token in tokens]
-    await call.ask_all(requests, context, method=f"{_TRANSACTIONS}/AbortTransaction")
+    requests = {number: _abort_request(token) for number, token in tokens.items()}
+    await call.ask_all(requests, context, seconds=_ABORT_SECONDS, method=f"{_TRANSACTIONS}/AbortTransaction")
 
 
-def _tables_of(answer: bytes, token: str) -> list[str] | None:
-    """Returns the tables that a transaction uses at a worker, from its list of transactions. None: it uses none."""
+def _abort_request(token: str) -> bytes:
+    return transaction_pb2.AbortTransactionRequest(token=token).SerializeToString()
+
+
+def _divide(found: Mapping[int, _Answer]) -> tuple[dict[int, bytes], dict[int, grpc.aio.AioRpcError]]:
+    """Returns the answers, and the errors, each by worker."""
+    answers = {number: each for number, each in found.items() if isinstance(each, bytes)}
+    return answers, {number: each for number, each in found.items() if not isinstance(each, bytes)}
+
+
+async def _end_with_first(context: Context[Any, Any], errors: Mapping[int, grpc.aio.AioRpcError], what: str) -> None:
+    """Ends the call with one of some errors; one that a worker has sent before one of a worker that does not answer."""
+    if errors:
+        number = min(errors, key=lambda each: (is_absent(errors[each]), each))
+        await end_as(context, errors[number], number, what)
+
+
+def _find_open(answer: bytes, token: str) -> transaction_pb2.OpenTransaction | None:
+    """Returns an open transaction from a worker's list of transactions. None: it is not open there."""
     listed = transaction_pb2.ListTransactionsResponse.FromString(answer)
-    used = [each for each in listed.transactions if each.token == token and (each.tables or each.locked_keys)]
-    return list(used[0].tables) if used else None
+    return next((each for each in listed.transactions if each.token == token), None)
 
 
-def _divided(tables: Mapping[int, Sequence[str]]) -> InvalidRequest:
-    owned = "; ".join(
-        f"worker {number} owns {', '.join(names) or 'keys that it has locked'}" for number, names in tables.items()
-    )
+def _divided(workers: Sequence[int]) -> InvalidRequest:
+    # Without the names of the tables, which the caller may not know.
     return InvalidRequest(
-        f"the transaction uses tables of several worker processes, which cannot be committed together: {owned}; use "
-        "tables of one worker in a transaction, or start the server with --workers 1"
+        "the transaction uses tables of several worker processes, which cannot be committed together: workers "
+        f"{', '.join(map(str, workers))}; use tables of one worker in a transaction, or start the server with "
+        "--workers 1"
     )
 
 

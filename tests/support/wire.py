@@ -19,6 +19,7 @@ from scankv.v1 import (
     snapshot_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
+    transaction_pb2_grpc,
     write_pb2_grpc,
 )
 
@@ -62,6 +63,7 @@ class Wire:
         self.lookups = lookup_pb2_grpc.LookupServiceStub(self.channel)
         self.scans: Any = scan_pb2_grpc.ScanServiceStub(self.channel)
         self.snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
+        self.transactions = transaction_pb2_grpc.TransactionServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:

@@ -1,0 +1,192 @@
+"""A worker that is dead or frozen delays calls about tables of others for a bounded time, and never changes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from aio_client import TransactionLost, sync
+from scankv.v1 import admin_pb2, snapshot_pb2, table_pb2, transaction_pb2
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES
+from tests.support.wire import Wire, refusal_of
+from tests.support.workers import kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aio_client.sync import Client, Table
+
+WORKERS = 2
+BOUND_SECONDS = 60.0
+"""Far more than a worker may take, and far less than a test."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with two workers, for all tests here; each uses names of its own."""
+    with ServerProcess(tmp_path_factory.mktemp("absent") / "data", "--workers", str(WORKERS)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with sync.connect(server.url) as client:
+        yield client
+
+
+def tables_of_workers(client: Client, database: str) -> list[Table]:
+    """Creates a table of each worker, with ten rows."""
+    tables = []
+    for (name,) in names_of_workers(WORKERS, database):
+        table = client.create_table(name, SCORES, primary_key=["player"])
+        table.upsert(rows_of(10))
+        tables.append(table)
+    return tables
+
+
+@contextmanager
+def frozen(server: ServerProcess, number: int) -> Iterator[None]:
+    """Stops a worker inside the block, as a debugger does."""
+    pid = processes_of(server)[number]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def wire_to(table: Table) -> Iterator[Wire]:
+    """Gives a connection to the owner of a table."""
+    wire = Wire(f"127.0.0.1:{table.owner_port}")
+    try:
+        yield wire
+    finally:
+        wire.channel.close()
+
+
+def begin(wire: Wire, id_: str = "") -> str:
+    request = transaction_pb2.BeginTransactionRequest(id=id_, attempt=uuid.uuid4().hex)
+    return str(wire.transactions.BeginTransaction(request, timeout=BOUND_SECONDS).token)
+
+
+def test_calls_about_all_tables_end_with_a_typed_error_while_a_worker_is_frozen(
+    server: ServerProcess, client: Client
+) -> None:
+    """A list without the tables of a frozen worker would look complete."""
+    tables = tables_of_workers(client, "lists")
+    with wire_to(tables[1]) as wire, frozen(server, 0):
+        calls = [
+            (wire.tables.ListTables, table_pb2.ListTablesRequest()),
+            (wire.admin.Stats, admin_pb2.StatsRequest()),
+            (wire.admin.Metrics, admin_pb2.MetricsRequest()),
+            (wire.transactions.BeginTransaction, transaction_pb2.BeginTransactionRequest(id="lists", attempt="1")),
+        ]
+        answers = [call.future(request, timeout=BOUND_SECONDS) for call, request in calls]
+        for answer in answers:
+            error = answer.exception()
+            assert isinstance(error, grpc.RpcError)
+            refusal = refusal_of(error)
+            assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "UNAVAILABLE"), refusal
+            assert "worker 0" in refusal.message
+            assert refusal.retry_after
+
+
+def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
+    server: ServerProcess, client: Client
+) -> None:
+    tables = tables_of_workers(client, "leases")
+    snapshot = tables[1].snapshot(ttl=300)
+    with wire_to(tables[1]) as wire, frozen(server, 0):
+        renewal = snapshot_pb2.RenewSnapshotRequest(snapshot_id=snapshot.id)
+        assert wire.snapshots.RenewSnapshot(renewal, timeout=BOUND_SECONDS).snapshot.table == tables[1].name
+        token = begin(wire)
+        with client.transaction() as tx:
+            tx.upsert(tables[1], rows_of(30, "new"))
+            tx.commit()
+        wire.transactions.AbortTransaction(transaction_pb2.AbortTransactionRequest(token=token), timeout=BOUND_SECONDS)
+        assert tables[1].count() == 40
+    with pytest.raises(TransactionLost, match="worker 0"):
+        # The worker has no part in it, and what is staged must not become a plain write.
+        client.transaction_part(token, "late").upsert(tables[0], rows_of(1, "late"))
+    assert tables[0].count() == 10
+    snapshot.release()
+
+
+def test_a_transaction_commits_at_its_worker_while_another_one_is_dead(server: ServerProcess, client: Client) -> None:
+    tables = tables_of_workers(client, "dead")
+    transaction = client.transaction(id="dead:1")
+    transaction.upsert(tables[1], rows_of(5, "new"))
+    kill_worker(server, 0)
+    assert transaction.commit().rows == 5
+    wait_for_worker(server, 0)
+    with client.transaction(id="dead:1") as again:
+        assert again.result is not None
+    assert tables[1].count() == 15
+
+
+@pytest.mark.parametrize("number", range(WORKERS))
+def test_a_commit_of_what_a_worker_has_lost_is_refused(client: Client, number: int) -> None:
+    """Another worker, which knows nothing of the writes, must not commit an empty transaction in their place."""
+    tables = tables_of_workers(client, f"lost{number}")
+    with wire_to(tables[0]) as wire:
+        token = begin(wire)
+        client.transaction_part(token, "part").upsert(tables[number], rows_of(5, "new"))
+        (listed,) = [each.token for each in client.transactions() if each.tables]
+        client.abort_transaction(listed)
+        with pytest.raises(grpc.RpcError) as lost:
+            # Without `parts`: all that were begun.
+            wire.transactions.CommitTransaction(
+                transaction_pb2.CommitTransactionRequest(token=token), timeout=BOUND_SECONDS
+            )
+        assert refusal_of(lost.value).reason == "TRANSACTION_LOST"
+        wire.transactions.AbortTransaction(transaction_pb2.AbortTransactionRequest(token=token), timeout=BOUND_SECONDS)
+    assert tables[number].count() == 10
+
+
+@pytest.mark.parametrize("number", range(WORKERS))
+def test_a_repeated_commit_has_the_first_answer_even_if_parts_are_still_open_elsewhere(
+    client: Client, number: int
+) -> None:
+    """As if the worker that passed the first call on had died before it aborted the transaction at the others."""
+    tables = tables_of_workers(client, f"again{number}")
+    with wire_to(tables[0]) as wire:
+        token = begin(wire)
+        client.transaction_part(token, "part").upsert(tables[number], rows_of(5, "new"))
+        (listed,) = [each.token for each in client.transactions() if each.tables]
+        commit = wire.transactions.CommitTransaction
+        first = commit(transaction_pb2.CommitTransactionRequest(token=listed), timeout=BOUND_SECONDS)
+        again = commit(transaction_pb2.CommitTransactionRequest(token=token), timeout=BOUND_SECONDS)
+        assert first.rows == 5
+        assert again == first
+    assert tables[number].count() == 15
+
+
+@pytest.mark.parametrize("number", range(WORKERS))
+def test_a_transaction_that_has_only_read_is_committed_where_it_has_read(client: Client, number: int) -> None:
+    tables = tables_of_workers(client, f"reads{number}")
+    with client.transaction() as tx:
+        assert tx.get_for_update(tables[number], ["v 3"]).num_rows == 1
+        tx.commit()
+
+
+def test_a_commit_without_the_right_to_a_table_does_not_name_it(server: ServerProcess, client: Client) -> None:
+    tables = tables_of_workers(client, "unnamed")
+    with wire_to(tables[0]) as wire:
+        token = begin(wire)
+        for number, table in enumerate(tables):
+            client.transaction_part(token, f"part{number}").upsert(table, rows_of(1, "new"))
+        with pytest.raises(grpc.RpcError) as divided:
+            wire.transactions.CommitTransaction(
+                transaction_pb2.CommitTransactionRequest(token=token), timeout=BOUND_SECONDS
+            )
+        assert "unnamed." not in refusal_of(divided.value).message
+        wire.transactions.AbortTransaction(transaction_pb2.AbortTransactionRequest(token=token), timeout=BOUND_SECONDS)
+    assert [table.count() for table in tables] == [10, 10]
