@@ -185,7 +185,7 @@ class Server:
         _check_memory(self.config)
         # First, so that a server that cannot use these files leaves the data directory as it is.
         authenticator = self._make_authenticator()
-        credentials = server_credentials(self.config) if self.config.tls_certificate else None
+        credentials = self._make_credentials()
         worker = self._worker
         self._tables = Tables(
             self.config,
@@ -397,7 +397,8 @@ class Server:
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), server)
-        transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), server)
+        transactions = TransactionService(self._tables, is_worker=self._worker is not None)
+        transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)
         backup_pb2_grpc.add_BackupServiceServicer_to_server(BackupService(self._tables), server)
@@ -408,10 +409,14 @@ class Server:
         servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in its stub
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
+    def _make_credentials(self) -> grpc.ServerCredentials | None:
+        return server_credentials(self.config) if self.config.tls_certificate else None
+
     def _listen(self, credentials: grpc.ServerCredentials | None) -> int:
         port = self._listen_on(self.config.port, credentials)
         if self._worker is not None:
-            self._listen_on(self._worker.port, credentials)
+            # gRPC loads the certificate of an object only for the first port.
+            self._listen_on(self._worker.port, self._make_credentials())
             self._server.add_insecure_port(self._worker.address_of(self._worker.placement.number))
         return port
 

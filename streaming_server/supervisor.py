@@ -48,6 +48,8 @@ _LONG_LIFE_SECONDS: Final = 30.0
 # Beyond the time that a drain takes by itself.
 _STOP_SECONDS: Final = 15.0
 _READY: Final = b"scankv ready on "
+# With port 0, until a free port is found that has free ports after it.
+_PORT_TRIES: Final = 20
 
 _log: Final = logging.getLogger(__name__)
 
@@ -284,8 +286,20 @@ def _bind_all(config: ServerConfig, resources: contextlib.ExitStack) -> list[int
     Raises:
         PortTaken: See `_bind`.
     """
-    wanted = [config.port and config.port + number for number in range(1 + config.workers)]
-    return [resources.enter_context(_bind(config.host, port)).getsockname()[1] for port in wanted]
+    tries = 1 if config.port else _PORT_TRIES
+    while True:
+        tries -= 1
+        with contextlib.ExitStack() as bound:
+            try:
+                first = bound.enter_context(_bind(config.host, config.port)).getsockname()[1]
+                for number in range(config.workers):
+                    bound.enter_context(_bind(config.host, first + 1 + number))
+            except (PortTaken, OverflowError):
+                if not tries:
+                    raise
+                continue
+            resources.enter_context(bound.pop_all())
+            return [first + number for number in range(1 + config.workers)]
 
 
 def _bind(host: str, port: int) -> socket.socket:

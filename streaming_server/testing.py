@@ -19,19 +19,19 @@ import selectors
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+import time
+from pathlib import Path
+from typing import BinaryIO, Final, Self
 
 from scankv.model.errors import Unavailable, UsageError
 from scankv.model.public_names import set_public_module
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["ServerProcess"]
 
 _READY: Final = "scankv ready on "
 _START_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 4000
+_PAUSE_SECONDS: Final = 0.005
 
 
 class ServerProcess:
@@ -90,10 +90,12 @@ class ServerProcess:
         return self.log_path.read_text()
 
     def kill(self) -> None:
-        """Kills the process and its wrapper, as `kill -9` does, and waits for their end."""
+        """Kills the process, its workers and its wrapper, as `kill -9` does, and waits for their end."""
         # After a wait for the process, its id may belong to another one.
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+            while _runs(self.process.pid):
+                time.sleep(_PAUSE_SECONDS)
         self._reap()
 
     def stop(self, timeout: float = 60) -> int:
@@ -151,6 +153,18 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def _runs(group: int) -> bool:
+    """Whether a process of a group still runs. Killed processes keep their ports and locks until they have ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of_group) == group and state not in "ZX":
+            return True
+    return False
 
 
 set_public_module("scankv.testing", globals(), __all__)

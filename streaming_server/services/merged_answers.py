@@ -38,13 +38,30 @@ def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
 def merge_transactions(
     answers: Mapping[int, transaction_pb2.ListTransactionsResponse],
 ) -> transaction_pb2.ListTransactionsResponse:
-    """Returns the transactions of all workers. One that has written to no table is listed once."""
-    merged = transaction_pb2.ListTransactionsResponse()
-    for number, answer in answers.items():
-        merged.transactions.extend(
-            each for each in answer.transactions if number == 0 or each.tables or each.locked_keys
-        )
-    return merged
+    """Returns the transactions of all workers, the oldest first. Every worker lists an open one, under one token."""
+    by_token: dict[str, transaction_pb2.OpenTransaction] = {}
+    for answer in answers.values():
+        for each in answer.transactions:
+            known = by_token.setdefault(each.token, each)
+            if known is not each:
+                _add_transaction(known, each)
+    oldest_first = sorted(by_token.values(), key=lambda each: -each.age_millis)
+    return transaction_pb2.ListTransactionsResponse(transactions=oldest_first)
+
+
+def _add_transaction(known: transaction_pb2.OpenTransaction, other: transaction_pb2.OpenTransaction) -> None:
+    """Adds what a transaction has done at one worker to what it has done at others."""
+    known.rows += other.rows
+    known.bytes += other.bytes
+    known.locked_keys += other.locked_keys
+    known.age_millis = max(known.age_millis, other.age_millis)
+    known.remaining_millis = max(known.remaining_millis, other.remaining_millis)
+    known.committing = known.committing or other.committing
+    known.stuck = known.stuck or other.stuck
+    for field in ("tables", "waits_for"):
+        both = sorted({*getattr(known, field), *getattr(other, field)})
+        known.ClearField(field)
+        getattr(known, field).extend(both)
 
 
 def merge_stats(answers: Mapping[int, admin_pb2.StatsResponse]) -> admin_pb2.StatsResponse:

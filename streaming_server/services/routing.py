@@ -8,6 +8,8 @@ made to all workers, of which at most one knows the id.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -19,10 +21,9 @@ from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
 from streaming_server.services.permissions import PERMISSIONS, NamedTable
-from streaming_server.services.worker_tokens import join_tokens, split_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -98,16 +99,11 @@ class Router:
     def route(self, method: str, request: Message, data: bytes, metadata: Metadata) -> Route | None:
         """Returns how other workers take part in a call. None: this worker answers it alone.
 
-        A request with the token of a transaction gets the token of the worker that answers it.
-
         Args:
             method: The method, as `package.Service/Method`.
             request: The request.
             data: The serialized request.
             metadata: The metadata of the call.
-
-        Raises:
-            TransactionLost: The worker was absent when the transaction of the token was begun.
         """
         if self.workers.is_forwarded(metadata) or not method.startswith(_SERVICE):
             return None
@@ -115,19 +111,17 @@ class Router:
         table = _table_in(method, request)
         if table:
             owner = self.workers.placement.owner_of(table)
-            if _use_token_of(owner, request):
-                data = request.SerializeToString()
             return None if owner == self.workers.placement.number else Forward(self.workers, owner, method, data, table)
         if name in _MERGED:
             return _Gather(self.workers, method, data)
         if name in _BY_ID:
             return _Find(self.workers, method, data)
         if isinstance(request, transaction_pb2.BeginTransactionRequest):
-            return _Begin(self.workers, method, request, data)
+            return _Begin(self.workers, method, request)
         if isinstance(request, transaction_pb2.CommitTransactionRequest):
             return _Commit(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
-            return _Abort(self.workers, method, request)
+            return _Abort(self.workers, method, data)
         return None
 
 
@@ -137,23 +131,6 @@ def _table_in(method: str, request: Message) -> str:
             name: str = getattr(request, requirement.scope.field)
             return name
     return ""
-
-
-def _use_token_of(owner: int, request: Any) -> bool:  # noqa: ANN401  # a message of any type
-    """Replaces the token of a transaction in a request by that of a worker; returns whether it has a token."""
-    fields = request.DESCRIPTOR.fields_by_name
-    holder = request.transaction if "transaction" in fields and request.HasField("transaction") else request
-    if "token" not in holder.DESCRIPTOR.fields_by_name or not holder.token:
-        return False
-    tokens = split_token(holder.token)
-    if owner < len(tokens):
-        if not tokens[owner]:
-            raise TransactionLost(
-                f"the transaction has no part at worker {owner} of the server, which owns the table, because the "
-                "worker did not answer when the transaction was begun: begin the transaction again"
-            )
-        holder.token = tokens[owner]
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,30 +253,38 @@ async def _found(context: Context[Any, Any], found: Mapping[int, _Answer], *, fi
 
 @dataclass(frozen=True, slots=True)
 class _Begin(_All):
-    """Begins a transaction at every worker. Its token has their tokens.
+    """Begins a transaction at every worker, with the same token.
 
     A worker that does not answer has no part in the transaction, unless the transaction has an id: the worker may have
     committed it.
     """
 
     request: transaction_pb2.BeginTransactionRequest
-    data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        seconds = _ANSWER_SECONDS if self.request.id else _BEGIN_SECONDS
-        answers, errors = _divide(await self.ask_all(self.to_all(self.data), context, seconds=seconds))
-        begun = {n: transaction_pb2.BeginTransactionResponse.FromString(each) for n, each in answers.items()}
-        tokens = {number: each.token for number, each in begun.items() if each.token}
-        committed = next((each for each in begun.values() if each.HasField("committed")), None)
+        request = transaction_pb2.BeginTransactionRequest()
+        request.CopyFrom(self.request)
+        request.token = _token_of(request)
+        seconds = _ANSWER_SECONDS if request.id else _BEGIN_SECONDS
+        found = await self.ask_all(self.to_all(request.SerializeToString()), context, seconds=seconds)
+        answers, errors = _divide(found)
+        begun = [transaction_pb2.BeginTransactionResponse.FromString(each) for each in answers.values()]
+        committed = next((each for each in begun if each.HasField("committed")), None)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
-        if refused or (committed is None and errors and (self.request.id or not tokens)):
-            await _abort_all(self, tokens, context)
+        if refused or (committed is None and errors and (request.id or not begun)):
+            await _abort(self, request.token, answers, context)
             await _end_with_first(context, refused or errors, "a part of the tables")
         if committed is not None:
-            await _abort_all(self, tokens, context)
+            await _abort(self, request.token, answers, context)
             return committed.SerializeToString()
-        token = join_tokens([tokens.get(number, "") for number in range(len(self.workers))])
-        return transaction_pb2.BeginTransactionResponse(token=token).SerializeToString()
+        return transaction_pb2.BeginTransactionResponse(token=request.token).SerializeToString()
+
+
+def _token_of(request: transaction_pb2.BeginTransactionRequest) -> str:
+    """Returns the token of a transaction; the same one if the call is repeated for a transaction with an id."""
+    if not request.id:
+        return uuid.uuid4().hex
+    return hashlib.blake2s(f"{request.id}\0{request.attempt}".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,19 +294,12 @@ class _Commit(_All):
     request: transaction_pb2.CommitTransactionRequest
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        split = split_token(self.request.token)
-        if len(split) != len(self.workers) or not any(split):
-            # An id, or the token of a worker, of a transaction that may have been committed.
-            return await _Find(self.workers, self.method, self.request.SerializeToString())(context)
-        tokens = {number: token for number, token in enumerate(split) if token}
-        asked = await self.ask_all(
-            dict.fromkeys(tokens, transaction_pb2.ListTransactionsRequest().SerializeToString()),
-            context,
-            of_server=True,
-            method=f"{_TRANSACTIONS}/ListTransactions",
+        data = self.request.SerializeToString()
+        listing = self.to_all(transaction_pb2.ListTransactionsRequest().SerializeToString())
+        lists, errors = _divide(
+            await self.ask_all(listing, context, of_server=True, method=f"{_TRANSACTIONS}/ListTransactions")
         )
-        lists, errors = _divide(asked)
-        opened = {number: _find_open(each, tokens[number]) for number, each in lists.items()}
+        opened = {number: _find_open(each, self.request.token) for number, each in lists.items()}
         writing = [number for number, each in opened.items() if each is not None and (each.tables or each.locked_keys)]
         if len(writing) > 1:
             await end_with(context, _divided(writing))
@@ -331,43 +309,29 @@ class _Commit(_All):
         # A worker without the transaction has committed it, or lost it with what was written there.
         ended = [number for number, each in opened.items() if each is None]
         committing = writing or ended or list(opened)[:1]
-        requests = {number: self._request_of(tokens[number]) for number in committing}
-        answer = await _found(context, await self.ask_all(requests, context, seconds=None, first=True))
-        await _abort_all(self, {n: token for n, token in tokens.items() if n not in committing}, context)
+        found = await self.ask_all(dict.fromkeys(committing, data), context, seconds=None, first=True)
+        answer = await _found(context, found)
+        await _abort(self, self.request.token, [number for number in opened if number not in committing], context)
         return answer
-
-    def _request_of(self, token: str) -> bytes:
-        request = transaction_pb2.CommitTransactionRequest()
-        request.CopyFrom(self.request)
-        request.token = token
-        return request.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort(_All):
     """Aborts a transaction at every worker."""
 
-    request: transaction_pb2.AbortTransactionRequest
+    data: bytes
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        tokens = split_token(self.request.token)
-        if len(tokens) != len(self.workers):
-            # The token of a worker, as lists of transactions have it.
-            tokens = [self.request.token] * len(self.workers)
-        requests = {number: _abort_request(token) for number, token in enumerate(tokens) if token}
-        answers, errors = _divide(await self.ask_all(requests, context))
+        answers, errors = _divide(await self.ask_all(self.to_all(self.data), context))
         await _end_with_first(context, errors, "a part of the tables")
-        return next(iter(answers.values()), transaction_pb2.AbortTransactionResponse().SerializeToString())
+        return next(iter(answers.values()))
 
 
-async def _abort_all(call: _All, tokens: Mapping[int, str], context: Context[Any, Any]) -> None:
-    """Aborts a transaction at the workers for which a token is given. What fails expires."""
-    requests = {number: _abort_request(token) for number, token in tokens.items()}
-    await call.ask_all(requests, context, seconds=_ABORT_SECONDS, method=f"{_TRANSACTIONS}/AbortTransaction")
-
-
-def _abort_request(token: str) -> bytes:
-    return transaction_pb2.AbortTransactionRequest(token=token).SerializeToString()
+async def _abort(call: _All, token: str, workers: Iterable[int], context: Context[Any, Any]) -> None:
+    """Aborts a transaction at some workers. What fails expires."""
+    request = transaction_pb2.AbortTransactionRequest(token=token).SerializeToString()
+    method = f"{_TRANSACTIONS}/AbortTransaction"
+    await call.ask_all(dict.fromkeys(workers, request), context, seconds=_ABORT_SECONDS, method=method)
 
 
 def _divide(found: Mapping[int, _Answer]) -> tuple[dict[int, bytes], dict[int, grpc.aio.AioRpcError]]:

@@ -32,10 +32,16 @@ _MODES: Final = transaction_pb2.ConflictMode
 
 
 class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
-    """Serves transactions. See `protos/scankv/v1/transaction.proto` for the contract."""
+    """Serves transactions. See `protos/scankv/v1/transaction.proto` for the contract.
 
-    def __init__(self, tables: Tables) -> None:
+    Args:
+        tables: The tables of this process.
+        is_worker: Whether this process is one of several, and gets calls that begin transactions only from the router.
+    """
+
+    def __init__(self, tables: Tables, *, is_worker: bool = False) -> None:
         self._tables = tables
+        self._is_worker = is_worker
         self._transactions = tables.transactions
 
     async def BeginTransaction(
@@ -49,6 +55,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with map_errors(request, context):
             if request.conflict_mode not in _MODES.values():
                 raise InvalidRequest(f"conflict_mode must be a value of ConflictMode, not {request.conflict_mode}")
+            if request.token and not self._is_worker:
+                raise InvalidRequest("token is for the worker processes of a server: leave it out")
             begun = await self._transactions.begin(
                 TransactionOptions(
                     id=request.id,
@@ -57,7 +65,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                     ttl=request.ttl_millis / 1000 if request.ttl_millis else self._transactions.default_ttl,
                     writer=request.writer,
                     lock_wait=request.lock_wait_millis / 1000 if request.lock_keys else None,
-                )
+                ),
+                request.token,
             )
         response = transaction_pb2.BeginTransactionResponse()
         if isinstance(begun, OpenTransaction):

@@ -6,7 +6,7 @@ import os
 import signal
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -20,6 +20,8 @@ from tests.support.workers import kill_worker, names_of_workers, processes_of, r
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from google.protobuf.message import Message
 
     from aio_client.sync import Client, Table
 
@@ -83,7 +85,7 @@ def test_calls_about_all_tables_end_with_a_typed_error_while_a_worker_is_frozen(
     """A list without the tables of a frozen worker would look complete."""
     tables = tables_of_workers(client, "lists")
     with wire_to(tables[1]) as wire, frozen(server, 0):
-        calls = [
+        calls: list[tuple[Any, Message]] = [
             (wire.tables.ListTables, table_pb2.ListTablesRequest()),
             (wire.admin.Stats, admin_pb2.StatsRequest()),
             (wire.admin.Metrics, admin_pb2.MetricsRequest()),

@@ -269,8 +269,12 @@ class Transactions:
         await self._tasks.join()
         self._decisions.close()
 
-    async def begin(self, options: TransactionOptions) -> OpenTransaction | CommittedTransaction:
+    async def begin(self, options: TransactionOptions, token: str = "") -> OpenTransaction | CommittedTransaction:
         """Begins a transaction, or returns the earlier commit of its id. See transaction.proto.
+
+        Args:
+            options: The options.
+            token: Its token, which the worker processes of a server must have in common. Empty: a new one.
 
         Raises:
             InvalidRequest: The id or the time to live is not allowed.
@@ -294,7 +298,7 @@ class Transactions:
                 "max_transactions",
                 retry_after=_RETRY_SECONDS,
             )
-        token = uuid.uuid4().hex
+        token = token or uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(
             token=token, options=options, directory=directory, clock=self._clock

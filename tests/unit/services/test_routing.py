@@ -13,7 +13,6 @@ from scankv.v1 import admin_pb2, table_pb2, transaction_pb2
 from streaming_server.services import routing
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
 from streaming_server.services.permissions import PERMISSIONS, NamedTable
-from streaming_server.services.worker_tokens import join_tokens, split_token
 from streaming_server.storage.tables.placement import ALONE, Placement
 
 PREFIX = "scankv.v1."
@@ -51,11 +50,6 @@ def test_every_table_has_one_owner_and_owners_have_similar_numbers_of_tables(wor
     assert all(map(ALONE.owns, names))
 
 
-@given(st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), min_size=1, max_size=8))
-def test_the_tokens_of_workers_are_found_in_the_joined_token(tokens: list[str]) -> None:
-    assert split_token(join_tokens(tokens)) == tokens
-
-
 def test_lists_are_joined_in_the_order_of_names() -> None:
     first = table_pb2.ListTablesResponse(tables=[table_pb2.Table(name="a"), table_pb2.Table(name="d")])
     second = table_pb2.ListTablesResponse(
@@ -66,18 +60,24 @@ def test_lists_are_joined_in_the_order_of_names() -> None:
     assert [table.reason for table in merged.damaged] == ["why"]
 
 
-def test_an_idle_transaction_is_listed_once_and_one_with_work_where_it_has_done_it() -> None:
+def test_a_transaction_that_all_workers_know_is_listed_once() -> None:
     def listed(*transactions: transaction_pb2.OpenTransaction) -> transaction_pb2.ListTransactionsResponse:
         return transaction_pb2.ListTransactionsResponse(transactions=transactions)
 
     opened = transaction_pb2.OpenTransaction
     merged = merge_transactions(
         {
-            0: listed(opened(token="idle 0"), opened(token="busy 0")),
-            1: listed(opened(token="idle 1"), opened(token="busy 1", tables=["t"]), opened(token="l", locked_keys=1)),
+            0: listed(opened(token="new", age_millis=1), opened(token="old", age_millis=9, rows=2, tables=["b"])),
+            1: listed(
+                opened(token="new", age_millis=2, locked_keys=3, waits_for=["old"], committing=True),
+                opened(token="old", age_millis=8, rows=1, tables=["a"], stuck="why"),
+            ),
         }
     )
-    assert [each.token for each in merged.transactions] == ["idle 0", "busy 0", "busy 1", "l"]
+    assert list(merged.transactions) == [
+        opened(token="old", age_millis=9, rows=3, tables=["a", "b"], stuck="why"),
+        opened(token="new", age_millis=2, locked_keys=3, waits_for=["old"], committing=True),
+    ]
 
 
 def test_statistics_are_sums_except_for_what_cannot_be_added() -> None:
