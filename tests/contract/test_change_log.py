@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.storage.changelog.change_log import ChangeLog
+    from streaming_server.storage.changelog.log_span import LogSpan
 
 FIRST = define(SCORES)
 TEAM = pa.schema([("team", pa.string())])
@@ -507,6 +508,13 @@ def test_a_cleared_log_has_no_changes_and_no_holds_and_counts_on(new: Callable[[
     history.check()
 
 
+def _bound(span: LogSpan, count: int, data: st.DataObject) -> bytes:
+    """Returns a key between those of two changes: that of the later one, or what follows the key of the earlier one."""
+    if count > span.first and data.draw(st.booleans()):
+        return row_key(span.offset_of(count - 1)) + b"\0"
+    return row_key(span.offset_of(count))
+
+
 @given(data=st.data())
 @examples(15)
 def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_direction(
@@ -516,8 +524,8 @@ def test_a_reader_shows_a_range_of_the_log_as_of_its_creation_in_either_directio
     span, reverse = history.log.span, data.draw(st.booleans())
     first, end = sorted(data.draw(st.tuples(*[st.integers(span.first, span.end)] * 2)))
     expected = history.changes[first:end]
-    start = None if first == span.first and data.draw(st.booleans()) else row_key(span.offset_of(first))
-    stop = None if end == span.end and data.draw(st.booleans()) else row_key(span.offset_of(end))
+    start = None if first == span.first and data.draw(st.booleans()) else _bound(span, first, data)
+    stop = None if end == span.end and data.draw(st.booleans()) else _bound(span, end, data)
     reader = history.log.reader(KeyRange(start, stop), history.later, reverse=reverse)
     history.commit([RowKind.INSERT, *PAIR])
     history.rewrite(span.first, span.end)

@@ -159,17 +159,20 @@ def test_usage_says_how_much_is_retained_and_by_which_hold(
         assert usage.bytes == 0
 
 
-@given(pauses=st.lists(st.sampled_from([0.0, 0.5, 5.0, 11.0, 40.0]), min_size=1, max_size=12))
+PAUSED_COMMITS = st.tuples(st.sampled_from([0.0, 0.5, 5.0, 11.0, 40.0]), st.sampled_from([50, 50, 600_000]))
+
+
+@given(commits=st.lists(PAUSED_COMMITS, min_size=1, max_size=12))
 @examples(25)
 def test_an_age_is_resolved_to_an_offset_before_which_everything_is_so_old(
-    new: Callable[[], MeasuredLog], pauses: list[float]
+    new: Callable[[], MeasuredLog], commits: list[tuple[float, int]]
 ) -> None:
     """Whatever the wall clock says. Nothing older than that, and than the precision, is left after the offset."""
     measured = new()
-    for number, seconds in enumerate(pauses):
+    for number, (seconds, row_bytes) in enumerate(commits):
         measured.machine.pass_time(seconds)
         measured.machine.set_wall((-1) ** number * number * DAY)
-        measured.commit(2, 50)
+        measured.commit(2, row_bytes)
     now, written = measured.clock.service_micros(), measured.micros[1:]
     for micros in {0, *written, *(each - 1 for each in written), *(each + 7_000_000 for each in written)}:
         found = count_of(measured.log.offset_of_age(micros, now))
