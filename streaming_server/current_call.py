@@ -38,7 +38,7 @@ class CurrentCall:
         table: The name of the table that the call reads. Empty: none, or not known.
         scan_id: The id of its scan. Empty: it is not a scan.
         waited_seconds: For how long the call has waited for its client, for changes, or for locks.
-        may_last: Whether the call follows changes, so that it may last forever.
+        may_last: Whether the call may last forever, as it follows changes or another worker answers it.
         error: The reason of the error with which the call ends. Empty: none, or not known.
         stream_pace: Takes the bytes of a message, and returns the seconds to hold it back. None: no limit.
         on_end: Called with the name of the status and the seconds when the call has ended.

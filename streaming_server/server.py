@@ -221,7 +221,7 @@ class Server:
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
         if worker is not None:
-            self._workers = Workers(worker, WINDOW_BYTES)
+            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
         self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
         self._principals = RequestPrincipals()

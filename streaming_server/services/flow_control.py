@@ -43,10 +43,12 @@ async def one_in_flight(
 
     async def settle() -> None:
         began = loop.time()
-        while writes:
-            await writes.pop()
-        if call is not None:
-            call.waited_seconds += loop.time() - began
+        try:
+            while writes:
+                await writes.pop()
+        finally:
+            if call is not None:
+                call.waited_seconds += loop.time() - began
 
     async def hold_back(seconds: float) -> None:
         began = now = loop.time()

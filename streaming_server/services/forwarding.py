@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from scankv.model.errors import Unavailable
+from scankv.model.errors import ScanStalled, Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from streaming_server.current_call import Metadata
+    from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
     from streaming_server.workers import WorkerSettings
 
 FORWARDED: Final = "scankv-forwarded"
@@ -31,6 +32,7 @@ OF_SERVER: Final = "scankv-of-server"
 RETRY_SECONDS: Final = 0.5
 """How long the client of a worker that does not run should wait. A start takes about a second."""
 
+_STALL_MARGIN_SECONDS: Final = 1.0
 _ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # gRPC makes these by itself for every call.
@@ -50,9 +52,12 @@ class Workers:
     Args:
         settings: The settings of this worker.
         window_bytes: How much of a stream is received before its client has taken it.
+        stall_seconds: For how long the client of a stream may take nothing.
     """
 
-    def __init__(self, settings: WorkerSettings, window_bytes: int) -> None:
+    def __init__(self, settings: WorkerSettings, window_bytes: int, stall_seconds: float) -> None:
+        # The owner notices it as well, and says so in its log, before its call is cancelled.
+        self._patience = stall_seconds + _STALL_MARGIN_SECONDS
         self.placement = settings.placement
         self._key, self._peer_key = settings.key, settings.peer_key
         options = [
@@ -108,23 +113,54 @@ class Workers:
             answer: bytes = await call(request, metadata=self._metadata(of_server=of_server), timeout=timeout)
             return answer
 
-    async def relay(self, number: int, method: str, request: bytes, context: Context[Any, Any]) -> None:
+    async def relay(
+        self, number: int, method: str, request: bytes, context: Context[Any, Any], unread: UnreadAnswers
+    ) -> None:
         """Makes a streaming call to a worker, and gives its messages to the client, as fast as it takes them.
+
+        If the client takes nothing for the stall timeout, the call to the worker is cancelled, so that only one message
+        stays in memory until the client takes it or is gone.
 
         Raises:
             grpc.aio.AioRpcError: As `ask`.
+            ScanStalled: The client has taken nothing for the stall timeout.
         """
         with self._connections[number].use() as channel:
             stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
             call = stream(request, metadata=self._metadata(), timeout=context.time_remaining())
             try:
                 async for message in call:
-                    await context.write(message)
+                    with self._patient(call, unread.answer(context.peer()), len(message)):
+                        await context.write(message)
             except grpc.aio.BaseError as error:
                 # The client is gone, as in `map_errors`.
                 raise asyncio.CancelledError from error
             finally:
                 call.cancel()
+
+    @contextmanager
+    def _patient(self, call: grpc.aio.Call, answer: UnreadAnswer, size: int) -> Iterator[None]:
+        """Cancels a call if the block takes too long, in which a message of it is written. Raises ScanStalled."""
+        is_stalled = False
+
+        def stall() -> None:
+            nonlocal is_stalled
+            is_stalled = True
+            call.cancel()
+            answer.claim(size, may_refuse=False)
+
+        # A write cannot be given up: gRPC would lose the status that follows it.
+        timer = asyncio.get_running_loop().call_later(self._patience, stall)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            answer.release()
+        if is_stalled:
+            raise ScanStalled(
+                f"the reader took nothing for {self._patience:g} s (stall_timeout_seconds), so the server ended the "
+                "stream: resume it, or read faster"
+            )
 
     def _metadata(self, *, of_server: bool = False) -> tuple[tuple[str, str | bytes], ...]:
         if of_server:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy, TooManyScans
@@ -322,23 +323,26 @@ class GuardedServer:
             serialize = _unless_serialized(serialize)
         # Operators look at the server, and release what takes memory.
         pressure = None if name.startswith(_OF_OPERATORS) else intake.pressure
+        response_type = _response_type(name)
         permission = permission_of(name)
         access = None if permission.is_open else self._access
         audit = None if access is None else access.audit
 
         async def request_of(context: Context[Any, Any]) -> _Received:
             call, metadata = CURRENT_CALL.get(), CALL_METADATA.get()
+            is_forwarded = router is not None and router.workers.is_forwarded(metadata)
             # What the server asks itself needs no rights.
             is_free = access is None or (router is not None and router.workers.is_of_server(metadata))
-            audited = None if audit is None or call is None or is_free else audit.begin(call, permission, context)
+            audited = None if audit is None or call is None or is_forwarded else audit.begin(call, permission, context)
             caller, count_bytes = None, None
             try:
                 if access is not None and not is_free:
                     caller = await access.authenticate(context, name)
                     if audited is not None:
                         audited.caller = caller
-                    access.limiter.admit(caller)
-                    count_bytes = access.limiter.byte_counter(caller)
+                    if not is_forwarded:
+                        access.limiter.admit(caller)
+                        count_bytes = access.limiter.byte_counter(caller)
                 if pressure is not None and pressure.is_high:
                     raise pressure.refusal()
                 if unread.unread_bytes:
@@ -350,10 +354,13 @@ class GuardedServer:
                     request = parse(data)
                     route = None if router is None else router.route(name, request, data or b"", metadata)
                     if route is not None:
-                        # The workers that answer it authorise it as well, and record it.
+                        # The workers that answer it authorise it and log it if it is slow. This one records it, since
+                        # only this one sees one call, and the certificate of its client.
+                        if audited is not None:
+                            audited.read_request(request, len(data or b""))
                         if call is not None:
-                            call.on_end = None
-                        return request, claimed, caller, count_bytes, None, route
+                            call.may_last = True
+                        return request, claimed, caller, count_bytes, audited, route
                     if access is not None and caller is not None:
                         if audited is not None:
                             audited.read_request(request, len(data or b""))
@@ -395,8 +402,10 @@ class GuardedServer:
                         message: bytes = response if serialize is None else serialize(response)
                         if len(message) > _CALL_BYTES or counted.is_claimed:
                             counted.claim(len(message), may_refuse=not permission.changes)
-                        if audited is not None:
+                        if audited is not None and route is None:
                             audited.read_response(response)
+                        elif audited is not None and permission.changes:
+                            audited.read_response(response_type.FromString(message))
                         if count_bytes is not None:
                             count_bytes(len(message))
                     except ScanKvError as error:
@@ -417,7 +426,7 @@ class GuardedServer:
             request, claimed, caller, _, _, route = await request_of(context)
             intake.release(claimed)
             if isinstance(route, Forward):
-                await route.stream(context)
+                await route.stream(context, unread)
                 return
             STREAM_CALLER.set(caller)
             if access is None or caller is None:
@@ -473,6 +482,11 @@ def _unless_serialized(serialize: Callable[[Any], bytes]) -> Callable[[Any], byt
         return message if isinstance(message, bytes) else serialize(message)
 
     return serialize_once
+
+
+def _response_type(name: str) -> type[Message]:
+    method = descriptor_pool.Default().FindMethodByName(name.replace("/", "."))
+    return message_factory.GetMessageClass(method.output_type)
 
 
 def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  # noqa: ANN401  # gRPC has no type

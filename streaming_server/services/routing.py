@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, SnapshotLost, TransactionLost
+from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
 from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from streaming_server.current_call import Metadata
+    from streaming_server.scan.admission.unread_answers import UnreadAnswers
 
 Context = grpc.aio.ServicerContext
 
@@ -77,7 +78,9 @@ _RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/
 _LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionService/CommitTransaction"})
 """Calls that may take as long as their client waits."""
 
-_UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
+_UNKNOWN: Final = frozenset(
+    error.reason for error in (LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost)
+)
 """The reasons with which a worker says that it does not know an id."""
 
 _Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"
@@ -149,10 +152,12 @@ class Forward:
         except grpc.aio.AioRpcError as error:
             await end_as(context, error, self.owner, f'the table "{self.table}"')
 
-    async def stream(self, context: Context[Any, Any]) -> None:
+    async def stream(self, context: Context[Any, Any], unread: UnreadAnswers) -> None:
         """Relays the stream of the owner."""
         try:
-            await self.workers.relay(self.owner, self.method, self.data, context)
+            await self.workers.relay(self.owner, self.method, self.data, context, unread)
+        except ScanStalled as error:
+            await end_with(context, error)
         except grpc.aio.AioRpcError as error:
             await end_as(context, error, self.owner, f'the table "{self.table}"')
 
