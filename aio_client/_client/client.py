@@ -326,7 +326,7 @@ class Client:
         return await self._open(response.table)
 
     async def _open(self, description: table_pb2.Table) -> Table:
-        return Table(await self._owners.transport_to(description.owner_port), description)
+        return Table(await self._owners.transport_to(description), description)
 
     async def tables(self) -> list[Table]:
         """Lists all usable tables, in ascending order of names. `damaged_tables` lists the others."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from aio_client._transport.transport import Transport
 from scankv.model.errors import ScanKvError
+from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
     from aio_client._transport.config import ClientConfig
@@ -30,17 +32,18 @@ class Owners:
         self._server = server
         self._by_port: dict[int, asyncio.Task[Transport]] = {}
 
-    async def transport_to(self, port: int) -> Transport:
-        """Returns the transport to the worker that has a port of its own; that to the server if it cannot be reached.
+    async def transport_to(self, table: table_pb2.Table) -> Transport:
+        """Returns the transport to the worker that owns a table; that to the server if it cannot be reached.
 
         Args:
-            port: The port, as the server describes a table. 0: the server is one process.
+            table: The table, as the server describes it.
         """
+        port = table.owner_port
         if not port:
-            return self._server
+            return self._server  # The server is one process.
         found = self._by_port.get(port)
         if found is None:
-            found = self._by_port[port] = asyncio.create_task(self._connect(port))
+            found = self._by_port[port] = asyncio.create_task(self._connect(table))
         try:
             return await asyncio.shield(found)
         except asyncio.CancelledError:
@@ -48,23 +51,42 @@ class Owners:
                 return self._server  # The client was closed.
             raise
 
-    async def _connect(self, port: int) -> Transport:
-        transport = Transport(_at_port(self._server.config, port), fallback=self._server)
+    async def _connect(self, table: table_pb2.Table) -> Transport:
+        transport = Transport(_at_port(self._server.config, table.owner_port), fallback=self._server)
+        is_owner = False
         try:
             await transport.wait_ready(_PROBE_SECONDS)
+            is_owner = await _is_owner(transport, table)
         except ScanKvError:
-            await transport.close()
             return self._server
-        return transport
+        finally:
+            if not is_owner:
+                await transport.close()
+        return transport if is_owner else self._server
 
     async def close(self) -> None:
         """Closes all of them, except for that to the server."""
-        found, self._by_port = self._by_port, {}
-        for connecting in found.values():
-            if not connecting.done():
-                connecting.cancel()
-            elif (transport := connecting.result()) is not self._server:
+        found, self._by_port = [*self._by_port.values()], {}
+        for connecting in found:
+            connecting.cancel()
+        for transport in await asyncio.gather(*found, return_exceptions=True):
+            if isinstance(transport, Transport) and transport is not self._server:
                 await transport.close()
+
+
+async def _is_owner(transport: Transport, table: table_pb2.Table) -> bool:
+    """Whether the owner of a table answers at a port. Raises ScanKvError.
+
+    Where the port of the server is forwarded from another host, the port of a worker may be that of another server,
+    which may have a table of the same name.
+    """
+    response = await transport.attempt(
+        lambda: transport.services.tables.GetTable,
+        table_pb2.GetTableRequest(name=table.name),
+        deadline=time.monotonic() + _PROBE_SECONDS,
+    )
+    there = response.table
+    return (there.incarnation, there.owner_port) == (table.incarnation, table.owner_port)
 
 
 def _at_port(config: ClientConfig, port: int) -> ClientConfig:

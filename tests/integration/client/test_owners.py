@@ -1,0 +1,76 @@
+"""A client connects to the worker process that owns a table, and to nothing else that has the worker's port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import connect, sync
+from aio_client.testing import FaultProxy
+from tests.support.server_process import ServerProcess
+from tests.support.tables import SCORES
+from tests.support.waiting import await_until
+from tests.support.workers import names_of_workers, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aio_client.sync import Table
+
+ELSEWHERE = "127.0.0.2"
+"""The address of the server. The client has only a port of 127.0.0.1 that is forwarded to the server's."""
+
+
+@pytest.fixture(scope="module")
+def forwarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Table]]:
+    """A server with two workers on another address, and a table of it."""
+    data = tmp_path_factory.mktemp("owners") / "data"
+    with ServerProcess(data, "--workers", "2", "--host", ELSEWHERE) as server, sync.connect(server.url) as client:
+        yield server, client.create_table(names_of_workers(2, "owners")[1][0], SCORES, primary_key=["player"])
+
+
+@pytest.mark.asyncio
+async def test_a_client_writes_nothing_to_another_server_at_the_port_of_a_worker(
+    forwarded: tuple[ServerProcess, Table], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The ports of two containers may be forwarded from one host, and have tables of the same name."""
+    server, owned = forwarded
+    data = tmp_path_factory.mktemp("another") / "data"
+    with ServerProcess(data, "--workers", "1", "--port", str(owned.owner_port)) as another:
+        with sync.connect(another.url) as client:
+            others = client.create_table(owned.name, SCORES, primary_key=["player"])
+            async with FaultProxy(server.url) as proxy, connect(proxy.address) as through:
+                table = await through.table(owned.name)
+                await table.upsert(rows_of(5))
+                assert (await table.scan().to_arrow()).num_rows == 5
+            assert others.count() == 0
+    assert owned.count() == 5
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_closed_while_it_connects_to_a_worker_leaves_no_connection(
+    forwarded: tuple[ServerProcess, Table],
+) -> None:
+    server, owned = forwarded
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", owned.owner_port)) as silent:
+        silent.setblocking(False)
+        async with FaultProxy(server.url) as proxy, connect(proxy.address) as client:
+            opening = asyncio.create_task(client.table(owned.name))
+            connection, _ = await loop.sock_accept(silent)
+        with connection:
+            await asyncio.wait_for(_read_all(connection), 60)
+        assert (await opening).name == owned.name
+
+        async def is_alone() -> bool:
+            return asyncio.all_tasks() == {asyncio.current_task()}
+
+        await await_until(is_alone, "no task is left")
+
+
+async def _read_all(connection: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(connection, 4096):
+        pass
