@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aio_client import ConnectionFailed, sync
 from streaming_server.storage.tables.placement import Placement
 from tests.support.waiting import wait_until
 
@@ -75,8 +76,18 @@ def kill_worker(server: ServerProcess, number: int) -> None:
 
 
 def wait_for_worker(server: ServerProcess, number: int) -> None:
-    """Waits until a worker runs."""
+    """Waits until a worker runs, and answers the others."""
     wait_until(lambda: number in processes_of(server), "the worker runs again")
+    with sync.connect(server.url, operation_timeout=5) as client:
+
+        def answers() -> bool:
+            try:
+                # It asks every worker.
+                return bool(client.server_stats())
+            except ConnectionFailed:
+                return False
+
+        wait_until(answers, "the worker answers")
 
 
 def rows_of(count: int, value: str = "v") -> list[dict[str, Any]]:
