@@ -64,6 +64,10 @@ def serve(
         str | None,
         typer.Option(metavar="LOCATION", help="Where `scankv backup create` stores backups: a directory, or s3://..."),
     ] = None,
+    backup_every: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Create a backup by itself so often. Default: only on request."),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="Log debug, info, warning or error messages. Default: info.")
     ] = None,
@@ -106,6 +110,7 @@ def serve(
         "tls_client_ca": tls_client_ca,
         "audit_log": audit_log,
         "backup_location": backup_location,
+        "backup_every_seconds": backup_every,
         "log_level": log_level,
     }
     given = settings_of(set_) | {name: value for name, value in flags.items() if value is not None}

@@ -268,7 +268,7 @@ def test_pruning_keeps_exactly_what_the_remaining_backups_need(tmp_path: Path) -
 
 
 def test_the_server_creates_backups_by_itself_and_keeps_the_newest(tmp_path: Path) -> None:
-    settings = ("--set", "backup_every_seconds=0.05", "--set", "backup_keep=2")
+    settings = ("--backup-every", "0.05", "--set", "backup_keep=2")
     store = BackupStore(str(tmp_path / "backups"))
     with serving(tmp_path / "data", tmp_path / "backups", *settings) as client:
         create_scores(client, rows=10)
