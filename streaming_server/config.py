@@ -43,6 +43,7 @@ LOG_FORMATS = ("text", "json")
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "port": (0, 65535),
     "workers": (1, 64),
+    "worker_timeout_seconds": (2, 86_400),
     "metrics_port": (0, 65535),
     "http_port": (0, 65535),
     "metrics_max_tables": (0, 100_000),
@@ -145,6 +146,8 @@ class ServerConfig:
         workers: The number of processes that share the work, best one for each core. Each owns some of the tables. The
             limits on memory are divided among them; all other limits are those of each process. 1: the server is one
             process. See docs/operations/workers.md.
+        worker_timeout_seconds: A worker whose event loop does not run for this long, because the process is frozen or
+            hangs, is killed and started again.
         metrics_port: The port that serves metrics and health over HTTP. 0: none does.
         metrics_host: The address of this port. Addresses other than loopback are served over HTTPS with the certificate
             of the server, or need `insecure`. With `tls_client_ca`, reading metrics there needs a certificate, too.
@@ -304,6 +307,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 7070
     workers: int = 1
+    worker_timeout_seconds: float = 30.0
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     metrics_max_tables: int = 200

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import uuid
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -91,6 +92,7 @@ from streaming_server.storage.files.file_limit import max_connections, raise_fil
 from streaming_server.storage.files.memory_limit import memory_limit
 from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
 from streaming_server.storage.tables.placement import ALONE
+from streaming_server.workers import HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -572,6 +574,7 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
         loop.add_signal_handler(number, handle_signal, number)
     if worker is not None:
         loop.add_reader(sys.stdin.fileno(), _end_without_supervisor)
+    heartbeat = Background(*([] if worker is None else [partial(repeat, HEARTBEAT_SECONDS, _send_heartbeat)]))
     async with Server(config, loop_turns=turns, worker=worker) as server:
         # What is loaded now stays until the end. Otherwise each full garbage collection would visit it, and hold the
         # event loop for 15 to 60 ms.
@@ -579,9 +582,19 @@ async def _serve(config: ServerConfig, turns: LoopTurns, worker: WorkerSettings 
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()
         _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
+        heartbeat.start()
         await stop.wait()
         _log.info("draining for at most %s seconds", config.drain_seconds)
+    await heartbeat.close()
     _log.info("stopped")
+
+
+async def _send_heartbeat() -> None:
+    """Tells the supervisor that the event loop runs."""
+    # A supervisor that is frozen reads nothing.
+    os.set_blocking(sys.stdout.fileno(), False)
+    with suppress(BlockingIOError):
+        os.write(sys.stdout.fileno(), b"\n")
 
 
 def _end_without_supervisor() -> NoReturn:

@@ -34,7 +34,7 @@ from streaming_server.gateway_process import GatewaySupervisor, listen_for_gatew
 from streaming_server.server import PortTaken, exit_code_of, start_log
 from streaming_server.storage.tables.data_directory import WORKERS_FORMAT, DataDirectory
 from streaming_server.storage.tables.placement import Placement
-from streaming_server.workers import WorkerSettings
+from streaming_server.workers import HEARTBEAT_SECONDS, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -48,6 +48,7 @@ _LONG_LIFE_SECONDS: Final = 30.0
 # Beyond the time that a drain takes by itself.
 _STOP_SECONDS: Final = 15.0
 _READY: Final = b"scankv ready on "
+_MOST_READ_BYTES: Final = 4096
 # With port 0, until a free port is found that has free ports after it.
 _PORT_TRIES: Final = 20
 
@@ -156,12 +157,34 @@ class WorkerSupervisor:
             if (await child.stdout.readline()).startswith(_READY):
                 _log.info("worker %d is ready, with process id %d", number, child.pid)
                 self._ready[number].set()
+                await self._watch(number, child)
             return await child.wait()
         finally:
             child.stdin.close()
             if child.returncode is None:
                 child.kill()
                 await child.wait()
+
+    async def _watch(self, number: int, child: asyncio.subprocess.Process) -> None:
+        """Returns once a worker has ended. Kills it if its event loop does not run for the worker timeout.
+
+        The kernel gives new connections to the port of the server to all workers, even to one that is frozen. And
+        nothing else may open the tables of a frozen worker.
+        """
+        assert child.stdout is not None
+        missed = 0
+        while missed * HEARTBEAT_SECONDS < self._config.worker_timeout_seconds:
+            try:
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    if not await child.stdout.read(_MOST_READ_BYTES):
+                        return
+                missed = 0
+            except TimeoutError:
+                # Counted, because a supervisor that was frozen together with its workers has waited for nothing.
+                missed += not self._is_stopping
+        _log.error("worker %d has not run for %g s, and is killed", number, self._config.worker_timeout_seconds)
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
 
 
 class WorkerFailed(ScanKvError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+HEARTBEAT_SECONDS: Final = 1.0
+"""How often a worker that is ready tells its supervisor, over its standard output, that its event loop runs."""
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -245,3 +245,23 @@ def test_workers_apply_what_a_single_process_had_decided(tmp_path: Path, step: i
                 again.abort()
         assert client.table(name).count() == (50 if committed else 0)
         assert committed, "a bucket had been written, so the transaction was decided"
+
+
+def test_a_frozen_worker_is_killed_and_started_again(tmp_path: Path) -> None:
+    """The system gives it a part of the new connections, and its tables belong to it as long as it exists."""
+    settings = ("--workers", str(WORKERS), "--set", "worker_timeout_seconds=5")
+    with ServerProcess(tmp_path / "data", *settings) as server, sync.connect(server.url) as client:
+        names = [name for (name,) in names_of_workers(WORKERS)]
+        for name in names:
+            client.create_table(name, SCORES, primary_key=["player"]).upsert(rows_of(10))
+        before = processes_of(server)
+        os.kill(before[1], signal.SIGSTOP)
+        wait_until(lambda: not is_running(before[1]), "the frozen worker was killed")
+        wait_for_worker(server, 1)
+        for name in names:
+            # A new connection, which may belong to any worker.
+            with sync.connect(server.url) as another:
+                assert another.table(name).count() == 10
+        assert processes_of(server)[0] == before[0]
+        assert server.stop() == 0
+    assert "worker 1 has not run for 5 s, and is killed" in server.log
