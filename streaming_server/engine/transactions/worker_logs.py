@@ -11,8 +11,12 @@ import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import DataLoss
+from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.tables.clock_file import ClockFile
 from streaming_server.storage.tables.placement import Placement
 from streaming_server.storage.transactions.decisions import Decisions
+from streaming_server.storage.transactions.staging import StagingDirectory, list_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 _DRAFT: Final = "new-workers"
-_COPIED: Final = "clock.json"
 
 
 async def merge_logs(directory: DataDirectory, into: Transactions, read: Callable[[Path], Transactions]) -> None:
@@ -54,7 +57,7 @@ async def merge_logs(directory: DataDirectory, into: Transactions, read: Callabl
 def divide_log(directory: DataDirectory, workers: int, clock: ServerClock) -> None:
     """Makes a directory for each worker process, with the commits that its tables remember. Blocks.
 
-    After a crash, all of it has happened, or nothing. Call it once all decisions in the log are applied.
+    After a crash, all of it has happened, or nothing. What open transactions have staged is removed.
 
     Args:
         directory: The data directory, which no server uses.
@@ -62,24 +65,35 @@ def divide_log(directory: DataDirectory, workers: int, clock: ServerClock) -> No
         clock: The clock of the server.
 
     Raises:
+        DataLoss: A decided transaction is not applied everywhere. Nothing is lost: a server of one process can start.
         ScanKvError, OSError: The log cannot be read, or a new one cannot be written.
     """
     draft = directory.trash / _DRAFT
     shutil.rmtree(draft, ignore_errors=True)
     with closing(Decisions(directory.transactions, clock)) as log:
         committed, epoch = log.take_finished(), log.epoch
+        for token in log.unfinished:
+            raise DataLoss(
+                f"the transaction {token} is committed, and cannot be applied everywhere: start the server with "
+                "--workers 1, and see why it is stuck: its log and `client.transactions()` say what to do"
+            )
+    times = ClockFile(directory.path).read(is_new=True)
     next_number = 1 + max((each.number for each in committed), default=0)
     for number in range(workers):
         place = Placement(number, workers)
         own = draft / str(number)
         own.mkdir(parents=True, mode=0o700)
-        if (directory.path / _COPIED).exists():
-            shutil.copy2(directory.path / _COPIED, own / _COPIED)
+        if times is not None:
+            ClockFile(own).write(times)
         with closing(Decisions(own / "transactions", clock)) as log:
             log.continue_after(epoch, next_number)
             log.rewrite([each for each in committed if _is_of(each, place)])
+        sync_directory(own)
     directory.place_parts(workers, draft)
+    for token in list_tokens(directory.transactions):
+        StagingDirectory(directory.transactions, token).remove()
 
 
 def _is_of(committed: CommittedTransaction, place: Placement) -> bool:
-    return any(map(place.owns, committed.tables))
+    # Its id counts, even if it has written nothing.
+    return any(map(place.owns, committed.tables)) or (not committed.tables and place.number == 0)
