@@ -143,9 +143,9 @@ class ServerConfig:
         data: The data directory. It is created if it does not exist.
         host: The address to listen on. Addresses other than loopback need TLS and tokens, or `insecure`.
         port: The port to listen on. 0 picks a free one.
-        workers: The number of processes that share the work, best one for each core. Each owns some of the tables. The
-            limits on memory are divided among them; all other limits are those of each process. 1: the server is one
-            process. See docs/operations/workers.md.
+        workers: The number of processes that share the work, ideally one for each core. Each owns some of the tables.
+            The limits on memory are divided among them; all other limits are those of each process. 1: the server is
+            one process. See docs/operations/workers.md.
         worker_timeout_seconds: A worker whose event loop does not run for this long, because the process is frozen or
             hangs, is killed and started again.
         metrics_port: The port that serves metrics and health over HTTP. 0: none does.

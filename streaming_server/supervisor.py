@@ -1,8 +1,8 @@
 """Runs a server as several worker processes behind one address.
 
 The supervisor locks the data directory, and every worker inherits the lock: another server can use the directory only
-once the supervisor and all workers have ended, however they end. It binds the port without listening, so that the port
-stays the server's, and all workers listen on it. It owns no table and carries no call.
+once the supervisor and all workers have ended, however they end. It binds the ports without listening on them, which
+reserves them for the workers. It owns no table and carries no call.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 10.0
-# A worker that has run for so long has not ended because it cannot start.
+# A worker that ran for this long was able to start, so it is started again without a longer pause.
 _LONG_LIFE_SECONDS: Final = 30.0
-# Beyond the time that a drain takes by itself.
+# How long workers may take to end, beyond the time for their drain.
 _STOP_SECONDS: Final = 15.0
 _READY: Final = b"scankv ready on "
 _MOST_READ_BYTES: Final = 4096
@@ -195,7 +195,7 @@ class WorkerFailed(ScanKvError):
 
 
 def _share_of(config: ServerConfig, port: int) -> ServerConfig:
-    """Returns the settings of each worker: with its share of the memory, and without what the supervisor does."""
+    """Returns the settings of each worker: with its share of the memory, and without what only the supervisor does."""
     shares = {name: max(int(RANGES[name][0]), getattr(config, name) // config.workers) for name in SHARES_OF_MEMORY}
     return dataclasses.replace(config, port=port, http_port=0, **shares)
 

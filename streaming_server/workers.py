@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -24,15 +24,15 @@ class WorkerSettings:
             processes that have it have ended.
         sockets: The directory of the sockets on which workers listen for each other. Only their user can use it.
         key: A secret of this start of the server, by which workers recognize each other.
-        peer_key: Another secret, by which workers believe each other, and the HTTP gateway, for whom a call is made.
+        peer_key: Another secret, with which workers and the HTTP gateway name the client for whom they make a call.
         port: The port on which only this worker listens, besides that of the server.
     """
 
     placement: Placement
     lock: int
     sockets: Path
-    key: str
-    peer_key: str
+    key: str = field(repr=False)
+    peer_key: str = field(repr=False)
     port: int
 
     def address_of(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Forwards calls between the worker processes of a server, as bytes that only their owner reads."""
+"""Forwards calls between the worker processes of a server, as bytes that only the owner of the table decodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ OF_SERVER: Final = "scankv-of-server"
 """The metadata, with the same value, by which a worker shows that it makes a call in the name of the server."""
 
 RETRY_SECONDS: Final = 0.5
-"""How long the client of a worker that does not run should wait. A start takes about a second."""
+"""How long a client should wait before it tries again to call a worker that does not run. A start takes about a second.
+"""
 
 _STALL_MARGIN_SECONDS: Final = 1.0
 _ABSENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
@@ -187,7 +188,7 @@ class _Connections:
 
     @contextmanager
     def use(self) -> Iterator[grpc.aio.Channel]:
-        """Gives a connection for one call, and makes another one if all are in use."""
+        """Yields a connection for one call; makes another one if all are in use."""
         free = (channel for channel, calls in self._calls.items() if calls < _CALLS_PER_CONNECTION)
         channel = next(free, None) or grpc.aio.insecure_channel(self._address, options=self._options)
         self._calls[channel] = self._calls.get(channel, 0) + 1
@@ -232,8 +233,8 @@ async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number
         what: What the worker owns, for the message.
     """
     if is_absent(error):
-        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        state = "does not answer" if late else "does not run, and is started again"
+        is_down = error.code() is grpc.StatusCode.UNAVAILABLE
+        state = "does not run, and is started again" if is_down else "does not answer"
         await end_with(
             context,
             Unavailable(

@@ -1,7 +1,7 @@
 """Which worker process of a server answers a call: the routing table.
 
 A client may make any call to any worker. A call that names a table is answered by the worker that owns the table. Calls
-that list something are made to all workers, and their answers merged. A call that names something by an id only is
+that list something are made to all workers, and their answers are merged. A call that names something by an id alone is
 made to all workers, of which at most one knows the id.
 """
 
@@ -70,7 +70,7 @@ _BY_ID: Final = frozenset(
         "TransactionService/GiveUpTransaction",
     }
 )
-"""Calls that name something by an id only. A worker that does not know the id answers with an error or does nothing."""
+"""Calls that name something by an id alone. A worker that does not know the id returns an error or does nothing."""
 
 _RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/ReleaseSnapshot"})
 """Those of them that succeed if a worker does not know the id."""
@@ -86,7 +86,7 @@ _UNKNOWN: Final = frozenset(
 _Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"
 
 Route: TypeAlias = "Callable[[Context[Any, Any]], Awaitable[bytes | None]]"
-"""Answers a call in the name of another worker: returns the serialized answer, or None after a stream."""
+"""Answers a call with what other workers answer: returns the serialized answer, or None after a stream."""
 
 
 @dataclass(frozen=True, slots=True)

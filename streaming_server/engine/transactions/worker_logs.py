@@ -1,4 +1,4 @@
-"""Moves transaction logs between a server of one process and worker processes, while no server runs.
+"""Merges and divides transaction logs when the number of worker processes changes, while no server runs.
 
 Each worker process has a transaction log of its own, for the tables that it owns. Who owns a table depends on the
 number of workers. So when that changes, the logs are first merged into one, in which every decision has been applied,

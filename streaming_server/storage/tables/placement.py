@@ -1,7 +1,7 @@
 """Which worker process of a server owns which table.
 
-Every worker computes the same answer from the name of a table, so no worker has to ask another one, and none can
-disagree. A table without an owner does not exist, and neither does a table with two.
+Every worker computes the same answer from the name of a table, so no worker has to ask another one, and no two can
+disagree. Every table has exactly one owner.
 """
 
 from __future__ import annotations
