@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from aio_client._client.client import Client
 from aio_client._transport.config import ClientConfig
 from aio_client._transport.framing import ScanMessage
+from aio_client._transport.owners import Owners
 from aio_client.testing._script import Script, ScriptedAnswer, Step, check_script
 from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 from scankv.v1 import table_pb2
@@ -128,6 +129,7 @@ class _ScriptedClient(Client):
     def __init__(self, server: ScriptedServer, config: ClientConfig) -> None:
         self._config = config
         self._transport = cast("Transport", _ScriptedTransport(server, config))
+        self._owners = Owners(self._transport)
 
 
 class _ScriptedTransport:

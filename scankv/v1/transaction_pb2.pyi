@@ -74,7 +74,7 @@ class BeginTransactionRequest(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     LOCK_KEYS_FIELD_NUMBER: _builtins.int
     LOCK_WAIT_MILLIS_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
+    COMMON_TOKEN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Identifies the transaction across crashes of its writer: 1 to 128 characters. Empty: no id, and the commit is
     remembered for an hour.
@@ -90,7 +90,7 @@ class BeginTransactionRequest(_message.Message):
     """Whether the transaction locks the keys that it reads with GetForUpdate and that it writes."""
     lock_wait_millis: _builtins.int
     """With `lock_keys`: how long one call may wait for keys, up to 60,000. 0: it does not wait."""
-    token: _builtins.str
+    common_token: _builtins.str
     """The token of the transaction, which a worker process of the server has chosen for all of them. Not for clients."""
     def __init__(
         self,
@@ -102,11 +102,11 @@ class BeginTransactionRequest(_message.Message):
         writer: _builtins.str = ...,
         lock_keys: _builtins.bool = ...,
         lock_wait_millis: _builtins.int = ...,
-        token: _builtins.str = ...,
+        common_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conflict_mode", b"conflict_mode", "id", b"id", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "token", b"token", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "common_token", b"common_token", "conflict_mode", b"conflict_mode", "id", b"id", "lock_keys", b"lock_keys", "lock_wait_millis", b"lock_wait_millis", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,11 +120,11 @@ class Router:
         if name in _BY_ID:
             return _Find(self.workers, method, data)
         if isinstance(request, transaction_pb2.BeginTransactionRequest):
-            return _Begin(self.workers, method, request)
+            return _BeginAtAll(self.workers, method, request)
         if isinstance(request, transaction_pb2.CommitTransactionRequest):
-            return _Commit(self.workers, method, request)
+            return _CommitAtOwner(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
-            return _Abort(self.workers, method, data)
+            return _AbortAtAll(self.workers, method, data)
         return None
 
 
@@ -257,7 +257,7 @@ async def _found(context: Context[Any, Any], found: Mapping[int, _Answer], *, fi
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin(_All):
+class _BeginAtAll(_All):
     """Begins a transaction at every worker, with the same token.
 
     A worker that does not answer has no part in the transaction, unless the transaction has an id: the worker may have
@@ -269,7 +269,7 @@ class _Begin(_All):
     async def __call__(self, context: Context[Any, Any]) -> bytes:
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self.request)
-        request.token = _token_of(request)
+        request.common_token = _token_of(request)
         seconds = _ANSWER_SECONDS if request.id else _BEGIN_SECONDS
         found = await self.ask_all(self.to_all(request.SerializeToString()), context, seconds=seconds)
         answers, errors = _divide(found)
@@ -277,12 +277,12 @@ class _Begin(_All):
         committed = next((each for each in begun if each.HasField("committed")), None)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
         if refused or (committed is None and errors and (request.id or not begun)):
-            await _abort(self, request.token, answers, context)
+            await _abort(self, request.common_token, answers, context)
             await _end_with_first(context, refused or errors, "a part of the tables")
         if committed is not None:
-            await _abort(self, request.token, answers, context)
+            await _abort(self, request.common_token, answers, context)
             return committed.SerializeToString()
-        return transaction_pb2.BeginTransactionResponse(token=request.token).SerializeToString()
+        return transaction_pb2.BeginTransactionResponse(token=request.common_token).SerializeToString()
 
 
 def _token_of(request: transaction_pb2.BeginTransactionRequest) -> str:
@@ -293,7 +293,7 @@ def _token_of(request: transaction_pb2.BeginTransactionRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Commit(_All):
+class _CommitAtOwner(_All):
     """Commits a transaction at the worker that owns its tables, and aborts it at the others."""
 
     request: transaction_pb2.CommitTransactionRequest
@@ -321,7 +321,7 @@ class _Commit(_All):
 
 
 @dataclass(frozen=True, slots=True)
-class _Abort(_All):
+class _AbortAtAll(_All):
     """Aborts a transaction at every worker."""
 
     data: bytes

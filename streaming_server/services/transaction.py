@@ -55,8 +55,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with map_errors(request, context):
             if request.conflict_mode not in _MODES.values():
                 raise InvalidRequest(f"conflict_mode must be a value of ConflictMode, not {request.conflict_mode}")
-            if request.token and not self._is_worker:
-                raise InvalidRequest("token is for the worker processes of a server: leave it out")
+            if request.common_token and not self._is_worker:
+                raise InvalidRequest("common_token is for the worker processes of a server: leave it out")
             begun = await self._transactions.begin(
                 TransactionOptions(
                     id=request.id,
@@ -66,7 +66,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                     writer=request.writer,
                     lock_wait=request.lock_wait_millis / 1000 if request.lock_keys else None,
                 ),
-                request.token,
+                request.common_token,
             )
         response = transaction_pb2.BeginTransactionResponse()
         if isinstance(begun, OpenTransaction):

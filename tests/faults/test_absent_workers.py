@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from aio_client.sync import Client, Table
 
+pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+
 WORKERS = 2
 BOUND_SECONDS = 60.0
 """Far more than a worker may take, and far less than a test."""

@@ -34,7 +34,7 @@ PAGES = {
     "error": "/tables/game.missing",
 }
 HEIGHT_PIXELS = 900
-WIDE_PIXELS = 1280
+WIDE_PIXELS = 1920
 NARROW_PIXELS = 320
 """A screen of 1,280 pixels, magnified four times."""
 

@@ -13,7 +13,7 @@ from tests.support.forked import ForkedProcess
 __all__ = ["ServerProcess"]
 
 WORKERS = int(os.environ.get("SCANKV_TEST_WORKERS", "1"))
-"""How many worker processes each server has. The tests of clients and models pass with any number."""
+"""How many worker processes each server has. Tests with the marker `one_process` need 1."""
 
 
 class ServerProcess(testing.ServerProcess):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from aio_client.sync import Table
 
+pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+
 ELSEWHERE = "127.0.0.2"
 """The address of the server. The client has only a port of 127.0.0.1 that is forwarded to the server's."""
 

@@ -21,6 +21,8 @@ from tests.support.workers import names_of_workers, rows_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+
 WORKERS = 2
 SECONDS = 60.0
 STALLED = 8

@@ -31,6 +31,8 @@ from tests.support.workers import is_running, names_of_workers, processes_of, ro
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.timeout(240)  # several processes start again and again
+
 WORKERS = 2
 
 
