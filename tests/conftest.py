@@ -11,7 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.examples import FACTOR
 from tests.support.forked import end_zygotes
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import WORKERS, ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,14 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take.
+
+    Leaves out tests that need a server of one process if servers have more.
+    """
+    if WORKERS > 1:
+        config.hook.pytest_deselected(items=[each for each in items if each.get_closest_marker("one_process")])
+        items[:] = [each for each in items if not each.get_closest_marker("one_process")]
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))
     for item in items:
         if item.get_closest_marker("soak"):

@@ -403,8 +403,9 @@ class Transport:
         known = self._status_error(error, timeout)
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
-            # The next attempt is made at the other address, if there is one.
-            known.shed = state is not _AWAY or self._fallback_address is not None
+            # The next attempt is made at the other address. If nobody answers there either, it is the last one.
+            has_other = self._fallback_address is not None and self.address == self.config.address
+            known.shed = state is not _AWAY or has_other
         silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence_seconds
         broken = isinstance(known, Unavailable) and state is not grpc.ChannelConnectivity.READY
         # Another connection reads the certificates again.

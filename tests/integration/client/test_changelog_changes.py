@@ -411,6 +411,7 @@ async def test_a_base_shows_what_was_written_around_a_change(tmp_path: Path) -> 
             assert table.options["changelog"] == "upsert"
 
 
+@pytest.mark.one_process
 async def test_an_old_data_directory_takes_no_change(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:

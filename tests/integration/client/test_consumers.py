@@ -204,6 +204,7 @@ async def test_an_idle_stream_is_fenced_at_once(table: Table, how: str) -> None:
             await asyncio.wait_for(waiting, 60)
 
 
+@pytest.mark.one_process
 async def test_a_stream_that_was_cut_goes_on_and_does_not_fence_itself(
     table: Table, shared_server: ServerProcess
 ) -> None:

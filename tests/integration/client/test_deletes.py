@@ -324,6 +324,7 @@ async def test_the_blocking_client_deletes_truncates_and_replaces(server: Server
     await asyncio.to_thread(run)
 
 
+@pytest.mark.one_process
 async def test_a_directory_of_an_earlier_version_has_no_deleted_ranges(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

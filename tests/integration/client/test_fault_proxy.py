@@ -77,6 +77,7 @@ async def no_scan_is_live(client: Client) -> None:
     await await_until(none_is_live, "the scan freed")
 
 
+@pytest.mark.one_process
 async def test_without_faults_it_is_as_if_there_were_no_proxy(proxy: FaultProxy, name: str) -> None:
     async with connect(proxy.address) as client:
         table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
@@ -166,6 +167,7 @@ async def test_a_stream_whose_event_loop_was_blocked_keeps_its_connection(
             assert stream.statistics().attempts == 1
 
 
+@pytest.mark.one_process
 async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
     async with connect(proxy.address, attempt_timeout=3) as through:
         table = await through.table(filled)
@@ -274,6 +276,7 @@ async def test_under_random_faults_a_scan_is_whole_or_an_error(proxy: FaultProxy
         assert await scanned(through, filled) == DATA, proxy
 
 
+@pytest.mark.one_process
 async def test_writes_through_a_broken_connection_are_repeated_until_they_are_applied(
     client: Client, proxy: FaultProxy, name: str
 ) -> None:

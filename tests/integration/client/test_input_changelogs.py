@@ -242,6 +242,7 @@ async def test_a_consumer_follows_what_is_written(table: Table) -> None:
         assert (await anext(aiter(stream))).column("_change_type").to_pylist() == ["+U", "+U"]
 
 
+@pytest.mark.one_process
 async def test_conditions_see_every_written_key(client: Client, table: Table) -> None:
     before = await table.log_offsets()
     await table.upsert([{"k": 1, "v": 1, "text": "a"}])
@@ -302,6 +303,7 @@ async def test_a_base_is_not_made_from_what_was_written(tmp_path: Path) -> None:
             assert {row["text"] for row in await table.scan().to_pylist()} == {"new"}
 
 
+@pytest.mark.one_process
 async def test_an_old_data_directory_takes_no_such_table(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:

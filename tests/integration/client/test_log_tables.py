@@ -390,6 +390,7 @@ async def test_options_of_merged_rows_are_refused(client: Client, name: str) -> 
         await client.alter_table(name, changelog="none")
 
 
+@pytest.mark.one_process
 async def test_a_directory_of_an_earlier_version_gets_no_table_without_a_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:

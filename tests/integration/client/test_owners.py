@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aio_client import connect, sync
+from aio_client import Unavailable, connect, sync
 from aio_client.testing import FaultProxy
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
@@ -76,3 +76,27 @@ async def test_a_client_that_is_closed_while_it_connects_to_a_worker_leaves_no_c
 async def _read_all(connection: socket.socket) -> None:
     while await asyncio.get_running_loop().sock_recv(connection, 4096):
         pass
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_gone_is_noticed_at_once_and_used_again_when_it_is_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A call that finds the port of a worker closed tries that of the server, and no more."""
+    with ServerProcess(tmp_path_factory.mktemp("gone") / "data", "--workers", "2") as server:
+        async with connect(server.url, operation_timeout=200) as client:
+            tables = [
+                await client.create_table(name, SCORES, primary_key=["player"])
+                for (name,) in names_of_workers(2, "gone")
+            ]
+            for table in tables:
+                await table.upsert(rows_of(5))
+            await asyncio.to_thread(server.kill)
+            async with asyncio.timeout(100):
+                for table in tables:
+                    for _ in range(3):
+                        with pytest.raises(Unavailable):
+                            await table.count()
+            await asyncio.to_thread(server.restart)
+            for table in tables:
+                assert await table.count() == 5

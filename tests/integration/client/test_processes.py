@@ -126,6 +126,7 @@ in_child(lambda: print(sync.connect(url).table(name).count()))
     assert run(script).splitlines() == [str(ROWS), "child ended with 0"]
 
 
+@pytest.mark.one_process
 def test_ctrl_c_ends_a_call_that_hangs(run: Callable[..., str]) -> None:
     script = """
 def interrupt(*_):

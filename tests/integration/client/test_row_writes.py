@@ -416,6 +416,7 @@ async def test_each_of_the_writes_that_share_a_request_is_a_change(client: Clien
     assert [change["v"] for change in changes if change["_change_type"] == "-D"] == [27]
 
 
+@pytest.mark.one_process
 async def test_a_write_without_an_answer_is_not_sent_in_another_form(
     shared_server: ServerProcess, client: Client, name: str
 ) -> None:

@@ -190,6 +190,7 @@ async def test_an_unknown_snapshot_is_lost(table: Table) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.one_process
 async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Table, name: str) -> None:
     other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"])
     async with table.snapshot() as snapshot:

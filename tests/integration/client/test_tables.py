@@ -66,6 +66,7 @@ async def test_a_dropped_table_is_gone(client: Client, name: str) -> None:
         await table.scan().to_arrow()
 
 
+@pytest.mark.one_process
 async def test_a_table_that_does_not_exist_is_named_with_the_near_ones(client: Client, name: str) -> None:
     await client.create_table(name, SCHEMA, primary_key=["player"])
     with pytest.raises(TableNotFound, match=f'did you mean "{name}"'):

@@ -392,6 +392,7 @@ async def test_the_blocking_client_and_a_writer_write_the_same(sync_client: sync
     assert found.column("k").to_pylist() == [1, 2, 3]
 
 
+@pytest.mark.one_process
 async def test_a_directory_of_an_earlier_format_refuses_untracked_writes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data):

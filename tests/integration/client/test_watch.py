@@ -258,6 +258,7 @@ async def test_a_server_at_which_too_many_wait_is_asked_once_a_period(
 
 
 @pytest.mark.asyncio
+@pytest.mark.one_process
 async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_connection(server: ServerProcess) -> None:
     async with connect(server.url, attempt_timeout=3) as client:
         table = await new_table(client, "game.scores", {"ann": 5})
