@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +23,15 @@ from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES
 from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Wire, refusal_of
-from tests.support.workers import is_running, kill_worker, names_of_workers, processes_of, rows_of, wait_for_worker
+from tests.support.workers import (
+    has_ended,
+    is_running,
+    kill_worker,
+    names_of_workers,
+    processes_of,
+    rows_of,
+    wait_for_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -217,6 +226,7 @@ def test_a_kill_while_the_number_of_workers_changes_loses_nothing(tmp_path: Path
         os.killpg(starting.pid, signal.SIGKILL)
         starting.wait()
         starting.stdout.close()
+        wait_until(partial(has_ended, starting.pid), "the processes ended")
         for serving in ("1", "3"):
             with ServerProcess(data, "--workers", serving) as server, sync.connect(server.url) as client:
                 for name in names:

@@ -68,6 +68,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def has_ended(group: int) -> bool:
+    """Whether every process of a group has ended, even if nobody has waited for its end yet."""
+    stats = (_fields_of(pid) for pid in os.listdir("/proc") if pid.isdigit())
+    return not any(fields and int(fields[2]) == group and fields[0] != "Z" for fields in stats)
+
+
+def _fields_of(pid: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def kill_worker(server: ServerProcess, number: int) -> None:
     """Kills a worker of a server, as `kill -9` does, and waits until it has ended."""
     pid = processes_of(server)[number]
