@@ -34,7 +34,7 @@ class CurrentCall:
 
     Attributes:
         method: The method, as `SERVICE/METHOD`.
-        client: The address of whoever makes the call: of a browser if the server's own gateway makes it for one.
+        client: The address of the client: of the browser if the server's own gateway makes the call for one.
         table: The name of the table that the call reads. Empty: none, or not known.
         scan_id: The id of its scan. Empty: it is not a scan.
         waited_seconds: For how long the call has waited for its client, for changes, or for locks.
@@ -112,7 +112,7 @@ CURRENT_CALL: Final[ContextVar[CurrentCall | None]] = ContextVar("scankv_current
 
 
 def current_client() -> str:
-    """Returns the address of whoever makes the call that the current task serves; empty if it serves none."""
+    """Returns the address of the client whose call the current task serves; empty if it serves none."""
     call = CURRENT_CALL.get()
     return "" if call is None else call.client
 

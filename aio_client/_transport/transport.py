@@ -403,7 +403,7 @@ class Transport:
         known = self._status_error(error, timeout)
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
-            # The next attempt is made at the other address. If nobody answers there either, it is the last one.
+            # The next attempt goes to the other address. It is the last one if no server answers there, either.
             has_other = self._fallback_address is not None and self.address == self.config.address
             known.shed = state is not _AWAY or has_other
         silent = isinstance(known, DeadlineExceeded) and timeout >= self.config.min_silence_seconds

@@ -45,7 +45,7 @@ class ForwardedPeers:
             self._keys.remove(key.encode())
 
     def client_of(self, peer: str, metadata: Metadata) -> str:
-        """Returns the address of whoever makes a call.
+        """Returns the address of the client that makes a call.
 
         Args:
             peer: The peer of the connection.

@@ -14,7 +14,7 @@ class RequestPrincipals:
     """
 
     def __init__(self) -> None:
-        """Remembers nobody yet."""
+        """Creates an empty record."""
         self._names: dict[str, str] = {}
 
     def remember(self, request_id: str, principal: str) -> None:

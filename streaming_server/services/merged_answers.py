@@ -19,17 +19,22 @@ _LARGEST: Final = frozenset(
     {"uptime_millis", "longest_commit_micros", "longest_loop_turn_micros", "clock_offset_millis", "clock_jumps"}
 )
 _SMALLEST: Final = frozenset({"free_disk_bytes", "file_limit"})
-_NAMES: Final = {"tables": "name", "damaged": "name", "locks": "table", "snapshots": "table", "scans": "table"}
+_NAMES: Final = {"tables": "name", "damaged": "name", "locks": "table", "snapshots": "table"}
 
 
 def merge_lists(answers: Mapping[int, _Answer]) -> _Answer:
-    """Returns one answer with the lists of all answers; lists of things with names in the order of the names."""
+    """Returns one answer with the lists of all answers, in the order of a server of one process.
+
+    That is the order of names, the oldest scan first, and the latest call first.
+    """
     merged = type(answers[0])()
     for answer in answers.values():
         merged.MergeFrom(answer)
     for field, items in merged.ListFields():
         if (name := _NAMES.get(field.name)) is not None:
             items.sort(key=lambda item, name=name: getattr(item, name))
+        elif field.name == "scans":
+            items.sort(key=lambda scan: -scan.age_millis)
         elif field.name == "calls":
             items.sort(key=lambda call: call.age_millis)
     return merged

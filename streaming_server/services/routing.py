@@ -78,9 +78,7 @@ _RELEASES: Final = frozenset({"LockService/ReleaseColumnLock", "SnapshotService/
 _LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionService/CommitTransaction"})
 """Calls that may take as long as their client waits."""
 
-_UNKNOWN: Final = frozenset(
-    error.reason for error in (LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost)
-)
+_UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
 """The reasons with which a worker says that it does not know an id."""
 
 _Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"

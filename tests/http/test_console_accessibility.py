@@ -1,4 +1,4 @@
-"""Can everybody read the console? The rules of axe-core on every page, light and dark, wide and narrow."""
+"""Every page of the console keeps the rules of axe-core, light and dark, wide and narrow."""
 
 from __future__ import annotations
 

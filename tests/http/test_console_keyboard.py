@@ -1,4 +1,4 @@
-"""Can everybody use the console without a mouse? Every link, field and button is reached, used, and visibly focused."""
+"""Every link, field and button of the console can be reached and used with the keyboard, and shows its focus."""
 
 from __future__ import annotations
 

@@ -60,6 +60,19 @@ def test_lists_are_joined_in_the_order_of_names() -> None:
     assert [table.reason for table in merged.damaged] == ["why"]
 
 
+def test_the_oldest_scan_and_the_latest_slow_call_come_first() -> None:
+    def ages(*millis: int) -> list[admin_pb2.LiveScan]:
+        return [admin_pb2.LiveScan(table="t", age_millis=each) for each in millis]
+
+    scans = {0: admin_pb2.ListScansResponse(scans=ages(9, 2)), 1: admin_pb2.ListScansResponse(scans=ages(5))}
+    assert [each.age_millis for each in merge_lists(scans).scans] == [9, 5, 2]
+    calls = {
+        number: admin_pb2.ListSlowCallsResponse(calls=[admin_pb2.SlowCall(age_millis=each) for each in millis])
+        for number, millis in enumerate([(1, 8), (4,)])
+    }
+    assert [each.age_millis for each in merge_lists(calls).calls] == [1, 4, 8]
+
+
 def test_a_transaction_that_all_workers_know_is_listed_once() -> None:
     def listed(*transactions: transaction_pb2.OpenTransaction) -> transaction_pb2.ListTransactionsResponse:
         return transaction_pb2.ListTransactionsResponse(transactions=transactions)
