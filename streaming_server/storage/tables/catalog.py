@@ -103,8 +103,10 @@ class Catalog:
             raise copy(self._unusable[name])
         if definition is None:
             TableName.parse(name)
-            known = self._tables if is_visible is None else filter(is_visible, self._tables)
-            raise TableNotFound(f'table "{name}" does not exist{did_you_mean(name, known)}', table=name)
+            # A worker process does not know the tables of others, so the name that was meant may be missing here.
+            known = self._tables if self._placement.is_alone else ()
+            similar = did_you_mean(name, known if is_visible is None else filter(is_visible, known))
+            raise TableNotFound(f'table "{name}" does not exist{similar}', table=name)
         return definition
 
     def path(self, name: str) -> Path:
