@@ -159,10 +159,12 @@ def _runs(group: int) -> bool:
     """Whether a process of a group still runs. Killed processes keep their ports and locks until they have ended."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
             continue
-        if int(of_group) == group and state not in "ZX":
+        state, of_group, threads = fields[0], int(fields[2]), int(fields[17])
+        # A killed process is a zombie as soon as its first thread has ended. The others still keep its files open.
+        if of_group == group and (state not in "ZX" or threads > 1):
             return True
     return False
 

@@ -62,19 +62,22 @@ def _unix_sockets() -> list[str]:
 
 def is_running(pid: int) -> bool:
     """Whether a process has not ended, even if nobody has waited for its end yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return _is_alive(_fields_of(pid))
 
 
 def has_ended(group: int) -> bool:
     """Whether every process of a group has ended, even if nobody has waited for its end yet."""
-    stats = (_fields_of(pid) for pid in os.listdir("/proc") if pid.isdigit())
-    return not any(fields and int(fields[2]) == group and fields[0] != "Z" for fields in stats)
+    stats = (_fields_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    return not any(fields and int(fields[2]) == group and _is_alive(fields) for fields in stats)
 
 
-def _fields_of(pid: str) -> list[str]:
+def _is_alive(fields: list[str]) -> bool:
+    # A zombie with threads keeps its files and ports until these have ended.
+    return bool(fields) and (fields[0] != "Z" or int(fields[17]) > 1)
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Returns the fields of a process after its name: proc_pid_stat(5). Empty: it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import threading
 from functools import partial
 from traceback import walk_stack
@@ -47,6 +49,35 @@ def test_a_server_that_is_killed_or_stopped_starts_again_at_the_same_url_with_it
         client.wait_ready()
         assert table.scan().to_pylist() == rows
     assert server.log.count("serving ") == 3
+
+
+BESIDE_A_SERVER = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE)
+child.stdout.readline()
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+SLOW_TO_END = """
+import socket, sys, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+# The last thread gives all memory back before it closes the port.
+memory = b"x" * (200 << 20)
+for _ in range(50):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+with open(sys.argv[1], "w") as file:
+    file.write(str(listener.getsockname()[1]))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_kill_waits_until_every_process_of_the_group_has_closed_its_ports(tmp_path: Path) -> None:
+    """A process is a zombie once its first thread has ended, and its other threads end later."""
+    wrapper = (sys.executable, "-c", BESIDE_A_SERVER, SLOW_TO_END, str(tmp_path / "port"))
+    with ServerProcess(tmp_path / "data", wrapper=wrapper) as server:
+        server.kill()
+    with socket.create_server(("127.0.0.1", int((tmp_path / "port").read_text()))):
+        pass
 
 
 def test_a_running_server_is_not_started_twice(shared_server: ServerProcess) -> None:
