@@ -39,6 +39,9 @@ _ANSWER_SECONDS: Final = 8.0
 """How long a worker may take for its part of an answer. Less than the attempt timeout of clients, so that their error
 names the worker."""
 
+_SHARE_OF_WAIT: Final = 0.75
+"""The share of the time for which the client waits that other workers may take, if that is less."""
+
 _BEGIN_SECONDS: Final = 3.0
 """The same for its part in the begin of a transaction, which may do without it."""
 
@@ -192,7 +195,7 @@ class _All:
             of_server: As for `Workers.ask`.
             method: The method. Empty: that of this call.
         """
-        timeout = min((each for each in (seconds, context.time_remaining()) if each is not None), default=None)
+        timeout = _time_to_answer(seconds, context.time_remaining())
 
         async def ask(number: int, request: bytes) -> tuple[int, _Answer]:
             try:
@@ -213,6 +216,13 @@ class _All:
             for task in asking:
                 task.cancel()
         return dict(sorted(answers.items()))
+
+
+def _time_to_answer(seconds: float | None, remaining: float | None) -> float | None:
+    """Returns how long other workers may take, so that this one can answer a client that waits for `remaining`."""
+    if seconds is None or remaining is None:
+        return remaining if seconds is None else seconds
+    return min(seconds, _SHARE_OF_WAIT * remaining)
 
 
 @dataclass(frozen=True, slots=True)

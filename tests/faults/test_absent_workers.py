@@ -129,6 +129,17 @@ def test_leases_and_transactions_of_a_worker_go_on_while_another_one_is_frozen(
     snapshot.release()
 
 
+def test_a_transaction_of_a_client_with_a_short_timeout_commits_while_another_worker_is_frozen(
+    server: ServerProcess, client: Client
+) -> None:
+    """The worker that the client has called does not wait longer for the frozen one than the client waits for it."""
+    tables = tables_of_workers(client, "hasty")
+    with frozen(server, 0), sync.connect(f"127.0.0.1:{tables[1].owner_port}", operation_timeout=8) as direct:
+        with direct.transaction() as tx:
+            tx.upsert(tables[1], rows_of(30, "new"))
+        assert tables[1].count() == 40
+
+
 def test_a_transaction_commits_at_its_worker_while_another_one_is_dead(server: ServerProcess, client: Client) -> None:
     tables = tables_of_workers(client, "dead")
     transaction = client.transaction(id="dead:1")

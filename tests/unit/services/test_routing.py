@@ -140,3 +140,14 @@ def test_metrics_of_workers_are_told_apart_by_a_label() -> None:
         ({"worker": "0"}, 1.0),
         ({"worker": "2"}, 1.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("most", "remaining", "expected"),
+    [(8, 10, 7.5), (8, 20, 8), (3, 10, 3), (8, 2, 1.5), (8, None, 8), (None, 2, 2), (None, None, None)],
+)
+def test_a_call_is_answered_before_its_client_stops_waiting(
+    most: float | None, remaining: float | None, expected: float | None
+) -> None:
+    """A part that other workers may do without would otherwise end with the call."""
+    assert routing._time_to_answer(most, remaining) == expected
