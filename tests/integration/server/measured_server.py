@@ -19,7 +19,8 @@ from streaming_server.server import Server
 
 async def main(turns: LoopTurns, directory: str, *settings: str) -> None:
     """Serves until standard input ends."""
-    values = {name: float(value) for name, _, value in (each.partition("=") for each in settings)}
+    pairs = (each.partition("=") for each in settings)
+    values = {name: int(value) if value.isdigit() else float(value) for name, _, value in pairs}
     async with Server(ServerConfig(data=Path(directory), port=0, **values), loop_turns=turns) as server:  # type: ignore[arg-type]
         gc.freeze()  # as the shipped server
         sys.stdout.write(f"{server.address}\n")
