@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from aio_client import ConnectionFailed, ServerRefused, agg
+from tests.support.workers import names_together
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aio_client import Client, ScanKvError, Table, Transaction
     from tests.support.table_kinds import TableKind
 
+NAMES: Final = names_together("mixed.accounts", "mixed.totals", "mixed.journal")
 WRITERS: Final = 3
 FREE: Final = 60
 GROUP: Final = 12
@@ -152,17 +154,18 @@ class WorldTables:
 
 async def open_tables(client: Client) -> WorldTables:
     """Opens the three tables. Must not run during a fault, since the client does not retry these calls."""
-    return WorldTables(*[await client.table(f"mixed.{name}") for name in ("accounts", "totals", "journal")])
+    return WorldTables(*[await client.table(name) for name in NAMES])
 
 
 async def create_tables(client: Client, kind: TableKind) -> None:
     """Creates the three tables."""
-    await kind.create(client, "mixed.accounts", ACCOUNTS, buckets=4, columnar_base="eager")
+    accounts, totals, journal = NAMES
+    await kind.create(client, accounts, ACCOUNTS, buckets=4, columnar_base="eager")
     functions = {"amount": agg.sum(), "latest": agg.max()}
-    await kind.create(client, "mixed.totals", TOTALS, buckets=2, merge_engine="aggregate", aggregates=functions)
-    for name, index in (("accounts", "score"), ("totals", "amount")):
-        await client.alter_table(f"mixed.{name}", add_indexes=[index])
-    await client.create_table("mixed.journal", JOURNAL, primary_key=["owner", "n"], buckets=3)
+    await kind.create(client, totals, TOTALS, buckets=2, merge_engine="aggregate", aggregates=functions)
+    for name, index in ((accounts, "score"), (totals, "amount")):
+        await client.alter_table(name, add_indexes=[index])
+    await client.create_table(journal, JOURNAL, primary_key=["owner", "n"], buckets=3)
 
 
 def free_keys(owner: int) -> range:

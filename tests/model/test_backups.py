@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from aio_client import Client
     from tests.model.model_table import ModelTable
 
+pytestmark = pytest.mark.one_process
+
 ACCOUNTS = 40
 ALL_OF_IT = ACCOUNTS * 100
 

@@ -15,7 +15,16 @@ from aio_client import connect
 from tests.model.history import noted
 from tests.model.mixed_faults import Faults
 from tests.model.mixed_observers import ChangeFollower, Copies, Readers
-from tests.model.mixed_world import WRITERS, World, WorldWriter, accounts_of, check_final, create_tables, open_tables
+from tests.model.mixed_world import (
+    NAMES,
+    WRITERS,
+    World,
+    WorldWriter,
+    accounts_of,
+    check_final,
+    create_tables,
+    open_tables,
+)
 from tests.support.bases import ALL_THE_TIME
 from tests.support.jumping_clock import jumping
 from tests.support.offline import check_bucket, offline_table
@@ -57,8 +66,8 @@ async def test_a_mixed_load_with_faults_leaves_the_state_of_the_model(
     ):
         await Mixed(server, disk, tmp_path / "clock", seed, kind).run(seconds, pause)
         assert server.stop() == 0
-        for name in ("accounts", "totals", "journal"):
-            with offline_table(server.data_dir, f"mixed.{name}") as buckets:
+        for name in NAMES:
+            with offline_table(server.data_dir, name) as buckets:
                 for bucket in buckets:
                     check_bucket(bucket)
         assert "incident" not in server.log

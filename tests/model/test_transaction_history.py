@@ -15,6 +15,7 @@ from aio_client import ConnectionFailed, agg, connect
 from tests.model.history import noted
 from tests.support.offline import check_bucket, offline_table
 from tests.support.table_kinds import TableKind
+from tests.support.workers import names_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,13 +117,11 @@ async def test_transactions_are_applied_completely_and_once_over_kills_at_any_mo
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [NumberedWriter(number, random.Random(f"{seed} {number}"), kind) for number in range(WRITERS)]
-    sums = {"v": agg.sum()}
+    names, sums = names_together("test.rows", "test.counts"), {"v": agg.sum()}
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            rows = await kind.create(client, "test.rows", SCHEMA, buckets=3)
-            counts = await kind.create(
-                client, "test.counts", SCHEMA, buckets=2, merge_engine="aggregate", aggregates=sums
-            )
+            rows = await kind.create(client, names[0], SCHEMA, buckets=3)
+            counts = await kind.create(client, names[1], SCHEMA, buckets=2, merge_engine="aggregate", aggregates=sums)
             until = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 for writer in writers:
@@ -142,7 +141,7 @@ async def test_transactions_are_applied_completely_and_once_over_kills_at_any_mo
                 assert counted.get(writer.number, 0) == value
             assert counted[-1] == plain.result() == found[-1]
         assert server.stop() == 0
-        with offline_table(server.data_dir, "test.rows") as buckets:
+        with offline_table(server.data_dir, names[0]) as buckets:
             for bucket in buckets:
                 check_bucket(bucket)
         assert "DATA_LOSS" not in server.log
