@@ -119,6 +119,14 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
         "partition_drop",
         "partition_drop_wait",
         "partition_pin_hold",
+        "open_buckets_describe_beside",
+        "open_buckets_first_row_beside",
+        "open_buckets_statistics_beside",
+        "open_buckets_describe_in_one",
+        "open_buckets_first_row_in_one",
+        "open_buckets_statistics_in_one",
+        "closed_buckets_first_row_few",
+        "closed_buckets_first_row_many",
     }
     assert set(found["results"]) == set(WORKLOADS) - ON_REQUEST
 
