@@ -87,6 +87,7 @@ from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
 from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
+from streaming_server.services.view_loans import ViewLoans
 from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
@@ -189,11 +190,14 @@ class Server:
         authenticator = self._make_authenticator()
         credentials = self._make_credentials()
         worker = self._worker
+        if worker is not None:
+            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
         self._tables = Tables(
             self.config,
             clocks=self._clocks,
             placement=ALONE if worker is None else worker.placement,
             lock=None if worker is None else worker.lock,
+            lender=None if worker is None or self._workers is None else ViewLoans(self._workers, worker.aliases),
         )
         self._unread = UnreadAnswers(
             self.config.max_unread_answer_bytes, self.config.stall_timeout_seconds, close_connection
@@ -222,8 +226,6 @@ class Server:
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
-        if worker is not None:
-            self._workers = Workers(worker, WINDOW_BYTES, self.config.stall_timeout_seconds)
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
         self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
         self._principals = RequestPrincipals()
@@ -393,12 +395,10 @@ class Server:
         server: Any = self._intake.guard(self._server, self._registry.turns, self._access, router)
         scans.add_to_server(server)
         LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
-        table_pb2_grpc.add_TableServiceServicer_to_server(
-            TableService(self._tables, 0 if self._worker is None else self._worker.port), server
-        )
+        table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables, self._worker), server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, self._workers), server)
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)

@@ -149,7 +149,7 @@ class WorkerSupervisor:
             sockets=self._sockets,
             key=self._key,
             peer_key=self.peer_key,
-            port=self._ports[number],
+            ports=tuple(self._ports),
         )
         data = pickle.dumps((self._config, settings))
         try:

@@ -25,7 +25,7 @@ class WorkerSettings:
         sockets: The directory of the sockets on which workers listen for each other. Only their user can use it.
         key: A secret of this start of the server, by which workers recognize each other.
         peer_key: Another secret, with which workers and the HTTP gateway name the client for whom they make a call.
-        port: The port on which only this worker listens, besides that of the server.
+        ports: The port of each worker, by number, on which only that worker listens, besides that of the server.
     """
 
     placement: Placement
@@ -33,7 +33,17 @@ class WorkerSettings:
     sockets: Path
     key: str = field(repr=False)
     peer_key: str = field(repr=False)
-    port: int
+    ports: tuple[int, ...]
+
+    @property
+    def port(self) -> int:
+        """The port on which only this worker listens, besides that of the server."""
+        return self.ports[self.placement.number]
+
+    @property
+    def aliases(self) -> Path:
+        """A directory that only this worker uses. It ends with the server."""
+        return self.sockets / f"aliases-{self.placement.number}"
 
     def address_of(self, number: int) -> str:
         """Returns the address on which a worker listens for the others, as gRPC writes it."""

@@ -377,3 +377,50 @@ class SplitSnapshotResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SplitSnapshotResponse: _TypeAlias = SplitSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class UseSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """The table, as `database.table`."""
+    snapshot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseSnapshotRequest: _TypeAlias = UseSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class UseSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VIEW_ID_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    view_id: _builtins.str
+    """The view that the snapshot keeps."""
+    table_incarnation: _builtins.str
+    """As in Snapshot."""
+    def __init__(
+        self,
+        *,
+        view_id: _builtins.str = ...,
+        table_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table_incarnation", b"table_incarnation", "view_id", b"view_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseSnapshotResponse: _TypeAlias = UseSnapshotResponse  # noqa: Y015

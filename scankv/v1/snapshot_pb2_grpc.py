@@ -59,6 +59,11 @@ class SnapshotServiceStub:
                 request_serializer=scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotRequest.SerializeToString,
                 response_deserializer=scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotResponse.FromString,
                 _registered_method=True)
+        self.UseSnapshot = channel.unary_stream(
+                '/scankv.v1.SnapshotService/UseSnapshot',
+                request_serializer=scankv_dot_v1_dot_snapshot__pb2.UseSnapshotRequest.SerializeToString,
+                response_deserializer=scankv_dot_v1_dot_snapshot__pb2.UseSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class SnapshotServiceServicer:
@@ -111,6 +116,17 @@ class SnapshotServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UseSnapshot(self, request, context):
+        """For the worker processes of a server, one of which has to read a snapshot of a table that another one owns: keeps the
+        view until the call ends. The one answer says that the view is kept. The owner ends the call only if the table is
+        dropped (NOT_FOUND TABLE_NOT_FOUND) or the server stops.
+        Errors: INVALID_ARGUMENT INVALID_REQUEST (the caller is no worker process of the server, or the snapshot is of
+        another table); NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION SNAPSHOT_LOST; DATA_LOSS DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +154,11 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.SplitSnapshot,
                     request_deserializer=scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotRequest.FromString,
                     response_serializer=scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotResponse.SerializeToString,
+            ),
+            'UseSnapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.UseSnapshot,
+                    request_deserializer=scankv_dot_v1_dot_snapshot__pb2.UseSnapshotRequest.FromString,
+                    response_serializer=scankv_dot_v1_dot_snapshot__pb2.UseSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -275,6 +296,33 @@ class SnapshotService:
             '/scankv.v1.SnapshotService/SplitSnapshot',
             scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotRequest.SerializeToString,
             scankv_dot_v1_dot_snapshot__pb2.SplitSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UseSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scankv.v1.SnapshotService/UseSnapshot',
+            scankv_dot_v1_dot_snapshot__pb2.UseSnapshotRequest.SerializeToString,
+            scankv_dot_v1_dot_snapshot__pb2.UseSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

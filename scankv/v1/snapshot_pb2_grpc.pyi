@@ -64,6 +64,13 @@ class SnapshotServiceStub:
     first call for a view reads its keys. The same request always gets the same answer.
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST; DATA_LOSS DATA_LOSS.
     """
+    UseSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.UseSnapshotRequest, _snapshot_pb2.UseSnapshotResponse]
+    """For the worker processes of a server, one of which has to read a snapshot of a table that another one owns: keeps the
+    view until the call ends. The one answer says that the view is kept. The owner ends the call only if the table is
+    dropped (NOT_FOUND TABLE_NOT_FOUND) or the server stops.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (the caller is no worker process of the server, or the snapshot is of
+    another table); NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION SNAPSHOT_LOST; DATA_LOSS DATA_LOSS.
+    """
 
 @_typing.type_check_only
 class SnapshotServiceAsyncStub(SnapshotServiceStub):
@@ -94,6 +101,13 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """Divides a snapshot into key ranges with about the same number of rows, which together cover every key once. The
     first call for a view reads its keys. The same request always gets the same answer.
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST; DATA_LOSS DATA_LOSS.
+    """
+    UseSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.UseSnapshotRequest, _snapshot_pb2.UseSnapshotResponse]  # type: ignore[assignment]
+    """For the worker processes of a server, one of which has to read a snapshot of a table that another one owns: keeps the
+    view until the call ends. The one answer says that the view is kept. The owner ends the call only if the table is
+    dropped (NOT_FOUND TABLE_NOT_FOUND) or the server stops.
+    Errors: INVALID_ARGUMENT INVALID_REQUEST (the caller is no worker process of the server, or the snapshot is of
+    another table); NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION SNAPSHOT_LOST; DATA_LOSS DATA_LOSS.
     """
 
 class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -152,6 +166,19 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         """Divides a snapshot into key ranges with about the same number of rows, which together cover every key once. The
         first call for a view reads its keys. The same request always gets the same answer.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST; DATA_LOSS DATA_LOSS.
+        """
+
+    @_abc_1.abstractmethod
+    def UseSnapshot(
+        self,
+        request: _snapshot_pb2.UseSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.UseSnapshotResponse], _abc.AsyncIterator[_snapshot_pb2.UseSnapshotResponse]]:
+        """For the worker processes of a server, one of which has to read a snapshot of a table that another one owns: keeps the
+        view until the call ends. The one answer says that the view is kept. The owner ends the call only if the table is
+        dropped (NOT_FOUND TABLE_NOT_FOUND) or the server stops.
+        Errors: INVALID_ARGUMENT INVALID_REQUEST (the caller is no worker process of the server, or the snapshot is of
+        another table); NOT_FOUND TABLE_NOT_FOUND; FAILED_PRECONDITION SNAPSHOT_LOST; DATA_LOSS DATA_LOSS.
         """
 
 def add_SnapshotServiceServicer_to_server(servicer: SnapshotServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

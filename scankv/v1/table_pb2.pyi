@@ -79,6 +79,7 @@ class Table(_message.Message):
     LAST_COLUMN_ID_FIELD_NUMBER: _builtins.int
     PARTITION_BY_FIELD_NUMBER: _builtins.int
     OWNER_PORT_FIELD_NUMBER: _builtins.int
+    WORKER_PORTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -132,6 +133,12 @@ class Table(_message.Message):
     def partition_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that the table is partitioned by: the first ones of the key. Empty: it is not partitioned."""
 
+    @_builtins.property
+    def worker_ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ports of all worker processes, in the order of their numbers. Each of them reads pinned snapshots of any table by
+        itself. Empty: the server is one process.
+        """
+
     def __init__(
         self,
         *,
@@ -152,10 +159,11 @@ class Table(_message.Message):
         last_column_id: _builtins.int = ...,
         partition_by: _abc.Iterable[_builtins.str] | None = ...,
         owner_port: _builtins.int = ...,
+        worker_ports: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "owner_port", b"owner_port", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_comments", b"column_comments", "column_defaults", b"column_defaults", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "last_column_id", b"last_column_id", "merging", b"merging", "name", b"name", "options", b"options", "owner_port", b"owner_port", "partition_by", b"partition_by", "primary_key", b"primary_key", "schema_id", b"schema_id", "worker_ports", b"worker_ports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

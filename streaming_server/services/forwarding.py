@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from scankv.model.errors import ScanStalled, Unavailable
+from scankv.model.errors import InternalError, ScanStalled, Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
-from streaming_server.services.errors import end_with
+from streaming_server.services.errors import end_with, typed_error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.current_call import Metadata
     from streaming_server.scan.admission.unread_answers import UnreadAnswer, UnreadAnswers
     from streaming_server.workers import WorkerSettings
@@ -126,9 +127,7 @@ class Workers:
             grpc.aio.AioRpcError: As `ask`.
             ScanStalled: The client has taken nothing for the stall timeout.
         """
-        with self._connections[number].use() as channel:
-            stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
-            call = stream(request, metadata=self._metadata(), timeout=context.time_remaining())
+        with self.open(number, method, request, context.time_remaining()) as call:
             try:
                 async for message in call:
                     with self._patient(call, unread.answer(context.peer()), len(message)):
@@ -136,6 +135,24 @@ class Workers:
             except grpc.aio.BaseError as error:
                 # The client is gone, as in `map_errors`.
                 raise asyncio.CancelledError from error
+
+    @contextmanager
+    def open(
+        self, number: int, method: str, request: bytes, timeout: float | None = None
+    ) -> Iterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+        """Makes a streaming call to a worker for the length of the block, in the name of the current caller.
+
+        Args:
+            number: The worker.
+            method: The method, as `package.Service/Method`.
+            request: The serialized request.
+            timeout: The seconds that are left. None: no limit.
+        """
+        with self._connections[number].use() as channel:
+            stream = channel.unary_stream(f"/{method}", _as_it_is, _as_it_is)
+            call = stream(request, metadata=self._metadata(), timeout=timeout)
+            try:
+                yield call
             finally:
                 call.cancel()
 
@@ -210,9 +227,8 @@ def _as_it_is(message: bytes) -> bytes:
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """Returns the reason of the error with which a worker has answered. Empty: it has not answered."""
-    status = next((value for name, value in _trailing(error) if name == _DETAILS_KEY), b"")
     info = error_details_pb2.ErrorInfo()
-    for detail in status_pb2.Status.FromString(status).details:
+    for detail in status_pb2.Status.FromString(_status_of(error)).details:
         if detail.Unpack(info):
             return str(info.reason)
     return ""
@@ -221,6 +237,29 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 def is_absent(error: grpc.aio.AioRpcError) -> bool:
     """Whether a worker has not answered, because it does not run or is frozen."""
     return error.code() in _ABSENT and not reason_of(error)
+
+
+def absence_of(error: grpc.aio.AioRpcError, number: int, what: str) -> Unavailable:
+    """Returns the error to report for a worker that has not answered.
+
+    Args:
+        error: The error of the call.
+        number: The worker.
+        what: What the worker owns, for the message.
+    """
+    is_down = error.code() is grpc.StatusCode.UNAVAILABLE
+    state = "does not run, and is started again" if is_down else "does not answer"
+    return Unavailable(
+        f"worker {number} of the server, which owns {what}, {state}: try again", retry_after=RETRY_SECONDS
+    )
+
+
+def error_of(error: grpc.aio.AioRpcError, number: int, what: str) -> ScanKvError:
+    """Returns the error of a worker, to be raised here. Arguments as for `absence_of`."""
+    typed = typed_error_of(_status_of(error))
+    if typed is None and is_absent(error):
+        return absence_of(error, number, what)
+    return typed or InternalError(f"worker {number} of the server failed; its log has the cause")
 
 
 async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number: int, what: str) -> NoReturn:
@@ -233,19 +272,18 @@ async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number
         what: What the worker owns, for the message.
     """
     if is_absent(error):
-        is_down = error.code() is grpc.StatusCode.UNAVAILABLE
-        state = "does not run, and is started again" if is_down else "does not answer"
-        await end_with(
-            context,
-            Unavailable(
-                f"worker {number} of the server, which owns {what}, {state}: try again", retry_after=RETRY_SECONDS
-            ),
-        )
+        await end_with(context, absence_of(error, number, what))
     if (call := CURRENT_CALL.get()) is not None:
         call.error = reason_of(error)
     details = tuple((name, value) for name, value in _trailing(error) if name == _DETAILS_KEY)
     await context.abort(error.code(), error.details() or "", trailing_metadata=details)
     raise AssertionError("the call is over")
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> bytes:
+    """Returns the serialized google.rpc.Status of an error. Empty: it has none."""
+    found = next((value for name, value in _trailing(error) if name == _DETAILS_KEY), b"")
+    return found if isinstance(found, bytes) else b""
 
 
 def _trailing(error: grpc.aio.AioRpcError) -> Iterable[tuple[str, str | bytes]]:

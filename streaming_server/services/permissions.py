@@ -217,6 +217,7 @@ _OF_SCANKV: Final[dict[str, dict[str, Permission]]] = {
         "ReleaseSnapshot": _needs(READ, _SNAPSHOT, changes=True),
         "ListSnapshots": _lists("snapshots", "table", _FILTER),
         "SplitSnapshot": _needs(READ, _SNAPSHOT),
+        "UseSnapshot": _needs(READ, _TABLE, _SNAPSHOT),
     },
     "TransactionService": {
         "BeginTransaction": _needs(WRITE, SomeTable(), NamedById("transaction", ("id",), _id_tables)),

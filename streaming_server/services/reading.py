@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -18,6 +18,7 @@ from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from scankv.model.tables.schema import TableDefinition
     from scankv.v1 import scan_pb2
@@ -59,16 +60,23 @@ class RowSink(Protocol):
 
 
 @asynccontextmanager
-async def open_view(tables: Tables, table: LiveTable, request: Request, plan: ReadPlan) -> AsyncIterator[OpenedScan]:
-    """Opens the view of a table that a request names, for the length of the block."""
+async def open_view(
+    tables: Tables, table: LiveTable | None, request: Request, plan: ReadPlan
+) -> AsyncIterator[OpenedScan]:
+    """Opens the view that a request reads, for the length of the block: of a table, or of a snapshot (None)."""
     async with AsyncExitStack() as stack:
-        if request.HasField("snapshot"):
+        if table is None:
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
             opened = await (await stack.enter_async_context(reading)).open_scan(plan)
         else:
             opened = await table.reads.open_view(plan)
         stack.callback(opened.source.close)
         yield opened
+
+
+def live_table_of(tables: Tables, request: Request) -> LiveTable | None:
+    """Returns the table that a request reads as of now; None if it reads a snapshot. Raises TableNotFound."""
+    return None if request.HasField("snapshot") else tables.table(request.table)
 
 
 def definition_of(tables: Tables, request: Request) -> TableDefinition:
@@ -79,10 +87,24 @@ def definition_of(tables: Tables, request: Request) -> TableDefinition:
         SnapshotLost: The snapshot does not exist.
         InvalidRequest: The snapshot is of another table.
     """
-    definition = tables.table(request.table).definition
-    if request.HasField("snapshot"):
-        return tables.snapshots.definition(request.snapshot.snapshot_id, request.table)
-    return definition
+    if not request.HasField("snapshot"):
+        return tables.table(request.table).definition
+    if tables.owns(request.table):
+        tables.table(request.table)
+    return tables.snapshots.definition(request.snapshot.snapshot_id, request.table)
+
+
+def borrow_view(tables: Tables, request: Request) -> AbstractAsyncContextManager[None]:
+    """Lets this worker read the snapshot that a request names, for the length of the block, whoever owns the table.
+
+    Raises:
+        TableNotFound, SnapshotLost, InvalidRequest: As when the owner reads it.
+        PermissionDenied: The caller may not read the snapshot.
+        Unavailable: The owner does not run, or does not answer.
+    """
+    if not request.HasField("snapshot"):
+        return nullcontext()
+    return tables.borrow_view(request.table, request.snapshot.snapshot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +231,11 @@ def explain_if_slow(tables: Tables, request: Request, plan: ReadPlan) -> None:
     async def describe() -> str:
         if snapshot_id is None:
             return plan_text(await tables.table(name).reads.explain(plan))
-        async with tables.snapshots.reading(snapshot_id, name, plan.buckets) as reader:
+        # The call is over, and so is its loan.
+        async with (
+            tables.borrow_view(name, snapshot_id),
+            tables.snapshots.reading(snapshot_id, name, plan.buckets) as reader,
+        ):
             return plan_text(reader.explain(plan))
 
     if (call := CURRENT_CALL.get()) is not None:
@@ -238,10 +264,10 @@ async def open_complete_view(
     Raises:
         ScanKvError: As `ScanKv`.
     """
-    table = tables.table(request.table)
+    table, definition = live_table_of(tables, request), definition_of(tables, request)
     scan = RegisteredScan(
         table=request.table,
-        buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
+        buckets=tuple(sorted(plan.buckets or range(definition.buckets))),
         snapshot_id=request.snapshot.snapshot_id,
         peer=peer,
     )

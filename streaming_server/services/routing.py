@@ -1,8 +1,8 @@
 """Which worker process of a server answers a call: the routing table.
 
-A client may make any call to any worker. A call that names a table is answered by the worker that owns the table. Calls
-that list something are made to all workers, and their answers are merged. A call that names something by an id alone is
-made to all workers, of which at most one knows the id.
+A client may make any call to any worker. A call that names a table is answered by the worker that owns the table, but
+any worker answers scans of pinned snapshots. Calls that list something are made to all workers, and their answers are
+merged. A call that names something by an id alone is made to all workers, of which at most one knows the id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
-from scankv.v1 import admin_pb2, lock_pb2, snapshot_pb2, table_pb2, transaction_pb2
+from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2
 from streaming_server.services.errors import end_with
 from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
@@ -114,6 +114,8 @@ class Router:
         name = method.removeprefix(_SERVICE)
         table = _table_in(method, request)
         if table:
+            if _is_answered_anywhere(request):
+                return None
             owner = self.workers.placement.owner_of(table)
             return None if owner == self.workers.placement.number else Forward(self.workers, owner, method, data, table)
         if name in _MERGED:
@@ -135,6 +137,16 @@ def _table_in(method: str, request: Message) -> str:
             name: str = getattr(request, requirement.scope.field)
             return name
     return ""
+
+
+def _is_answered_anywhere(request: Message) -> bool:
+    """Whether any worker answers a request about a table by itself.
+
+    That is a scan of a pinned snapshot, whose view a worker borrows from the owner. Loans themselves are only for
+    workers, which call the owner: if one were passed on for a client, it would look like that of a worker.
+    """
+    is_scan = isinstance(request, scan_pb2.ScanKvRequest) and request.HasField("snapshot")
+    return is_scan or isinstance(request, snapshot_pb2.UseSnapshotRequest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,14 @@ from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import map_errors
 from streaming_server.services.flow_control import Send, one_in_flight
 from streaming_server.services.log_request import log_plan
-from streaming_server.services.reading import current_view_of, definition_of, explain_if_slow, open_view
+from streaming_server.services.reading import (
+    borrow_view,
+    current_view_of,
+    definition_of,
+    explain_if_slow,
+    live_table_of,
+    open_view,
+)
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 
 if TYPE_CHECKING:
@@ -96,32 +103,42 @@ class ScanService:
                 await self._follow(request, context, started)
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
-            table = self._tables.table(request.table)
-            # Refuse an invalid request before it waits for admission, even if nothing has changed.
-            plan = plan.bind(definition_of(self._tables, request).schema)
-            if request.HasField("if_changed_since") and (
-                messages := await self._unchanged_messages(request, plan, started)
-            ):
-                for message in messages:
-                    await context.write(message)
-                return
-            scan = RegisteredScan(
-                table=request.table,
-                buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
-                snapshot_id=request.snapshot.snapshot_id,
-                peer=context.peer(),
-            )
-            with self._registry.call(scan):
-                explain_if_slow(self._tables, request, plan)
-                async with one_in_flight(context, scan) as send, self._registry.admit(scan):
-                    async with open_view(self._tables, table, request, plan) as opened:
-                        scan.hold(opened.source)
-                        if opened.large_chunks:
-                            chunk = chunk_spec_of_base(
-                                request, chunk, partial(self._registry.may_have_large_chunk, scan)
-                            )
-                        heartbeat = heartbeat_seconds(request, self._heartbeat_seconds)
-                        await self._stream(opened, chunk, scan, started, heartbeat, send)
+            async with borrow_view(self._tables, request):
+                await self._read(request, context, plan, chunk, started)
+
+    async def _read(
+        self,
+        request: scan_pb2.ScanKvRequest,
+        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
+        plan: ReadPlan,
+        chunk: ChunkSpec,
+        started: float,
+    ) -> None:
+        """Streams the rows of a table or of a snapshot."""
+        table, definition = live_table_of(self._tables, request), definition_of(self._tables, request)
+        # Refuse an invalid request before it waits for admission, even if nothing has changed.
+        plan = plan.bind(definition.schema)
+        if request.HasField("if_changed_since") and (
+            messages := await self._unchanged_messages(request, plan, started)
+        ):
+            for message in messages:
+                await context.write(message)
+            return
+        scan = RegisteredScan(
+            table=request.table,
+            buckets=tuple(sorted(plan.buckets or range(definition.buckets))),
+            snapshot_id=request.snapshot.snapshot_id,
+            peer=context.peer(),
+        )
+        with self._registry.call(scan):
+            explain_if_slow(self._tables, request, plan)
+            async with one_in_flight(context, scan) as send, self._registry.admit(scan):
+                async with open_view(self._tables, table, request, plan) as opened:
+                    scan.hold(opened.source)
+                    if opened.large_chunks:
+                        chunk = chunk_spec_of_base(request, chunk, partial(self._registry.may_have_large_chunk, scan))
+                    heartbeat = heartbeat_seconds(request, self._heartbeat_seconds)
+                    await self._stream(opened, chunk, scan, started, heartbeat, send)
 
     async def ExplainScan(
         self,
@@ -131,12 +148,13 @@ class ScanService:
         """Explains what a scan would read. Creates no iterators, so it needs no admission."""
         async with map_errors(request, context):
             plan = read_plan(request)
-            table = self._tables.table(request.table)
-            if not request.HasField("snapshot"):
+            table, snapshot_id = live_table_of(self._tables, request), request.snapshot.snapshot_id
+            if table is not None:
                 return await table.reads.explain(plan)
-            snapshot_id = request.snapshot.snapshot_id
-            async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
-                answer = reader.explain(plan)
+            async with borrow_view(self._tables, request):
+                definition_of(self._tables, request)
+                async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
+                    answer = reader.explain(plan)
             answer.snapshot_id = snapshot_id
             return answer
         raise AssertionError("map_errors ends the call")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.wire import from_proto
 from scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
+from streaming_server.current_call import CALL_METADATA, CURRENT_CALL
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import map_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
@@ -15,13 +17,20 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.snapshots.leases import SnapshotInfo
     from streaming_server.engine.tables.tables import Tables
+    from streaming_server.services.forwarding import Workers
 
 
 class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
-    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for the contract."""
+    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for the contract.
 
-    def __init__(self, tables: Tables) -> None:
+    Args:
+        tables: The tables of this process.
+        workers: The workers of the server. None: this process is the whole server.
+    """
+
+    def __init__(self, tables: Tables, workers: Workers | None = None) -> None:
         self._tables = tables
+        self._workers = workers
         self._snapshots = tables.snapshots
 
     async def PinSnapshot(
@@ -85,6 +94,24 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         return snapshot_pb2.SplitSnapshotResponse(
             ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)
         )
+
+    async def UseSnapshot(  # type: ignore[override]  # as `AdminService.CheckTable`
+        self,
+        request: snapshot_pb2.UseSnapshotRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.UseSnapshotRequest, snapshot_pb2.UseSnapshotResponse],
+    ) -> None:
+        """Lends a view to another worker until the call ends."""
+        async with map_errors(request, context):
+            if self._workers is None or not self._workers.is_forwarded(CALL_METADATA.get()):
+                raise InvalidRequest("UseSnapshot is for the worker processes of the server: scan the snapshot instead")
+            if (call := CURRENT_CALL.get()) is not None:
+                call.may_last = True
+            self._tables.table(request.table)
+            with self._snapshots.lend(request.snapshot_id, request.table) as lent:
+                await context.write(
+                    snapshot_pb2.UseSnapshotResponse(view_id=lent.view_id, table_incarnation=lent.incarnation)
+                )
+                raise await lent.wait_ended()
 
 
 def _ttl(millis: int) -> float | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.indexes.index_builds import IndexBuildProgress
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.files.disk_use import BucketFiles, DiskBytes
+    from streaming_server.workers import WorkerSettings
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
@@ -34,12 +35,12 @@ class TableService(table_pb2_grpc.TableServiceServicer):
 
     Args:
         tables: The tables of this process.
-        port: The port on which only this process listens. 0: it is the whole server.
+        worker: What makes this process one of several of its server. None: it is the whole server.
     """
 
-    def __init__(self, tables: Tables, port: int = 0) -> None:
+    def __init__(self, tables: Tables, worker: WorkerSettings | None = None) -> None:
         self._tables = tables
-        self._port = port
+        self._worker = worker
 
     async def CreateTable(
         self,
@@ -119,7 +120,9 @@ class TableService(table_pb2_grpc.TableServiceServicer):
 
     def _message(self, definition: TableDefinition) -> table_pb2.Table:
         message = _table(definition)
-        message.owner_port = self._port
+        if self._worker is not None:
+            message.owner_port = self._worker.port
+            message.worker_ports.extend(self._worker.ports)
         return message
 
 

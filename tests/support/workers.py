@@ -53,15 +53,28 @@ def processes_of(server: ServerProcess) -> dict[int, int]:
     return found
 
 
+def sockets_of(server: ServerProcess) -> Path:
+    """Returns the directory of the sockets on which the workers of a server listen."""
+    socket = _socket_of(next(iter(processes_of(server).values())))
+    assert socket is not None
+    return socket.parent
+
+
 def _number_of(pid: int) -> int | None:
     """Returns the number of the worker that a process is, by the socket on which it listens. None: it is none."""
+    socket = _socket_of(pid)
+    return None if socket is None else int(socket.name)
+
+
+def _socket_of(pid: int) -> Path | None:
+    """Returns the socket on which a worker listens for the others. None: the process is no worker."""
     sockets = {line.split()[6]: line.split()[7] for line in _unix_sockets() if len(line.split()) > 7}
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             path = sockets.get(target.removeprefix("socket:[").removesuffix("]"), "")
             if "/scankv-" in path and path.rpartition("/")[2].isdigit():
-                return int(path.rpartition("/")[2])
+                return Path(path)
     except OSError:
         return None
     return None
@@ -122,3 +135,17 @@ def wait_for_worker(server: ServerProcess, number: int) -> None:
 def rows_of(count: int, value: str = "v") -> list[dict[str, Any]]:
     """Returns rows of `SCORES`, with different players."""
     return [{"player": f"{value} {number}", "score": number} for number in range(count)]
+
+
+def sample_of(client: sync.Client, name: str, number: int, labels: str = "") -> float:
+    """Returns the value of a metric of a worker; 0 if it has none.
+
+    Args:
+        client: A client of the server.
+        name: The metric.
+        number: The worker.
+        labels: Its other labels, as in the text of the metrics.
+    """
+    sample = f'{name}{{worker="{number}"{"," if labels else ""}{labels}}} '
+    found = [line for line in client.metrics().splitlines() if line.startswith(sample)]
+    return float(found[0].rpartition(" ")[2]) if found else 0.0

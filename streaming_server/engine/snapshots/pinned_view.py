@@ -148,7 +148,7 @@ class PinnedView:
             place = self._place_of(number)
             check_files_left(place)
             self._open[number] = Checkpoint(
-                self.directory.bucket(number),
+                self.directory.store(number),
                 place,
                 self.manifest.buckets[number],
                 compression=self.manifest.definition.options.compression,

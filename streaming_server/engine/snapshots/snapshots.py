@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest, ServerDraining, SnapshotExists, TooManySnapshots
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.names import check_snapshot_name
+from streaming_server.engine.snapshots.borrowed_views import borrowed_view
 from streaming_server.engine.snapshots.leases import (
     Lease,
     SnapshotInfo,
@@ -23,6 +24,7 @@ from streaming_server.engine.snapshots.leases import (
     lost_error,
     snapshot_info,
 )
+from streaming_server.engine.snapshots.loans import LentView
 from streaming_server.engine.snapshots.pinned_views import PinnedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.splits import SplitRequest, split_view
@@ -242,17 +244,36 @@ class Snapshots:
             InvalidRequest: The snapshot is of another table, or a bucket does not exist.
             DataLoss: A bucket is damaged.
         """
-        view = self.lease(snapshot_id, table_name).view
+        view = self._readable(snapshot_id, table_name)
         with self._views.use(view):
             yield await view.open_buckets(buckets)
 
+    def _readable(self, snapshot_id: str, table: str) -> PinnedView:
+        """Returns the view of a snapshot for the current call: one of this process, or one that the call has borrowed.
+
+        Raises as `reading`.
+        """
+        return borrowed_view(snapshot_id, table) or self.lease(snapshot_id, table).view
+
+    @contextmanager
+    def lend(self, snapshot_id: str, table: str) -> Iterator[LentView]:
+        """Keeps the view of a snapshot for another process during the block, even beyond its lease.
+
+        Raises as `reading`.
+        """
+        view = self.lease(snapshot_id, table).view
+        lent = LentView(view.view_id, view.manifest.definition.incarnation)
+        with self._views.use(view):
+            view.watch(lent)
+            yield lent
+
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
         """Returns the definition of a table as of a snapshot. Raises as `reading`."""
-        return self.lease(snapshot_id, table_name).view.manifest.definition
+        return self._readable(snapshot_id, table_name).manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
         """Returns the view of some buckets (None: all) of a snapshot. Opens nothing. Raises as `reading`."""
-        pinned = self.lease(snapshot_id, table_name).view
+        pinned = self._readable(snapshot_id, table_name)
         states = {number: pinned.manifest.buckets[number] for number in pinned.select_buckets(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
         return View(offsets, pinned.manifest.view_micros, total_rows(state.rows for state in states.values()))

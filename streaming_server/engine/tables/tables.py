@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -31,6 +31,7 @@ from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.snapshots.borrowed_views import BorrowedViews
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
 from streaming_server.engine.table.live_table import LiveTable
@@ -69,6 +70,7 @@ from streaming_server.storage.tables.placement import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     import pyarrow as pa
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.backups.backup_cut import BackupCut
     from streaming_server.engine.bucket.live_bucket import WriteMark
     from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.snapshots.loans import Lender
     from streaming_server.engine.table.table_partitions import PartitionStats
     from streaming_server.storage.tables.placement import Placement
 
@@ -103,6 +106,7 @@ class Tables:
         clocks: The clocks of the machine. None: the real ones.
         placement: Which tables belong to this process.
         lock: The descriptor by which another process has locked the directory for this one. None: it is not locked yet.
+        lender: Borrows views of tables of other processes. None: this process has all tables.
 
     Attributes:
         clock: The server's clock.
@@ -122,6 +126,7 @@ class Tables:
         clocks: MachineClocks | None = None,
         placement: Placement = ALONE,
         lock: int | None = None,
+        lender: Lender | None = None,
     ) -> None:
         """Opens the directory.
 
@@ -151,6 +156,7 @@ class Tables:
                 clock=self.clock,
                 max_hold_seconds=max_hold_seconds,
             )
+            self._borrowed = None if lender is None else self._make_borrowed(lender)
             self.consumers = ConsumerRegistry(config, self._executor, self._state, self.clock)
             self.locks = ColumnLocks(self._executor, self.clock)
             for definition in self.definitions():
@@ -193,6 +199,9 @@ class Tables:
         self._writer_limits = writer_limits(config)
         self._base_delta_bytes = config.base_delta_bytes
         self._reserve = DiskReserve(config.data, config.min_free_bytes)
+
+    def _make_borrowed(self, lender: Lender) -> BorrowedViews:
+        return BorrowedViews(lender, self._catalog.path, self._resources, self._executor)
 
     def _read_transactions(self, root: Path) -> Transactions:
         return Transactions(root, self._executor, self.table, self._transaction_limits, self.clock)
@@ -351,10 +360,31 @@ class Tables:
             self._live[name] = live
         return live
 
+    def owns(self, name: str) -> bool:
+        """Whether a table belongs to this process, or would if it existed."""
+        return self._placement.owns(name)
+
     def check_exists(self, name: str, is_visible: Callable[[str], bool]) -> None:
-        """Raises TableNotFound unless a table exists, even a damaged one. The message suggests only visible tables."""
+        """Raises TableNotFound unless a table exists, even a damaged one. The message suggests only visible tables.
+
+        Only its owner knows whether a table of another process exists, and is asked before anything of it is read.
+        """
+        if not self.owns(name):
+            return
         with suppress(DataLoss):
             self._catalog.get(name, is_visible)
+
+    def borrow_view(self, name: str, snapshot_id: str) -> AbstractAsyncContextManager[None]:
+        """Lets the current call read a snapshot of a table that another process owns, for the length of the block.
+
+        Does nothing for a table of this process.
+
+        Raises:
+            ScanKvError: As `BorrowedViews.borrow`.
+        """
+        if self._borrowed is None or self.owns(name):
+            return nullcontext()
+        return self._borrowed.borrow(snapshot_id, name)
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
         holders = self.snapshots, self.consumers, self.transactions
@@ -588,6 +618,8 @@ class Tables:
         for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))
         await self.snapshots.close()
+        if self._borrowed is not None:
+            await self._borrowed.close()
         await self.consumers.close()
         await self.locks.close()
         # The clock is stored last, so that no stored time is later than the stored service time.

@@ -1,8 +1,10 @@
-"""A second directory for a store on a disk that takes no writes, through which the store can be opened for reading.
+"""A second directory for a store that takes no writes, through which the store can be opened for reading.
 
 Opening a store writes small files into its directory even if it is opened for reading only: rocksdict writes its
 configuration, RocksDB its log. The alias has links to the files of the store and takes those writes. It is in memory
 where the system has a file system for that, otherwise in the directory for temporary files.
+
+A process that may only read a store uses an alias on every disk.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ class ReadOnlyAlias:
 
     A killed process leaves the directory, which is as small as its links.
 
+    Args:
+        store: The directory of the store.
+        parent: Where to make the alias. None: in memory if possible.
+
     Attributes:
         path: The directory.
 
@@ -29,9 +35,10 @@ class ReadOnlyAlias:
         OSError: The directory cannot be created, or that of the store cannot be read.
     """
 
-    def __init__(self, store: Path) -> None:
-        in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self.path = Path(tempfile.mkdtemp(prefix="scankv-read-only-", dir=in_memory))
+    def __init__(self, store: Path, parent: Path | None = None) -> None:
+        if parent is None and os.access(_MEMORY, os.W_OK):
+            parent = _MEMORY
+        self.path = Path(tempfile.mkdtemp(prefix="scankv-read-only-", dir=parent))
         try:
             for entry in os.scandir(store):
                 if entry.name not in _REWRITTEN and not entry.name.startswith("LOG."):

@@ -143,6 +143,10 @@ class ViewDirectory:
         """Returns the directory of the checkpoint of a bucket."""
         return self.path / "buckets" / f"{number:04}"
 
+    def store(self, number: int) -> Path:
+        """Returns the directory through which the checkpoint of a bucket is opened."""
+        return self.bucket(number)
+
     def base(self, number: int) -> Path:
         """Returns the directory of the columnar base of a bucket."""
         return self.path / "bases" / f"{number:04}"

@@ -47,6 +47,7 @@ READING = {
     "SnapshotService/ReleaseSnapshot",
     "SnapshotService/RenewSnapshot",
     "SnapshotService/SplitSnapshot",
+    "SnapshotService/UseSnapshot",
     "TableService/GetTable",
     "TableService/ListTables",
     "TransactionService/ListTransactions",

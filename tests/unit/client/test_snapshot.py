@@ -91,6 +91,9 @@ class ScriptedSnapshots(SnapshotServiceServicer):
     async def ListSnapshots(self, request: snapshot_pb2.ListSnapshotsRequest, context: Any) -> Any:
         raise NotImplementedError
 
+    def UseSnapshot(self, request: snapshot_pb2.UseSnapshotRequest, context: Any) -> Any:
+        raise NotImplementedError
+
     async def _fail(self, call: str, context: Any) -> None:
         if failures := self.failures.get(call):
             await end_with(context, *failures.pop(0))
