@@ -316,7 +316,7 @@ async def split_scan(transport: Transport, spec: ScanSpec, n: int, rows_per_spli
     ranges = [_from_message(message) for message in response.ranges]
     wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
     _check_coverage(ranges, spec.key_range or KeyRange(), wanted)
-    return [replace(spec, key_range=part) for part in ranges]
+    return [replace(spec, key_range=part, part=number) for number, part in enumerate(ranges)]
 
 
 def _check_can_split(spec: ScanSpec, n: int) -> str:

@@ -400,8 +400,9 @@ class ScanStream:
         window = config.window_bytes(progress.spec.chunk_bytes)
         clears = self._on_cleared is not None
         request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis, clears=clears)
-        await self._transport.prepare_token()
-        call = self._transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
+        transport = await self._find_transport()
+        await transport.prepare_token()
+        call = transport.open_scan(request, window, () if self._trace is None else self._trace.headers)
         self._call = call
         before = progress.header
         while progress.header is before:
@@ -412,6 +413,13 @@ class ScanStream:
                 progress.book(message)
         if self._trace is not None:
             self._trace.begin_rows()
+
+    async def _find_transport(self) -> Transport:
+        """Returns the transport to the worker of the server that is to be called."""
+        spec = self._progress.spec
+        if spec.part is None or spec.snapshot_id is None:
+            return self._transport
+        return await self._transport.for_part(spec.table, spec.part)
 
     def _start_trace(self) -> ScanTrace | None:
         transport, spec = self._transport, self._progress.spec

@@ -1695,7 +1695,8 @@ class Scan(BlockingScan):
 
         Together the parts return each row once. Each part is a key range over all buckets of the scan. The server
         splits within the keys that the scan reads. To do so, it reads up to about 200,000 keys, however large the table
-        is, and estimates if there are more. Equal calls return equal parts.
+        is, and estimates if there are more. Equal calls return equal parts. If the server has several worker processes,
+        they take turns in reading the parts, so parallel readers use several cores of the server.
 
         Args:
             n: How many parts, 1 to 1024.

@@ -1,9 +1,13 @@
-"""Connections to the worker processes of a server that has several: calls about a table go straight to its owner."""
+"""Connections to the worker processes of a server that has several.
+
+Calls about a table go straight to its owner. The parts of a snapshot go to all workers in turns.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +16,8 @@ from scankv.model.errors import ScanKvError
 from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aio_client._transport.config import ClientConfig
 
 _PROBE_SECONDS: Final = 2.0
@@ -31,6 +37,9 @@ class Owners:
     def __init__(self, server: Transport) -> None:
         self._server = server
         self._by_port: dict[int, asyncio.Task[Transport]] = {}
+        # The ports of the workers, in the order of their numbers. None: not known yet.
+        self._ports: tuple[int, ...] | None = None
+        server.owners = weakref.ref(self)
 
     async def transport_to(self, table: table_pb2.Table) -> Transport:
         """Returns the transport to the worker that owns a table; that to the server if it cannot be reached.
@@ -38,12 +47,40 @@ class Owners:
         Args:
             table: The table, as the server describes it.
         """
-        port = table.owner_port
+        self._ports = tuple(table.worker_ports)
+        return await self._transport_at(table.owner_port, table)
+
+    async def transport_for_part(self, table: str, part: int) -> Transport:
+        """Returns the transport to the worker that reads a part of a snapshot; that to the server if it is not known.
+
+        The workers take turns, so every client chooses the same worker for a part.
+
+        Args:
+            table: The name of the table.
+            part: The number of the part, from 0 on.
+        """
+        if self._ports == ():
+            return self._server
+        known = None if self._ports is None else self._by_port.get(_port_for(part, self._ports))
+        if known is not None:
+            return await self._wait_for(known)
+        try:
+            description = await _describe(self._server, table)
+        except ScanKvError:
+            return self._server  # Whatever is wrong, the scan finds it, too.
+        self._ports = tuple(description.worker_ports)
+        return await self._transport_at(_port_for(part, self._ports), description)
+
+    async def _transport_at(self, port: int, table: table_pb2.Table) -> Transport:
+        """Returns the transport to the worker with a port, which is checked with a table. 0: that to the server."""
         if not port:
             return self._server  # The server is one process.
         found = self._by_port.get(port)
         if found is None:
-            found = self._by_port[port] = asyncio.create_task(self._connect(table))
+            found = self._by_port[port] = asyncio.create_task(self._connect(port, table))
+        return await self._wait_for(found)
+
+    async def _wait_for(self, found: asyncio.Task[Transport]) -> Transport:
         try:
             return await asyncio.shield(found)
         except asyncio.CancelledError:
@@ -51,18 +88,19 @@ class Owners:
                 return self._server  # The client was closed.
             raise
 
-    async def _connect(self, table: table_pb2.Table) -> Transport:
-        transport = Transport(_at_port(self._server.config, table.owner_port), fallback=self._server)
-        is_owner = False
+    async def _connect(self, port: int, table: table_pb2.Table) -> Transport:
+        transport = Transport(_at_port(self._server.config, port), fallback=self._server)
+        transport.owners = weakref.ref(self)
+        is_worker = False
         try:
             await transport.wait_ready(_PROBE_SECONDS)
-            is_owner = await _is_owner(transport, table)
+            is_worker = await _is_of_server(transport, table)
         except ScanKvError:
             return self._server
         finally:
-            if not is_owner:
+            if not is_worker:
                 await transport.close()
-        return transport if is_owner else self._server
+        return transport if is_worker else self._server
 
     async def close(self) -> None:
         """Closes all of them, except for that to the server."""
@@ -74,19 +112,29 @@ class Owners:
                 await transport.close()
 
 
-async def _is_owner(transport: Transport, table: table_pb2.Table) -> bool:
-    """Whether the owner of a table answers at a port. Raises ScanKvError.
+async def _is_of_server(transport: Transport, table: table_pb2.Table) -> bool:
+    """Whether a worker of the server that has a table answers at a port. Raises ScanKvError.
 
     Where the port of the server is forwarded from another host, the port of a worker may be that of another server,
     which may have a table of the same name.
     """
+    there = await _describe(transport, table.name)
+    return (there.incarnation, there.owner_port) == (table.incarnation, table.owner_port)
+
+
+async def _describe(transport: Transport, table: str) -> table_pb2.Table:
+    """Asks once for the description of a table. Raises ScanKvError."""
     response = await transport.attempt(
         lambda: transport.services.tables.GetTable,
-        table_pb2.GetTableRequest(name=table.name),
+        table_pb2.GetTableRequest(name=table),
         deadline=time.monotonic() + _PROBE_SECONDS,
     )
-    there = response.table
-    return (there.incarnation, there.owner_port) == (table.incarnation, table.owner_port)
+    return response.table
+
+
+def _port_for(part: int, ports: Sequence[int]) -> int:
+    """Returns the port of the worker that reads a part of a snapshot. 0: the server is one process."""
+    return ports[part % len(ports)] if ports else 0
 
 
 def _at_port(config: ClientConfig, port: int) -> ClientConfig:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from aio_client._transport.authorization import Metadata
     from aio_client._transport.config import ClientConfig
+    from aio_client._transport.owners import Owners
     from aio_client._transport.tls import Certificates, Tls
     from scankv.model.tracing import Headers, Tracer
     from scankv.v1.admin_pb2 import CheckTableRequest
@@ -104,6 +105,8 @@ class Transport:
         address: The server, as `host:port`.
         writers: The anonymous writers of the client.
         tracer: Makes the spans of calls. None: the program had not configured OpenTelemetry when the client was opened.
+        owners: Finds the transports to the worker processes of the server. They belong to the client, so this is a weak
+            reference. None: no client has this transport.
     """
 
     def __init__(self, config: ClientConfig, fallback: Transport | None = None) -> None:
@@ -126,6 +129,7 @@ class Transport:
         self._fallback_address: str | None = None if fallback is None else fallback.address
         self.writers: AnonymousWriters = AnonymousWriters() if fallback is None else fallback.writers
         self.tracer: Tracer | None = find_tracer()
+        self.owners: weakref.ref[Owners] | None = None
         # Learned from the first refusal. An upgrade of the server is noticed by the next client.
         self.takes_encoded_reads = True
         self.takes_encoded_writes = True
@@ -327,6 +331,16 @@ class Transport:
             lambda metadata: services.stream(services.admin.CheckTable(request, metadata=self._traced(metadata))),
             BucketCheck,
         )
+
+    async def for_part(self, table: str, part: int) -> Transport:
+        """Returns the client's transport to the worker process that reads a part of a snapshot.
+
+        Args:
+            table: The table.
+            part: The number of the part.
+        """
+        owners = None if self.owners is None else self.owners()
+        return self if owners is None else await owners.transport_for_part(table, part)
 
     def _connection_for_stream(self, window: int) -> _Services:
         """Returns a connection of this window that can take one more stream, and makes one if necessary."""

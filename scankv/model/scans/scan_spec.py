@@ -72,6 +72,8 @@ class ScanSpec:
             contain those that have expired and whose deletion the changelog will get.
         if_changed_since: The version of an earlier answer about the same buckets. If nothing has changed since, the
             scan returns no rows. None: it always returns the rows.
+        part: The number of the part, from 0 on, if the scan is one of several that divide a snapshot. The workers of
+            the server take turns in reading them. It changes nothing else. None: the scan is no part.
     """
 
     table: str
@@ -94,6 +96,7 @@ class ScanSpec:
     # Tokens hold keys, which do not belong in logs.
     resume_token: bytes | None = field(default=None, repr=False)
     if_changed_since: bytes | None = None
+    part: int | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError if a value is not valid, with the field and the allowed values in the message."""
@@ -108,6 +111,7 @@ class ScanSpec:
         if self.buckets is not None:
             _check_buckets(self.buckets)
         _check_range("limit", self.limit, 0, _MAX_LIMIT)
+        _check_range("part", self.part, 0, _MAX_LIMIT)
         _check_range("chunk_rows", self.chunk_rows, MIN_CHUNK_ROWS, MAX_CHUNK_ROWS)
         _check_range("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
         if self.snapshot_id is not None and (not isinstance(self.snapshot_id, str) or not self.snapshot_id):

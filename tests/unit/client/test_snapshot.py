@@ -405,12 +405,15 @@ async def test_a_scan_that_has_no_parts_is_not_cut(spec: ScanSpec, message: str)
 
 
 @pytest.mark.asyncio
-async def test_the_parts_of_a_scan_are_the_scan_with_other_keys() -> None:
+async def test_the_parts_of_a_scan_are_the_scan_with_other_keys_and_have_numbers() -> None:
     server = ScriptedSnapshots()
     server.ranges = [scan_pb2.KeyRange(start=b"b", end=b"d"), scan_pb2.KeyRange(start=b"d")]
     async with transport_to(server) as transport:
         parts = await split_scan(transport, SPEC, 2)
-    assert parts == [replace(SPEC, key_range=KeyRange(b"b", b"d")), replace(SPEC, key_range=KeyRange(b"d", None))]
+    assert parts == [
+        replace(SPEC, key_range=KeyRange(b"b", b"d"), part=0),
+        replace(SPEC, key_range=KeyRange(b"d", None), part=1),
+    ]
     (request,) = server.cuts
     assert (request.snapshot_id, request.splits, list(request.buckets)) == ("pinned", 2, [0, 2])
     assert request.key_range == scan_pb2.KeyRange(start=b"b")

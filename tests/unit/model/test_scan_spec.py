@@ -49,6 +49,8 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ({"limit": 1.0}, "limit must be a whole number"),
         ({"limit": True}, "limit must be a whole number"),
         ({"limit": 2**63}, "limit must be a whole number"),
+        ({"part": -1}, "part must be a whole number between 0 and"),
+        ({"part": "1"}, "part must be a whole number"),
         ({"buckets": [1]}, "buckets must be a tuple"),
         ({"buckets": (1, 1024)}, "a bucket number must be a whole number between 0 and 1,023, not 1024"),
         ({"buckets": (1, 2, 1)}, "a bucket is named twice"),
