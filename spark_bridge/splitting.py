@@ -42,7 +42,7 @@ def split(table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> l
     if read.all_keys or options.splits is not None:
         groups = group_buckets(counted, splits)
         if groups is not None and (options.splits is None or len(groups) == splits):
-            return [replace(scan.spec, buckets=group) for group in groups]
+            return [replace(scan.spec, buckets=group, part=number) for number, group in enumerate(groups)]
     rows_per_split = options.rows_per_split if options.splits is None else None
     return [part.spec for part in scan.splits(splits, rows_per_split=rows_per_split)]
 
