@@ -17,73 +17,109 @@ from streaming_server.storage.tables.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
+    from aio_client import ScanSpec
     from benchmarks.bench import Bench
 
 _WORKERS: Final = 2
 _MOST_ROWS: Final = 1_000_000
 _CALL_ROWS: Final = 100_000
 _SCANS: Final = 3
-_UPSERT, _SCAN = "upserts", "scans"
+_PARTS: Final = 8
+# More than the work of the server in the background, such as the build of a columnar base, which one worker has.
+_ROUNDS: Final = 12
+_WORK: Final = {
+    "upserts": "upserts of two tables at once",
+    "scans": "scans of two tables at once",
+    "parts": "scans of the parts of one snapshot by two clients",
+}
+"""What is measured, by the name of its figure."""
 
 
 def run(bench: Bench) -> Result:
-    """Loads and scans two tables at once, which two workers own, or one process."""
+    """Loads and scans tables of two workers, or of one process."""
     rows = min(bench.rows // 2, _MOST_ROWS)
-    rates: dict[str, dict[str, list[float]]] = {_UPSERT: {}, _SCAN: {}}
-    walls: dict[str, dict[str, list[float]]] = {_UPSERT: {}, _SCAN: {}}
+    rates: dict[str, dict[str, list[float]]] = {what: {} for what in _WORK}
+    walls: dict[str, dict[str, list[float]]] = {what: {} for what in _WORK}
     for number in range(bench.runs):
         # In turn, each in a new directory.
         for workers in (1, _WORKERS):
             name = f"{workers} process" if workers == 1 else f"{workers} workers"
             directory = bench.directory / f"workers-{workers}-{number}"
-            with BenchmarkServer(directory, workers=workers) as server:
-                with Worker(TableUser, server.url, 0, rows) as first, Worker(TableUser, server.url, 1, rows) as second:
-                    for what, work, times in ((_UPSERT, TableUser.load, 1), (_SCAN, TableUser.scan, _SCANS)):
-                        busiest, wall = _measure(server.pid, (first, second), work)
-                        rates[what].setdefault(name, []).append(2 * times * rows / busiest)
-                        walls[what].setdefault(name, []).append(2 * times * rows / wall)
-                        progress(
-                            f"  run {number + 1} of {bench.runs}: {name}: {what} {2 * times * rows / busiest:,.0f}"
-                        )
+            for what, (done, busiest, wall) in _use_server(directory, workers, rows).items():
+                rates[what].setdefault(name, []).append(done / busiest)
+                walls[what].setdefault(name, []).append(done / wall)
+                progress(f"  run {number + 1} of {bench.runs}: {name}: {what} {done / busiest:,.0f}")
     return Result(
         figures=[
             Figure(
                 name=f"workers_{what}",
-                work=f"{what} of two tables at once: rows for each second of the busiest of {_WORKERS} workers",
+                work=f"{work}: rows for each second of the busiest of {_WORKERS} workers",
                 against="the same with one process",
                 unit="ratio",
                 spread=paired_ratios(*reversed(rates[what].values())),
                 at_least=1.7,
             )
-            for what in rates
+            for what, work in _WORK.items()
         ],
         tables=[
             ResultTable(
-                f"{what.capitalize()} of two tables at once",
+                f"{work[0].upper()}{work[1:]}",
                 ("", "rows for each second of the busiest process", "rows for each second of wall clock"),
                 [
                     (name, Spread.of(values).median, Spread.of(walls[what][name]).median)
                     for name, values in rates[what].items()
                 ],
             )
-            for what in rates
+            for what, work in _WORK.items()
         ],
         notes=[
-            "Two clients use two tables, each owned by another worker. On two cores, the clients and the workers share "
-            "the processor, so the wall clock says little about a machine with more cores."
+            "Two clients use two tables, each owned by another worker, and then read the halves of a snapshot of one. "
+            "On two cores, the clients and the workers share the processor, so the wall clock says little about a "
+            "machine with more cores."
         ],
     )
 
 
-def _measure(server: int, users: Sequence[Worker[TableUser]], work: Callable[[TableUser], None]) -> tuple[float, float]:
-    """Returns the processor time of the busiest process of the server, and the wall clock, in seconds."""
+def _use_server(directory: Path, workers: int, rows: int) -> dict[str, tuple[int, float, float]]:
+    """Returns the rows, the processor time of the busiest process, and the wall clock, by what was measured."""
+    with (
+        BenchmarkServer(directory, workers=workers) as server,
+        Worker(TableUser, server.url, 0, rows) as first,
+        Worker(TableUser, server.url, 1, rows) as second,
+    ):
+        users = first, second
+        measured = {
+            "upserts": (2 * rows, *_measure(server.pid, users, TableUser.load)),
+            "scans": (2 * _SCANS * rows, *_measure(server.pid, users, TableUser.scan)),
+        }
+        specs = first.call(TableUser.pin)
+        halves = specs[: _PARTS // 2], specs[_PARTS // 2 :]
+        measured["parts"] = (_ROUNDS * rows, *_measure(server.pid, users, TableUser.read, halves))
+    return measured
+
+
+def _measure(
+    server: int,
+    users: Sequence[Worker[TableUser]],
+    work: Callable[..., None],
+    arguments: Sequence[object] | None = None,
+) -> tuple[float, float]:
+    """Returns the processor time of the busiest process of the server, and the wall clock, in seconds.
+
+    Args:
+        server: The process that was started.
+        users: The clients, which work at once.
+        work: What each of them does.
+        arguments: An argument for the work of each. None: none.
+    """
     for user in users:
         user.wait_ready()
     before = {pid: cpu_seconds(pid) for pid in tree_ids(server)}
     began = time.perf_counter()
-    for user in users:
-        user.begin(work)
+    for number, user in enumerate(users):
+        user.begin(work, *(() if arguments is None else (arguments[number],)))
     for user in users:
         user.finish()
     wall = time.perf_counter() - began
@@ -91,7 +127,7 @@ def _measure(server: int, users: Sequence[Worker[TableUser]], work: Callable[[Ta
 
 
 class TableUser:
-    """Loads and scans one table.
+    """Loads and scans one table, and parts of any snapshot.
 
     Args:
         url: The address of the server.
@@ -139,3 +175,25 @@ class TableUser:
                 rows += batch.num_rows
             if rows != self._rows:
                 raise RuntimeError(f"the scan returned {rows:,} rows, not {self._rows:,}")
+
+    def pin(self) -> list[ScanSpec]:
+        """Pins the table, and returns the parts of its snapshot."""
+        return self._runner.run(self._pin())
+
+    async def _pin(self) -> list[ScanSpec]:
+        snapshot = await self._table.snapshot()
+        return [part.spec for part in await self._table.scan().at(snapshot).splits(_PARTS)]
+
+    def read(self, parts: Sequence[ScanSpec]) -> None:
+        """Reads parts of a snapshot, one after another, twelve times."""
+        self._runner.run(self._read(parts))
+
+    async def _read(self, parts: Sequence[ScanSpec]) -> None:
+        for _ in range(_ROUNDS):
+            rows = 0
+            for part in parts:
+                async for batch in self._client.scan(part).stream():
+                    rows += batch.num_rows
+            # The parts are about equal.
+            if not 0.4 * self._rows <= rows <= 0.6 * self._rows:
+                raise RuntimeError(f"the parts have {rows:,} rows, not about a half of {self._rows:,}")
