@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -214,6 +216,31 @@ def test_the_slow_calls_have_the_plan_of_a_scan_at_another_worker(tmp_path: Path
         assert "bucket" in plan
         assert "unknown" not in plan
         assert not [each for each in client.slow_calls() if each.method == "SnapshotService/UseSnapshot"]
+
+
+def test_a_drain_lets_scans_at_every_worker_return_all_rows(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--workers", str(WORKERS)) as server,
+        pinned(server, "drained", WIDE) as (
+            _,
+            there,
+        ),
+    ):
+        streams = [there.scan(number) for number in range(WORKERS)]
+        for messages in streams:
+            assert next(messages).HasField("header")
+        os.kill(server.process.pid, signal.SIGTERM)
+
+        def drains() -> bool:
+            try:
+                return next(there.scan(1, limit=0)) is None
+            except grpc.RpcError as error:
+                return error.code() is grpc.StatusCode.UNAVAILABLE
+
+        wait_until(drains, "the server drains")
+        for messages in streams:
+            assert batches_of(messages)
+        assert server.process.wait(60) == 0
 
 
 class SecuredPins:
