@@ -34,6 +34,8 @@ class BorrowedDirectory(ViewDirectory):
 
     def store(self, number: int) -> Path:
         """Returns a directory with links to the checkpoint of a bucket. Raises Unavailable if the view is gone."""
+        # An empty directory among temporary files may have been cleaned up.
+        self._parent.mkdir(exist_ok=True)
         try:
             alias = ReadOnlyAlias(self.bucket(number), self._parent)
         except FileNotFoundError:

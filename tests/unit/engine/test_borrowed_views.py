@@ -187,6 +187,15 @@ async def test_a_view_that_was_removed_under_its_borrower_is_no_damage(borrower:
             raise AssertionError("the view is gone")
 
 
+async def test_a_view_is_read_after_the_empty_directory_for_links_was_cleaned_up(borrower: BorrowerInProcess) -> None:
+    snapshot = await borrower.pin()
+    borrower.lender.aliases.rmdir()
+    async with borrower.views.borrow(snapshot, TABLE):
+        view = borrowed_view(snapshot, TABLE)
+        assert view is not None
+        assert await rows_in(view) == 100
+
+
 async def test_damage_of_a_borrowed_view_is_reported_as_damage(borrower: BorrowerInProcess) -> None:
     snapshot = await borrower.pin()
     async with borrower.views.borrow(snapshot, TABLE):
