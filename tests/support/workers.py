@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,18 +119,20 @@ def kill_worker(server: ServerProcess, number: int) -> None:
 
 
 def wait_for_worker(server: ServerProcess, number: int) -> None:
-    """Waits until a worker runs, and answers the others."""
+    """Waits until a worker runs, and all workers reach each other."""
     wait_until(lambda: number in processes_of(server), "the worker runs again")
-    with sync.connect(server.url, operation_timeout=5) as client:
+    host, _, port = server.url.rpartition(":")
+    for each in range(len(processes_of(server))):
+        with sync.connect(f"{host}:{int(port) + 1 + each}", operation_timeout=5) as client:
+            wait_until(partial(_answers, client), "the worker reaches all others")
 
-        def answers() -> bool:
-            try:
-                # It asks every worker.
-                return bool(client.server_stats())
-            except ConnectionFailed:
-                return False
 
-        wait_until(answers, "the worker answers")
+def _answers(client: sync.Client) -> bool:
+    """Whether the worker to which a client is connected can ask every worker."""
+    try:
+        return bool(client.server_stats())
+    except ConnectionFailed:
+        return False
 
 
 def rows_of(count: int, value: str = "v") -> list[dict[str, Any]]:
