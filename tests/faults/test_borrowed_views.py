@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,7 +15,7 @@ import pytest
 from aio_client import connect
 from tests.support.pinned_table import ROWS, WIDE, WORKERS, PinnedTable, batches_of, pinned
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Refusal, refusal, refusal_of
 from tests.support.workers import kill_worker, processes_of, sample_of, sockets_of, wait_for_worker
 
@@ -33,9 +35,10 @@ LOANS = 'method="SnapshotService/UseSnapshot"'
 def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with two workers, for all tests here; each uses names of its own."""
     with ServerProcess(tmp_path_factory.mktemp("borrowed") / "data", "--workers", str(WORKERS)) as server:
-        for number in range(WORKERS):
-            wait_for_worker(server, number)
         yield server
+        assert server.stop() == 0
+        for trouble in ("DATA_LOSS", "incident", "Traceback"):
+            assert trouble not in server.log
 
 
 def view_of(server: ServerProcess, there: PinnedTable) -> Path:
@@ -179,3 +182,77 @@ def test_the_links_of_a_killed_reader_are_removed_when_it_starts_again(divided: 
         kill_worker(divided, READER)
         wait_for_worker(divided, READER)
         assert list(links.iterdir()) == []
+
+
+def test_a_view_stays_until_the_last_of_several_workers_has_read_it(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--workers", "3") as server,
+        pinned(server, "three", WIDE, workers=3) as (_, there),
+    ):
+        view = view_of(server, there)
+        streams = {number: there.scan(number) for number in range(3)}
+        for messages in streams.values():
+            assert next(messages).HasField("header")
+        there.snapshot.release()
+        expected = batches_of(streams[OWNER])
+        kill_worker(server, READER)
+        assert error_of(streams[READER]).code == "UNAVAILABLE"
+        assert view.exists()
+        assert batches_of(streams[2]) == expected
+        wait_until(lambda: not view.exists(), "the view was removed")
+
+
+class KeepsReading:
+    """Reads a pinned snapshot in parts, again and again, and counts the complete reads.
+
+    Attributes:
+        reads: How many times all parts were read.
+    """
+
+    def __init__(self, address: str, specs: list[ScanSpec]) -> None:
+        self._address = address
+        self._specs = specs
+        self.reads = 0
+
+    async def read_until(self, stop: asyncio.Event) -> None:
+        """Reads until the event is set. Each read must have every row once, as of the pin."""
+        async with connect(self._address, operation_timeout=100, read_ahead_bytes=64 << 10) as client:
+            while not stop.is_set():
+                tables = await asyncio.gather(*(client.scan(spec).to_arrow() for spec in self._specs))
+                found = [row for table in tables for row in table.to_pylist()]
+                assert len(found) == ROWS
+                assert {row["k"]: row["v"][-1] for row in found} == {key: f"{key:x}"[-1] for key in range(ROWS)}
+                self.reads += 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.soak)])
+async def test_parts_are_the_table_at_the_instant_of_the_pin_whatever_is_killed(
+    divided: ServerProcess, kills: int
+) -> None:
+    rng = random.Random(seed := random.randrange(2**32))
+    with pinned(divided, f"kills_{kills}", WIDE) as (_, there):
+        scan = there.table.scan().at(there.snapshot).with_chunk(rows=50)
+        specs = [part.spec for part in await asyncio.to_thread(scan.splits, 4)]
+        reader, stop = KeepsReading(divided.url, specs), asyncio.Event()
+        reading = asyncio.create_task(reader.read_until(stop))
+        try:
+            for number in range(kills):
+                before = reader.reads
+                rows = [{"k": key, "v": "later"} for key in range(number * 10, number * 10 + 1000)]
+                await asyncio.to_thread(there.table.upsert, rows)
+                victim = rng.choice([OWNER, READER])
+                await asyncio.to_thread(kill_worker, divided, victim)
+                await asyncio.to_thread(wait_for_worker, divided, victim)
+                await await_until(partial(has_read_since, reader, before + 1, reading), "the parts were read again")
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        finally:
+            stop.set()
+            await reading
+
+
+async def has_read_since(reader: KeepsReading, reads: int, reading: asyncio.Task[None]) -> bool:
+    """Whether so many reads are complete, or a read has failed."""
+    return reader.reads > reads or reading.done()

@@ -33,12 +33,14 @@ class PinnedTable:
         wires: The connections to the workers, by number.
     """
 
-    def __init__(self, client: sync.Client, name: str, stack: ExitStack, schema: pa.Schema = SCORES) -> None:
+    def __init__(
+        self, client: sync.Client, name: str, stack: ExitStack, schema: pa.Schema = SCORES, workers: int = WORKERS
+    ) -> None:
         self.table = client.create_table(name, schema, primary_key=schema.names[:1], buckets=3)
         self.table.upsert(rows_of(ROWS) if schema is SCORES else wide_rows())
         self.snapshot = self.table.snapshot(ttl=300)
         first = self.table.owner_port
-        self.wires = [stack.enter_context(Wire(f"127.0.0.1:{first + number}")) for number in range(WORKERS)]
+        self.wires = [stack.enter_context(Wire(f"127.0.0.1:{first + number}")) for number in range(workers)]
 
     def request(self, **fields: Any) -> scan_pb2.ScanKvRequest:
         """Returns a scan of the snapshot."""
@@ -58,11 +60,11 @@ def wide_rows() -> pa.Table:
 
 @contextmanager
 def pinned(
-    server: ServerProcess, database: str, schema: pa.Schema = SCORES
+    server: ServerProcess, database: str, schema: pa.Schema = SCORES, workers: int = WORKERS
 ) -> Iterator[tuple[sync.Client, PinnedTable]]:
     """Gives a client, and a table of worker 0 with a snapshot."""
     with sync.connect(server.url) as client, ExitStack() as stack:
-        yield client, PinnedTable(client, names_of_workers(WORKERS, database)[0][0], stack, schema)
+        yield client, PinnedTable(client, names_of_workers(workers, database)[0][0], stack, schema, workers)
 
 
 def batches_of(messages: Any) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 
 from aio_client import sync
 from scankv.v1 import admin_pb2, scan_pb2, snapshot_pb2
+from tests.support.bases import SOON, is_of_bases
 from tests.support.pinned_table import ROWS, SECONDS, WIDE, WORKERS, batches_of, pinned, wide_rows
 from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
@@ -216,6 +218,34 @@ def test_the_slow_calls_have_the_plan_of_a_scan_at_another_worker(tmp_path: Path
         assert "bucket" in plan
         assert "unknown" not in plan
         assert not [each for each in client.slow_calls() if each.method == "SnapshotService/UseSnapshot"]
+
+
+def test_a_worker_reads_the_columnar_base_in_a_snapshot_of_another(tmp_path: Path) -> None:
+    settings = ("--workers", str(WORKERS), *SOON, "--set", "base_min_rows=1")
+    with (
+        ServerProcess(tmp_path / "data", *settings) as server,
+        sync.connect(server.url) as client,
+        ExitStack() as stack,
+    ):
+        (name,), _ = names_of_workers(WORKERS, "based")
+        table = client.create_table(name, SCORES, primary_key=["player"], columnar_base="eager")
+        table.upsert(rows_of(ROWS))
+        wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base")
+        table.upsert([{"player": "v 7", "score": -7}])
+        snapshot = table.snapshot(ttl=300)
+        table.delete(["v 8"])
+        request = scan_pb2.ScanKvRequest(
+            table=name,
+            snapshot=scan_pb2.PinnedSnapshot(snapshot_id=snapshot.id),
+            read_path=scan_pb2.READ_PATH_COLUMNAR,
+        )
+        directory = server.data_dir / "tables" / "based" / name.split(".")[1] / "snapshots"
+        before = state_of(directory)
+        wires = [stack.enter_context(Wire(f"127.0.0.1:{table.owner_port + number}")) for number in range(WORKERS)]
+        borrowed = batches_of(wires[1].scans.ScanKv(request, timeout=SECONDS))
+        assert state_of(directory) == before
+        assert batches_of(wires[0].scans.ScanKv(request, timeout=SECONDS)) == borrowed
+        assert sorted(players_in(borrowed)) == sorted(f"v {number}" for number in range(ROWS))
 
 
 def test_a_drain_lets_scans_at_every_worker_return_all_rows(tmp_path: Path) -> None:
