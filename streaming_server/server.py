@@ -42,6 +42,7 @@ from scankv.v1 import (
     table_pb2_grpc,
     transaction_pb2,
     transaction_pb2_grpc,
+    worker_pb2_grpc,
     write_pb2,
     write_pb2_grpc,
 )
@@ -88,6 +89,7 @@ from streaming_server.services.table import TableService
 from streaming_server.services.tls import https_context, server_credentials
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.view_loans import ViewLoans
+from streaming_server.services.worker import OtherWorkers, WorkerService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.files.file_limit import max_connections, raise_file_limit
 from streaming_server.storage.files.memory_limit import memory_limit
@@ -226,6 +228,8 @@ class Server:
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = HealthService()
+        if self._workers is not None:
+            self._shares = self._tables.transactions.set_peers(OtherWorkers(self._workers))
         self._server = grpc.aio.server(options=_channel_options(self.config, is_shared=worker is not None))
         self._forwarded = ForwardedPeers("" if worker is None else worker.peer_key)
         self._principals = RequestPrincipals()
@@ -401,6 +405,9 @@ class Server:
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables, self._workers), server)
         transactions = TransactionService(self._tables, is_worker=self._worker is not None)
         transaction_pb2_grpc.add_TransactionServiceServicer_to_server(transactions, server)
+        if self._workers is not None:
+            worker_service = WorkerService(self._shares, self._workers)
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_service, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
         partition_pb2_grpc.add_PartitionServiceServicer_to_server(PartitionService(self._tables), server)
         backup_pb2_grpc.add_BackupServiceServicer_to_server(BackupService(self._tables), server)

@@ -15,7 +15,7 @@ from aio_client._transport.repeatable_calls import call_again, call_again_and_wa
 from aio_client._write.column_locks import lock_ids_of
 from aio_client._write.selection import Selection, check_selection, range_of_bounds
 from aio_client._write.write_requests import WritePieces, mode_of
-from scankv.model.errors import ConnectionFailed, InvalidKey, InvalidRequest, ScanKvError, UsageError
+from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from aio_client._client.table import Table
     from aio_client._input.data import Data
-    from aio_client._table.shape import TableShape
     from aio_client._transport.transport import Method, Transport
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names, WriteMode
@@ -55,7 +54,6 @@ class TransactionPart:
         self._transport = transport
         self._turn = asyncio.Lock()
         self._failure: ScanKvError | None = None
-        self._first_table: TableShape | None = None
 
     @property
     def token(self) -> str:
@@ -255,7 +253,6 @@ class TransactionPart:
         self, table: Table, selection: Selection, mode: WriteMode, locks: Sequence[ColumnLock | str]
     ) -> int:
         """Stages the deletion of selected rows, and returns how many there are."""
-        self._check_owner(table)
         table._handle.shape.require_key("rows are not deleted")
         async with self._turn:
             calls = self._transport
@@ -353,7 +350,6 @@ class TransactionPart:
         return join_answers(answers, table.schema, fill_missing=missing == "null")
 
     async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
-        self._check_owner(table)
         async with self._turn:
             request = transaction_pb2.LookupStagedRequest(
                 token=self.token, part=self.part, requests=self.requests, table=table.name, keys=to_ipc(keys)
@@ -363,7 +359,6 @@ class TransactionPart:
         return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
-        self._check_owner(table)
         async with self._turn:
             request = transaction_pb2.GetForUpdateRequest(
                 token=self.token, part=self.part, sequence=self.requests, table=table.name, keys=to_ipc(keys)
@@ -373,7 +368,6 @@ class TransactionPart:
         return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _stage(self, table: Table, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
-        self._check_owner(table)
         rows = 0
         async with self._turn:
             held = lock_ids_of(locks)
@@ -384,18 +378,6 @@ class TransactionPart:
                 with self._staging():
                     rows += (await self._write(request)).rows
         return rows
-
-    def _check_owner(self, table: Table) -> None:
-        """Raises InvalidRequest if another worker process owns a table than those that the part has used."""
-        shape = table._handle.shape
-        first = self._first_table = self._first_table or shape
-        if first.description.owner_port != shape.description.owner_port:
-            raise InvalidRequest(
-                f"the tables {first.name} and {shape.name} belong to different worker processes of the server, which "
-                "cannot commit a transaction together: use tables of one of them in a transaction (the property "
-                "owner_port of a table), or start the server with --workers 1",
-                table=shape.name,
-            )
 
     @contextmanager
     def _staging(self) -> Iterator[None]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-
 from scankv.model.errors import (
     DataLoss,
     DeadlineExceeded,
@@ -20,7 +17,6 @@ from scankv.model.errors import (
     TlsHandshakeFailed,
     Unauthenticated,
     Unavailable,
-    error_for_reason,
 )
 
 _ERROR_OF_STATUS: Final[dict[str, type[ScanKvError]]] = {
@@ -75,25 +71,6 @@ def error_of_status(status: str, said: str, address: str, timeout: float) -> Sca
     if cls is Unavailable and (why := _handshake_failure(said)):
         return TlsHandshakeFailed(f"no encrypted connection to the ScanKV server at {address}: {why}", address=address)
     return cls(_message_of(cls, said, address, timeout), address=address)
-
-
-def typed_error_of(data: bytes) -> ScanKvError | None:
-    """Returns the error that a serialized google.rpc.Status describes. None: it has no error that this client knows."""
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    try:
-        status = status_pb2.Status.FromString(data)
-    except DecodeError:
-        return None
-    for detail in status.details:
-        if not detail.Unpack(info):
-            detail.Unpack(retry)
-    cls = error_for_reason(info.reason) if info.domain == "scankv" else None
-    if cls is None:
-        return None
-    wait = retry.retry_delay.ToTimedelta().total_seconds()
-    typed = cls(status.message, retry_after=wait or None)
-    typed.details.update(info.metadata)
-    return typed
 
 
 def _handshake_failure(said: str) -> str | None:

@@ -25,7 +25,7 @@ from aio_client._transport.owner import ClientOwner
 from aio_client._transport.patient_timeout import PatientTimeout
 from aio_client._transport.poller import ignore_stray_events
 from aio_client._transport.retry import with_retries
-from aio_client._transport.status_errors import error_of_status, hint_about_tls, readable_seconds, typed_error_of
+from aio_client._transport.status_errors import error_of_status, hint_about_tls, readable_seconds
 from aio_client._transport.tls import read_certificates
 from scankv.model.errors import (
     DeadlineExceeded,
@@ -39,6 +39,7 @@ from scankv.model.errors import (
     UsageError,
 )
 from scankv.model.tracing import find_tracer
+from scankv.model.typed_errors import typed_error_of
 from scankv.v1.admin_pb2 import BucketCheck
 from scankv.v1.admin_pb2_grpc import AdminServiceStub
 from scankv.v1.backup_pb2_grpc import BackupServiceStub

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aio_client._transport.retry import PASSING_ERRORS
 from aio_client._transport.shared_calls import SharedCalls
-from aio_client._transport.status_errors import typed_error_of
 from aio_client._write.repeatable_writes import write_attempts
 from aio_client._write.write_requests import WriteResult
 from scankv.model.changes.log_offsets import LogOffsets
@@ -23,6 +22,7 @@ from scankv.model.errors import (
     UnknownField,
     UpgradeNotConfirmed,
 )
+from scankv.model.typed_errors import typed_error_of
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:

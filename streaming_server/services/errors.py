@@ -14,7 +14,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField, error_for_reason
+from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
 from streaming_server.current_call import CURRENT_CALL
 from streaming_server.storage.files.disk_space import refusal_of_write, resource_error
 
@@ -120,21 +120,6 @@ def status_of(error: ScanKvError) -> status_pb2.Status:
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     code: int = grpc.StatusCode[error.code].value[0]
     return status_pb2.Status(code=code, message=_cut(error.message, _MAX_TEXT), details=details)
-
-
-def typed_error_of(data: bytes) -> ScanKvError | None:
-    """Returns the error whose serialized `status_of` another worker process has sent. None: it is not one."""
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    status = status_pb2.Status.FromString(data)
-    for detail in status.details:
-        if not detail.Unpack(info):
-            detail.Unpack(retry)
-    kind = error_for_reason(info.reason)
-    if kind is None:
-        return None
-    error = kind(status.message, retry_after=retry.retry_delay.ToTimedelta().total_seconds() or None)
-    error.details.update(info.metadata)
-    return error
 
 
 def _cut(text: str, limit: int) -> str:

@@ -13,8 +13,9 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from scankv.model.errors import InternalError, ScanStalled, Unavailable
 from scankv.model.forwarded_peers import FORWARDED_PEER, forwarded_peer
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
+from scankv.model.typed_errors import typed_error_of
 from streaming_server.current_call import CALL_METADATA, CURRENT_CALL, current_client
-from streaming_server.services.errors import end_with, typed_error_of
+from streaming_server.services.errors import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -228,10 +229,16 @@ def _as_it_is(message: bytes) -> bytes:
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """Returns the reason of the error with which a worker has answered. Empty: it has not answered."""
     info = error_details_pb2.ErrorInfo()
-    for detail in status_pb2.Status.FromString(_status_of(error)).details:
+    for detail in status_pb2.Status.FromString(status_in(error)).details:
         if detail.Unpack(info):
             return str(info.reason)
     return ""
+
+
+def status_in(error: grpc.aio.AioRpcError) -> bytes:
+    """Returns the serialized google.rpc.Status of the error with which a worker has answered; empty without one."""
+    found = next((value for name, value in _trailing(error) if name == _DETAILS_KEY), b"")
+    return found if isinstance(found, bytes) else found.encode()
 
 
 def is_absent(error: grpc.aio.AioRpcError) -> bool:
@@ -256,7 +263,7 @@ def absence_of(error: grpc.aio.AioRpcError, number: int, what: str) -> Unavailab
 
 def error_of(error: grpc.aio.AioRpcError, number: int, what: str) -> ScanKvError:
     """Returns the error of a worker, to be raised here. Arguments as for `absence_of`."""
-    typed = typed_error_of(_status_of(error))
+    typed = typed_error_of(status_in(error))
     if typed is None and is_absent(error):
         return absence_of(error, number, what)
     return typed or InternalError(f"worker {number} of the server failed; its log has the cause")
@@ -278,12 +285,6 @@ async def end_as(context: Context[Any, Any], error: grpc.aio.AioRpcError, number
     details = tuple((name, value) for name, value in _trailing(error) if name == _DETAILS_KEY)
     await context.abort(error.code(), error.details() or "", trailing_metadata=details)
     raise AssertionError("the call is over")
-
-
-def _status_of(error: grpc.aio.AioRpcError) -> bytes:
-    """Returns the serialized google.rpc.Status of an error. Empty: it has none."""
-    found = next((value for name, value in _trailing(error) if name == _DETAILS_KEY), b"")
-    return found if isinstance(found, bytes) else b""
 
 
 def _trailing(error: grpc.aio.AioRpcError) -> Iterable[tuple[str, str | bytes]]:

@@ -10,24 +10,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from scankv.model.errors import InvalidRequest, LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost
-from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2
+from scankv.model.errors import LockLost, ScanNotFound, ScanStalled, SnapshotLost, TransactionLost, Unavailable
+from scankv.v1 import admin_pb2, lock_pb2, scan_pb2, snapshot_pb2, table_pb2, transaction_pb2, worker_pb2
+from streaming_server.engine.transactions.open_transaction import transaction_lost
 from streaming_server.services.errors import end_with
-from streaming_server.services.forwarding import Workers, end_as, is_absent, reason_of
+from streaming_server.services.forwarding import RETRY_SECONDS, Workers, end_as, is_absent, reason_of
 from streaming_server.services.merged_answers import merge_lists, merge_metrics, merge_stats, merge_transactions
-from streaming_server.services.permissions import PERMISSIONS, NamedTable
+from streaming_server.services.permissions import NamedTable, permission_of
+from streaming_server.services.worker import LOCATE, place_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from google.protobuf.message import Message
 
     from streaming_server.current_call import Metadata
+    from streaming_server.engine.transactions.two_phase import TransactionPlace
     from streaming_server.scan.admission.unread_answers import UnreadAnswers
 
 Context = grpc.aio.ServicerContext
@@ -125,14 +129,14 @@ class Router:
         if isinstance(request, transaction_pb2.BeginTransactionRequest):
             return _BeginAtAll(self.workers, method, request)
         if isinstance(request, transaction_pb2.CommitTransactionRequest):
-            return _CommitAtOwner(self.workers, method, request)
+            return _CommitAtCoordinator(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
             return _AbortAtAll(self.workers, method, data)
         return None
 
 
 def _table_in(method: str, request: Message) -> str:
-    for requirement in PERMISSIONS[method].requirements:
+    for requirement in permission_of(method).requirements:
         if isinstance(requirement.scope, NamedTable):
             name: str = getattr(request, requirement.scope.field)
             return name
@@ -294,11 +298,17 @@ class _BeginAtAll(_All):
         found = await self.ask_all(self.to_all(request.SerializeToString()), context, seconds=seconds)
         answers, errors = _divide(found)
         begun = [transaction_pb2.BeginTransactionResponse.FromString(each) for each in answers.values()]
-        committed = next((each for each in begun if each.HasField("committed")), None)
+        commits = [each for each in begun if each.HasField("committed")]
+        # The others have a share of it.
+        committed = next((each for each in commits if not each.HasField("coordinator")), None)
         refused = {number: error for number, error in errors.items() if not is_absent(error)}
         if refused or (committed is None and errors and (request.id or not begun)):
             await _abort(self, request.common_token, answers, context)
             await _end_with_first(context, refused or errors, "a part of the tables")
+        if commits and committed is None:
+            # The coordinator is just recovering its part of the commit.
+            await _abort(self, request.common_token, answers, context)
+            await end_with(context, Unavailable("the id is being committed: try again", retry_after=RETRY_SECONDS))
         if committed is not None:
             await _abort(self, request.common_token, answers, context)
             return committed.SerializeToString()
@@ -313,31 +323,63 @@ def _token_of(request: transaction_pb2.BeginTransactionRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _CommitAtOwner(_All):
-    """Commits a transaction at the worker that owns its tables, and aborts it at the others."""
+class _CommitAtCoordinator(_All):
+    """Commits a transaction at the worker that has its requests, or at the first of several, which coordinates them."""
 
     request: transaction_pb2.CommitTransactionRequest
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        data = self.request.SerializeToString()
-        listing = self.to_all(transaction_pb2.ListTransactionsRequest().SerializeToString())
-        lists, errors = _divide(
-            await self.ask_all(listing, context, of_server=True, method=f"{_TRANSACTIONS}/ListTransactions")
+        question = worker_pb2.LocateTransactionRequest(token=self.request.token, id=self.request.id)
+        found, errors = _divide(
+            await self.ask_all(self.to_all(question.SerializeToString()), context, of_server=True, method=LOCATE)
         )
-        opened = {number: _find_open(each, self.request.token) for number, each in lists.items()}
-        writing = [number for number, each in opened.items() if each is not None and (each.tables or each.locked_keys)]
-        if len(writing) > 1:
-            await end_with(context, _divided(writing))
-        # The owner compares the numbers of requests, and so notices if a worker that does not answer has some of them.
-        if not (writing and self.request.parts):
-            await _end_with_first(context, errors, "a part of the tables")
-        # A worker without the transaction has committed it, or lost it with what was written there.
-        ended = [number for number, each in opened.items() if each is None]
-        committing = writing or ended or list(opened)[:1]
-        found = await self.ask_all(dict.fromkeys(committing, data), context, seconds=None, first=True)
-        answer = await _found(context, found)
-        await _abort(self, self.request.token, [number for number in opened if number not in committing], context)
+        places = {number: place_in(each) for number, each in found.items()}
+        coordinator = _coordinator_in(places)
+        if coordinator is None:
+            await self._check_complete(context, places, errors)
+            coordinator = min((number for number, place in places.items() if place.sizes), default=min(places))
+        others = [
+            number
+            for number, place in places.items()
+            if number != coordinator and (place.sizes or place.coordinator == coordinator)
+        ]
+        request = transaction_pb2.CommitTransactionRequest()
+        request.CopyFrom(self.request)
+        request.other_workers[:] = others
+        answered = await self.ask_all({coordinator: request.SerializeToString()}, context, seconds=None)
+        answer = await _found(context, answered)
+        idle = [number for number, place in places.items() if place.is_open and number not in {coordinator, *others}]
+        await _abort(self, self.request.token, idle, context)
         return answer
+
+    async def _check_complete(
+        self,
+        context: Context[Any, Any],
+        places: Mapping[int, TransactionPlace],
+        errors: Mapping[int, grpc.aio.AioRpcError],
+    ) -> None:
+        """Ends the call unless the workers that answer have all of a transaction that is not committed."""
+        stated = {part.part: part.requests for part in self.request.parts}
+        there = Counter[str]()
+        for place in places.values():
+            there.update(place.sizes)
+        is_complete = bool(stated) and all(there[part] == requests for part, requests in stated.items())
+        if not is_complete:
+            # A worker that does not answer may have the rest.
+            await _end_with_first(context, errors, "a part of the tables")
+        # A worker that has lost the transaction has lost requests, too, or has let another one have its id.
+        is_lost = any(not place.is_open for place in places.values()) and (self.request.id or not stated)
+        if is_lost or not any(place.is_open for place in places.values()):
+            await end_with(context, transaction_lost(self.request.token))
+
+
+def _coordinator_in(places: Mapping[int, TransactionPlace]) -> int | None:
+    """Returns the worker that knows all of a committed transaction. None: it is not committed, as far as is known."""
+    committed = {number: place for number, place in places.items() if place.is_committed}
+    for number, place in committed.items():
+        if place.coordinator is None:
+            return number
+    return next((place.coordinator for place in committed.values()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,21 +412,6 @@ async def _end_with_first(context: Context[Any, Any], errors: Mapping[int, grpc.
     if errors:
         number = min(errors, key=lambda each: (is_absent(errors[each]), each))
         await end_as(context, errors[number], number, what)
-
-
-def _find_open(answer: bytes, token: str) -> transaction_pb2.OpenTransaction | None:
-    """Returns an open transaction from a worker's list of transactions. None: it is not open there."""
-    listed = transaction_pb2.ListTransactionsResponse.FromString(answer)
-    return next((each for each in listed.transactions if each.token == token), None)
-
-
-def _divided(workers: Sequence[int]) -> InvalidRequest:
-    # Without the names of the tables, which the caller may not know.
-    return InvalidRequest(
-        "the transaction uses tables of several worker processes, which cannot be committed together: workers "
-        f"{', '.join(map(str, workers))}; use tables of one worker in a transaction, or start the server with "
-        "--workers 1"
-    )
 
 
 async def read_metrics_of_all(workers: Workers) -> tuple[str, bytes]:

@@ -36,7 +36,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
 
     Args:
         tables: The tables of this process.
-        is_worker: Whether this process is one of several, and gets calls that begin transactions only from the router.
+        is_worker: Whether this process is one of several. Then only the router begins and commits transactions.
     """
 
     def __init__(self, tables: Tables, *, is_worker: bool = False) -> None:
@@ -73,6 +73,8 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             response.token = begun.token
         else:
             response.committed.CopyFrom(_commit_response(begun))
+            if begun.coordinator is not None:
+                response.coordinator = begun.coordinator
         return response
 
     async def GetForUpdate(
@@ -130,8 +132,10 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         ],
     ) -> transaction_pb2.CommitTransactionResponse:
         async with map_write_errors(request, context):
+            if request.other_workers and not self._is_worker:
+                raise InvalidRequest("other_workers is for the worker processes of a server: leave it out")
             sizes = [(part.part, part.requests) for part in request.parts]
-            committed = await self._transactions.commit(request.token, request.id, sizes)
+            committed = await self._transactions.commit(request.token, request.id, sizes, list(request.other_workers))
         return _commit_response(committed)
 
     async def AbortTransaction(

@@ -28,11 +28,14 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def served_methods() -> dict[str, MethodDescriptor]:
-    """Returns every call of every service of a server, by `package.Service/Method`, from the descriptors."""
+    """Returns every call of every service of a server, by `package.Service/Method`, from the descriptors.
+
+    Without those that only workers of the server can make.
+    """
     modules: list[Any] = [
         importlib.import_module(f"scankv.v1.{module.name}")
         for module in pkgutil.iter_modules(scankv.v1.__path__)
-        if module.name.endswith("_pb2")
+        if module.name.endswith("_pb2") and module.name != "worker_pb2"
     ]
     return {
         f"{service.full_name}/{method.name}": method

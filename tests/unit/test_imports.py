@@ -112,6 +112,7 @@ GRPC_PLACES = (
     "streaming_server/services",
     "streaming_server/server.py",
     "aio_client/_transport/status_errors.py",
+    "scankv/model/typed_errors.py",
     "aio_client/_transport/transport.py",
 )
 

@@ -4,6 +4,9 @@ While a barrier is raised, acquiring a bucket's mutex waits for it, so that noth
 transaction. Lookups, and requests that only ask for statistics, get the buckets as of the moment when the barrier was
 raised. The barrier is lifted for all of its buckets at the same instant.
 
+If other worker processes raise barriers for the same transaction, no instant is the same for all of them. Then lookups
+wait, too, so that none returns what was before the transaction after another one has returned what is after it.
+
 Reads with the isolation `read_latest` pass the barrier: they read what is applied between two steps of the transaction.
 """
 
@@ -24,9 +27,14 @@ if TYPE_CHECKING:
 
 
 class CommitBarrier:
-    """One barrier before some buckets. Bound to the event loop."""
+    """One barrier before some buckets. Bound to the event loop.
 
-    def __init__(self) -> None:
+    Attributes:
+        delays_lookups: Whether lookups wait for it.
+    """
+
+    def __init__(self, *, delays_lookups: bool = False) -> None:
+        self.delays_lookups = delays_lookups
         self._lifted = asyncio.Event()
         self._failure: ScanKvError | None = None
 
@@ -96,15 +104,29 @@ class BarrierMutex(asyncio.Lock):
 
     @asynccontextmanager
     async def bypass_barrier(self) -> AsyncIterator[None]:
-        """Acquires the mutex whether or not a barrier is raised.
-
-        For the transaction itself, and for readers of the bucket as of before the barrier.
-        """
+        """Acquires the mutex whether or not a barrier is raised. For the transaction itself."""
         await super().acquire()
         try:
             yield
         finally:
             self.release()
+
+    @asynccontextmanager
+    async def look_up(self) -> AsyncIterator[None]:
+        """Acquires the mutex as soon as no barrier delays lookups. For readers of the bucket as of before the barrier.
+
+        Raises:
+            ScanKvError: The barrier has failed, so the bucket lacks rows.
+        """
+        while True:
+            while self.barrier is not None and self.barrier.delays_lookups:
+                await self.barrier.wait()
+            async with self.bypass_barrier():
+                if (failure := self.failure) is not None:
+                    raise copy(failure)
+                if self.barrier is None or not self.barrier.delays_lookups:
+                    yield
+                    return
 
     def begin_sync(self) -> bool:
         """Returns whether the holder, whose write is applied, may sync with the mutex held. Called in its thread.
@@ -187,7 +209,7 @@ async def lock_mutexes(buckets: Sequence[LiveBucket]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def raise_barrier(buckets: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
+async def raise_barrier(buckets: Sequence[LiveBucket], *, delays_lookups: bool = False) -> AsyncIterator[CommitBarrier]:
     """Raises one barrier before some buckets, which are given in ascending order, at one instant.
 
     Lifts it at the end of the block, at one instant for all buckets except those that are blocked. During the block,
@@ -196,7 +218,7 @@ async def raise_barrier(buckets: Sequence[LiveBucket]) -> AsyncIterator[CommitBa
     Raises:
         DataLoss: A bucket is damaged. No barrier is raised.
     """
-    barrier = CommitBarrier()
+    barrier = CommitBarrier(delays_lookups=delays_lookups)
     async with lock_mutexes(buckets):
         opened = await all_ended(live.open() for live in buckets)
         for live, bucket in zip(buckets, opened, strict=True):

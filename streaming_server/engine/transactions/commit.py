@@ -1,4 +1,7 @@
-"""Commits a transaction: raises its commit barrier, verifies, decides, rolls forward, and lifts the barrier."""
+"""Commits a transaction: raises its commit barrier, verifies, decides, rolls forward, and lifts the barrier.
+
+If several worker processes have a share of it, they agree before the decision; see `two_phase`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import asyncio
 import logging
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableNotFound, TransactionLost, Unavailable
 from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.merging.preparing import WriteKind, current_kind
+from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.give_up import check_hopeless, find_losses
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
@@ -22,7 +26,9 @@ from streaming_server.engine.transactions.stuck import (
     retried_kind,
     why_blocked,
     why_stuck,
+    why_untold,
 )
+from streaming_server.engine.transactions.two_phase import CommitOutcome, ask_for_outcome
 from streaming_server.engine.transactions.verify import Verification
 from streaming_server.storage.transactions.decisions import Decision
 from streaming_server.storage.transactions.staging import StagingDirectory
@@ -39,7 +45,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
     from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
-    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decisions
+    from streaming_server.engine.transactions.two_phase import Agreement, Peers
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decisions, Share
     from streaming_server.storage.transactions.staging import PartFile, TableFootprint
 
 _log: Final = logging.getLogger(__name__)
@@ -60,6 +67,19 @@ class CommitStats:
     rows: int = 0
     closed_commit_barriers: int = 0
     longest_micros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What other workers have answered to a decision.
+
+    Attributes:
+        shares: The applied shares, by worker.
+        failures: Why other shares are not applied, by worker.
+    """
+
+    shares: dict[int, Share] = field(default_factory=dict)
+    failures: dict[int, ScanKvError] = field(default_factory=dict)
 
 
 class CommitCoordinator:
@@ -102,6 +122,13 @@ class CommitCoordinator:
         self._trying = asyncio.Lock()
         # The tokens of applied transactions whose rows are still staged.
         self._finished: set[str] = set()
+        self._peers: Peers | None = None
+        # The tokens of decisions that are applied here, and not at all other workers.
+        self._applied_here: set[str] = set()
+
+    def set_peers(self, peers: Peers) -> None:
+        """Sets the other workers of the server. Call it before the first commit."""
+        self._peers = peers
 
     async def commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         """Commits a transaction. When this returns, it is durable and visible to all readers.
@@ -123,7 +150,7 @@ class CommitCoordinator:
             DataLoss, DiskFull, Unavailable: The transaction is committed, but cannot be applied everywhere now: see
                 `stuck`.
         """
-        parts = transaction.select_parts(sizes)
+        parts = transaction.select_parts(sizes, is_share=transaction.agreement is not None)
         touched = footprints_of(parts)
         for name, footprint in touched.items():
             if footprint.ranges and footprint.writes > 1:
@@ -157,9 +184,11 @@ class CommitCoordinator:
     ) -> CommittedTransaction:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
+        agreement = transaction.agreement
+        telling: asyncio.Task[_Told] | None = None
         self.stats.closed_commit_barriers += 1
         try:
-            async with raise_barrier(buckets):
+            async with raise_barrier(buckets, delays_lookups=agreement is not None):
                 started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 net = await checks.run(self._executor)
@@ -175,7 +204,9 @@ class CommitCoordinator:
                     buckets={name: tuple(sorted(touched[name].buckets)) for name in tables},
                     writer=transaction.options.writer,
                 )
-                await self._decide(decision, buckets)
+                decision = await self._agree_and_decide(decision, agreement, parts, buckets)
+                if decision.untold:
+                    telling = asyncio.create_task(self._tell(decision))
                 rolling = self._new_roll_forward(decision, files, tables)
                 try:
                     await rolling.run(touched, net, repeated)
@@ -183,14 +214,80 @@ class CommitCoordinator:
                     self._block_all(decision, buckets, error)
                     raise
                 committed = self._record_progress(decision, rolling)
-            self.stats.commits += 1
-            self.stats.rows += decision.rows
             micros = int((self._clock.monotonic() - started) * 1_000_000)
-            self.stats.longest_micros = max(self.stats.longest_micros, micros)
         finally:
             self.stats.closed_commit_barriers -= 1
+            told = None if telling is None else await telling
+        if told is not None and transaction.token in self._applied_here:
+            committed = self._record_told(transaction.token, told)
+        # Each transaction counts once, at its coordinator.
+        self.stats.commits += decision.coordinator is None
+        self.stats.rows += decision.rows
+        self.stats.longest_micros = max(self.stats.longest_micros, micros)
         if committed is None:
             raise copy(self.stuck[decision.token])
+        return committed
+
+    async def _agree_and_decide(
+        self,
+        decision: Decision,
+        agreement: Agreement | None,
+        parts: Sequence[PartFile],
+        buckets: Sequence[LiveBucket],
+    ) -> Decision:
+        """Takes the decision, after other workers have agreed. Returns it as it was taken."""
+        if agreement is None:
+            await self._log_first(self._decisions.decide, decision, buckets)
+            return decision
+        try:
+            decision = await agreement.agree(decision, parts)
+            await self._log_first(self._decisions.decide, decision, buckets)
+        except BaseException as error:
+            if not self.is_decided(decision.token):
+                await agreement.undo()
+            elif decision.token in self._decisions.prepared:
+                self._block_all(decision, buckets, error)
+            raise
+        return decision
+
+    async def promise(self, decision: Decision) -> None:
+        """Stores durably that a share is prepared. Its barrier is raised."""
+        tables, _ = self._tables_of(decision)
+        await self._log_first(self._decisions.prepare, decision, _buckets_of(decision, tables))
+
+    def forget_promise(self, token: str) -> None:
+        """Forgets a prepared share, because its coordinator does not commit it."""
+        self._decisions.undo(token)
+
+    async def _tell(self, decision: Decision) -> _Told:
+        """Tells other workers of a decision, and waits until they have applied it."""
+        assert self._peers is not None
+        told = _Told()
+        await all_ended(self._tell_one(self._peers, decision, share, told) for share in decision.untold)
+        return told
+
+    async def _tell_one(self, peers: Peers, decision: Decision, share: Share, told: _Told) -> None:
+        try:
+            offsets = await peers.conclude(share.worker, decision.token, decision.attempt, decision.micros)
+        except ScanKvError as error:
+            _log.warning("worker %s has yet to apply the transaction %s: %s", share.worker, decision.token, error)
+            told.failures[share.worker] = error
+        else:
+            told.shares[share.worker] = replace(share, log_offsets=offsets)
+
+    def _record_told(self, token: str, told: _Told) -> CommittedTransaction | None:
+        """Records which workers have applied their shares. Returns the commit, or None if the transaction is stuck."""
+        decision = self._decisions.unfinished[token]
+        decision = replace(decision, shares=tuple(told.shares.get(each.worker, each) for each in decision.shares))
+        if decision.untold or token not in self._applied_here:
+            self._decisions.record_applied(decision)
+            if token in self._applied_here:
+                self.stuck[token] = why_untold(told.failures)
+            return None
+        committed = decision.to_committed(decision.applied)
+        self._decisions.record_done(committed)
+        self._applied_here.discard(token)
+        self.stuck.pop(token, None)
         return committed
 
     def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
@@ -204,17 +301,21 @@ class CommitCoordinator:
         opened = [live.open_bucket for live in buckets]
         return max((each.commit_time() for each in opened if each is not None), default=self._clock.commit_micros())
 
-    async def _decide(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
+    async def _log_first(
+        self, write: Callable[[Decision], None], decision: Decision, buckets: Sequence[LiveBucket]
+    ) -> None:
+        """Writes a record on which the commit depends. If it may be in the log after a failure, blocks the buckets."""
+        token = decision.token
         try:
             async with self._log:
-                await self._executor.run(self._decisions.decide, decision)
+                await self._executor.run(write, decision)
         except BaseException as error:
-            if self.is_decided(decision.token):
+            if self.is_decided(token):
                 self._block_all(decision, buckets, error)
-                if decision.token not in self._decisions.unfinished:
-                    self._uncertain[decision.token] = decision, buckets
+                if token not in self._decisions.unfinished and token not in self._decisions.prepared:
+                    self._uncertain[token] = decision, buckets
                 if isinstance(error, Exception):
-                    raise copy(self.stuck[decision.token]) from error
+                    raise copy(self.stuck[token]) from error
             raise
 
     @property
@@ -247,13 +348,21 @@ class CommitCoordinator:
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed but not fully applied, or whether its outcome is unknown."""
-        return token in self._decisions.unfinished or self._decisions.is_uncertain
+        decisions = self._decisions
+        return token in decisions.unfinished or token in decisions.prepared or decisions.is_uncertain
 
     @property
     def has_more_to_do(self) -> bool:
         """Whether `retry` may make progress."""
-        again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
+        tokens = (*self._decisions.unfinished, *self._decisions.prepared)
+        again = any(not isinstance(self.stuck.get(token), DataLoss) for token in tokens)
         return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether a share is in doubt, or another worker has yet to apply a decision."""
+        decisions = (*self._decisions.prepared.values(), *self._decisions.unfinished.values())
+        return any(each.token in self.stuck and (each.coordinator is not None or each.untold) for each in decisions)
 
     async def roll_forward(self, decision: Decision) -> CommittedTransaction | None:
         """Applies the rest of a decision after a crash or a failure. Returns None if a part still cannot be applied.
@@ -263,7 +372,54 @@ class CommitCoordinator:
         tables, unreadable = self._tables_of(decision)
         rolling = self._new_roll_forward(decision, self._files_of(decision), tables)
         await rolling.run_again()
-        return self._record_progress(decision, rolling, unreadable)
+        committed = self._record_progress(decision, rolling, unreadable)
+        return self._record_told(decision.token, await self._tell(decision)) if decision.untold else committed
+
+    def doubt(self, decision: Decision) -> None:
+        """Blocks the buckets of a share that was prepared before a restart, until its coordinator answers."""
+        tables, _ = self._tables_of(decision)
+        self._block_all(
+            decision,
+            _buckets_of(decision, tables),
+            Unavailable(f"worker {decision.coordinator} of the server decides, and has not answered yet"),
+        )
+
+    async def ask_in_doubt(self) -> list[str]:
+        """Asks for the outcomes of shares in doubt, and returns the tokens of those that are undone.
+
+        Those that are committed are decided from now on: `retry` applies them.
+        """
+        undone = []
+        for decision in list(self._decisions.prepared.values()):
+            if decision.token in self.stuck and self._peers is not None and decision.coordinator is not None:
+                found = await ask_for_outcome(self._peers, decision.coordinator, decision.token, decision.attempt)
+                if found is CommitOutcome.UNDECIDED:
+                    continue
+                if await self.end_doubt(decision.token, found if isinstance(found, int) else None):
+                    undone.append(decision.token)
+        return undone
+
+    async def end_doubt(self, token: str, micros: int | None) -> bool:
+        """Ends the doubt about a share, with the time of the commit, or None if it is undone.
+
+        Returns whether it was undone now.
+
+        Raises:
+            DiskFull, OSError, Unavailable: The decision cannot be logged, so the share stays in doubt.
+        """
+        async with self._trying:
+            decision = self._decisions.prepared.get(token)
+            if decision is None:
+                return False
+            if micros is None:
+                self._decisions.undo(token)
+                self.stuck.pop(token, None)
+                tables, _ = self._tables_of(decision)
+                self._unblock(decision, _buckets_of(decision, tables))
+                return True
+            async with self._log:
+                await self._executor.run(self._decisions.decide, replace(decision, micros=micros))
+            return False
 
     def _tables_of(self, decision: Decision) -> tuple[dict[str, LiveTable], dict[str, ScanKvError]]:
         """Returns the usable tables of a decision, and why others are not usable. Dropped tables are in neither."""
@@ -306,7 +462,7 @@ class CommitCoordinator:
                 committed = self._record_progress(decision, rolling, unreadable)
                 if committed is not None:
                     return committed, []
-                check_hopeless(rolling, unreadable)
+                check_hopeless(decision, rolling, unreadable)
                 decision = self._decisions.unfinished[token]
                 files = self._files_of(decision)
                 lost = await find_losses(decision, rolling, unreadable, files, tables, self._executor)
@@ -330,7 +486,8 @@ class CommitCoordinator:
             rolling: The roll-forward that has applied what it could.
             unreadable: The tables that cannot be used, and why.
         """
-        if not rolling.failed and not unreadable:
+        is_applied = not rolling.failed and not unreadable
+        if is_applied and not decision.untold:
             committed = decision.to_committed(rolling.offsets)
             self._decisions.record_done(committed)
             self.stuck.pop(decision.token, None)
@@ -338,7 +495,10 @@ class CommitCoordinator:
             committed = None
             decision = replace(decision, applied=rolling.offsets)
             self._decisions.record_applied(decision)
-            self.stuck[decision.token] = why_stuck(decision.token, rolling.failed, unreadable or {})
+            if is_applied:
+                self._applied_here.add(decision.token)
+            else:
+                self.stuck[decision.token] = why_stuck(decision.token, rolling.failed, unreadable or {})
         for live, error in rolling.failed.items():
             live.block(why_blocked(live, error, decision.token))
         self._unblock(decision, rolling.buckets)
@@ -348,9 +508,8 @@ class CommitCoordinator:
         """Unblocks the buckets of a decision that no longer lack rows of any decision."""
         for live in buckets:
             incarnation = decision.tables[live.table]
-            left = (
-                each.is_pending(live.table, incarnation, live.number) for each in self._decisions.unfinished.values()
-            )
+            pending = (*self._decisions.unfinished.values(), *self._decisions.prepared.values())
+            left = (each.is_pending(live.table, incarnation, live.number) for each in pending)
             if live.mutex.failure is not None and not any(left):
                 live.unblock()
 
@@ -408,6 +567,10 @@ class CommitCoordinator:
                 table=name,
             )
         return table
+
+
+def _buckets_of(decision: Decision, tables: Mapping[str, LiveTable]) -> list[LiveBucket]:
+    return [tables[name].buckets[number] for name in tables for number in decision.buckets.get(name, ())]
 
 
 def _files(parts: Sequence[PartFile]) -> list[tuple[Path, int]]:

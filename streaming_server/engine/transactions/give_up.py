@@ -41,13 +41,19 @@ class BucketLoss:
     reason: str
 
 
-def check_hopeless(rolling: RollForward, unreadable: Mapping[str, ScanKvError]) -> None:
+def check_hopeless(decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError]) -> None:
     """Raises TransactionCommitted if anything that a transaction lacks may still be applied later.
 
     Args:
+        decision: The transaction.
         rolling: The transaction, after all that can be applied was applied.
         unreadable: Its tables that cannot be used, and why.
     """
+    if decision.untold:
+        raise TransactionCommitted(
+            "the transaction cannot be given up here, because other worker processes have yet to apply it; nothing was "
+            "changed"
+        )
     for error in [*rolling.failed.values(), *unreadable.values()]:
         if isinstance(error, DiskFull | DiskFailed | Unavailable):
             raise TransactionCommitted(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from streaming_server.clock import ServerClock
+    from streaming_server.engine.transactions.two_phase import Agreement
     from streaming_server.storage.transactions.decisions import CommittedTransaction
     from streaming_server.storage.transactions.staging import StagingDirectory
 
@@ -88,8 +89,10 @@ class OpenTransaction:
         parts: Its staged parts by id, in the order in which they began.
         lock: Held while a request is staged.
         commit: The running commit.
+        agreement: How this worker process agrees with others on the running commit. None: it decides alone.
         deleting: The deletions of all rows of a table that are being staged, by part and request number.
         has_ended: Whether it was committed or aborted, or has expired.
+        is_divided: Whether other worker processes may have requests of its parts.
     """
 
     token: str
@@ -102,8 +105,10 @@ class OpenTransaction:
     parts: dict[str, PartFile] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: asyncio.Task[CommittedTransaction] | None = None
+    agreement: Agreement | None = None
     deleting: dict[tuple[str, int], asyncio.Task[int]] = field(default_factory=dict)
     has_ended: bool = False
+    is_divided: bool = False
 
     def __post_init__(self) -> None:
         """Starts the time to live."""
@@ -113,6 +118,11 @@ class OpenTransaction:
     def renew(self) -> None:
         """Restarts the time to live."""
         self.expires = self.clock.monotonic() + self.options.ttl
+
+    @property
+    def remaining(self) -> float:
+        """For how many more seconds it lives without a call; negative if it has expired."""
+        return self.expires - self.clock.monotonic()
 
     @property
     def size(self) -> int:
@@ -130,25 +140,32 @@ class OpenTransaction:
         """Returns the part of a request, or None if the request is staged already.
 
         Raises:
-            InvalidRequest: Earlier requests of the part are missing.
+            InvalidRequest: Earlier requests of the part are missing, or the request is earlier than another one of its
+                part. If other workers may have requests of the part, only the commit finds out what is missing.
         """
         staged = self.parts.get(part)
         if staged is None:
             check_id("part", part)
             number = 1 + max((each.number for each in self.parts.values()), default=-1)
             staged = PartFile(self.directory.part_path(number), part)
-        if sequence > staged.requests:
+        if staged.has(sequence):
+            return None
+        if self.is_divided:
+            if sequence < (last := max(staged.sequences, default=0)):
+                raise InvalidRequest(f"request {sequence} of the part is too late: the server has request {last} of it")
+        elif sequence > staged.requests:
             raise InvalidRequest(
                 f"request {sequence} of the part is too early: the server has {staged.requests} requests of it; send "
                 "the earlier ones first"
             )
-        return None if sequence < staged.requests else staged
+        return staged
 
-    def select_parts(self, sizes: Sequence[tuple[str, int]]) -> list[PartFile]:
+    def select_parts(self, sizes: Sequence[tuple[str, int]], *, is_share: bool = False) -> list[PartFile]:
         """Returns the parts to commit, in the order of `sizes`.
 
         Args:
             sizes: Their ids, and the number of requests of each. Empty: all parts, in the order in which they began.
+            is_share: Whether other workers have the requests that are missing here. The coordinator counts all of them.
 
         Raises:
             InvalidRequest: A part has another number of requests, or is listed twice.
@@ -159,12 +176,9 @@ class OpenTransaction:
             raise InvalidRequest("a part of the transaction is named twice")
         for part, requests in sizes:
             there = self.parts[part].requests if part in self.parts else 0
-            if there != requests:
-                raise InvalidRequest(
-                    f"part {part[:MAX_ID]!r} of the transaction has {there} requests, not {requests}: nothing was "
-                    "committed"
-                )
-        return [self.parts[part] for part, requests in sizes if requests]
+            if there > requests or (there < requests and not is_share):
+                raise incomplete_part(part, there, requests)
+        return [self.parts[part] for part, requests in sizes if requests and part in self.parts]
 
     @property
     def log_owner(self) -> str:
@@ -195,7 +209,9 @@ class OpenTransaction:
         return content if self.options.lock_wait is None else content | {"lock_wait": self.options.lock_wait}
 
     @classmethod
-    def load(cls, directory: StagingDirectory, clock: ServerClock) -> OpenTransaction | None:
+    def load(
+        cls, directory: StagingDirectory, clock: ServerClock, *, is_divided: bool = False
+    ) -> OpenTransaction | None:
         """Loads the transaction of a directory, and restarts its time to live. Blocks.
 
         Returns:
@@ -207,7 +223,8 @@ class OpenTransaction:
         content = directory.read_metadata()
         if content is None:
             return None
-        if content.get("lock_wait") is not None:
+        parts = {part.part: part for part in directory.load_parts()}
+        if content.get("lock_wait") is not None and (parts or not is_divided):
             _log.info("the transaction %s ends, because its locks on keys were lost", directory.path.name)
             return None
         since = content.pop("since")
@@ -217,7 +234,8 @@ class OpenTransaction:
             directory=directory,
             clock=clock,
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},
-            parts={part.part: part for part in directory.load_parts()},
+            parts=parts,
+            is_divided=is_divided,
         )
 
 
@@ -233,6 +251,13 @@ def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
                 )
             known.merge(touched)
     return tables
+
+
+def incomplete_part(part: str, there: int, requests: int) -> InvalidRequest:
+    """Returns the error for a part of which the server has another number of requests than its client says."""
+    return InvalidRequest(
+        f"part {part[:MAX_ID]!r} of the transaction has {there} requests, not {requests}: nothing was committed"
+    )
 
 
 def transaction_lost(token: str) -> TransactionLost:

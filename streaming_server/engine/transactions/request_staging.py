@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -207,7 +207,8 @@ class RequestStaging:
             part = transaction.part(request_id.part, request_id.sequence)
             if part is None:
                 path = transaction.parts[request_id.part].path
-                return (await self._executor.run(read_staged_request, path, request_id.sequence)).rows
+                place = transaction.parts[request_id.part].count_before(request_id.sequence)
+                return (await self._executor.run(read_staged_request, path, place)).rows
             if not kind.tracks_changes:
                 _check_can_leave_out(table)
             table.definition.require_key("its rows are not deleted")
@@ -240,6 +241,7 @@ class RequestStaging:
             )
             request, data = await deleting.stage(request)
             check(request.piece_bytes)
+            request = _numbered(request, request_id, transaction)
             await self._executor.run(part.append, request, data)
             transaction.parts[request_id.part] = part
             return request.rows
@@ -287,7 +289,7 @@ class RequestStaging:
         transaction = self._renew(request_id.token)
         async with transaction.lock:
             transaction.check_open()
-            parts = transaction.select_parts([(request_id.part, request_id.sequence)])
+            parts = transaction.select_parts([(request_id.part, request_id.sequence)], is_share=transaction.is_divided)
             for name, touched in footprints_of(parts).items():
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
                     raise TableNotFound(
@@ -295,7 +297,7 @@ class RequestStaging:
                         "one",
                         table=name,
                     )
-            files = [(part.path, part.requests) for part in parts]
+            files = [(part.path, part.count_before(request_id.sequence)) for part in parts]
             rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
 
@@ -324,7 +326,7 @@ class RequestStaging:
             self._check_room(transaction, len(data))
             if request.action != READ:
                 await self._find_conflicts(transaction, table)
-            await self._executor.run(part.append, request, data)
+            await self._executor.run(part.append, _numbered(request, request_id, transaction), data)
             transaction.parts[request_id.part] = part
             if request.action == READ:
                 self._hold_log(transaction, table)
@@ -361,6 +363,11 @@ class RequestStaging:
         for live in table.buckets:
             if live.number in offsets and not transaction.has_ended:
                 live.retain_log(transaction.log_owner, offsets[live.number])
+
+
+def _numbered(request: StagedRequest, request_id: StagedRequestId, transaction: OpenTransaction) -> StagedRequest:
+    """Stores the number of a request with it, if its place in the part does not say it."""
+    return replace(request, sequence=request_id.sequence) if transaction.is_divided else request
 
 
 def _check_records_changes(table: LiveTable) -> None:

@@ -58,6 +58,17 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
     return DataLoss(f"{what}, because stored data is damaged: {_remedy(token)}")
 
 
+def why_untold(failures: Mapping[int, ScanKvError]) -> ScanKvError:
+    """Returns the error for a caller of a committed transaction that other worker processes have yet to apply.
+
+    Args:
+        failures: Why they have not, by worker; not empty.
+    """
+    workers = ", ".join(map(str, sorted(failures)))
+    what = f"the transaction is committed, and has yet to be applied by worker {workers} of the server"
+    return retried_error(Unavailable, what, next(iter(failures.values())))
+
+
 def retried_kind(error: BaseException) -> type[DiskFull | DiskFailed | Unavailable]:
     """Returns the error class for a retried failure: `DiskFull` or `DiskFailed` where the disk is the cause."""
     if isinstance(error, DiskFull):

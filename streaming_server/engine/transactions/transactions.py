@@ -16,6 +16,7 @@ from scankv.model.errors import (
     ScanKvError,
     TooManyTransactions,
     TransactionCommitted,
+    Unavailable,
 )
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.detached_tasks import DetachedTasks
@@ -30,8 +31,10 @@ from streaming_server.engine.transactions.open_transaction import (
     transaction_lost,
 )
 from streaming_server.engine.transactions.request_staging import RequestStaging
+from streaming_server.engine.transactions.shares import TransactionShares
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS
 from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
+from streaming_server.engine.transactions.two_phase import Coordination, Participation, result_of
 from streaming_server.storage.transactions.decisions import Decisions
 from streaming_server.storage.transactions.staging import (
     StagingDirectory,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitStats
     from streaming_server.engine.transactions.give_up import BucketLoss
+    from streaming_server.engine.transactions.two_phase import Agreement, Peers
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
     from streaming_server.storage.transactions.staging import TableFootprint
 
@@ -118,6 +122,7 @@ class Transactions:
             _log.error("%s: transactions cannot be used: %s", error.reason, error.message)
             self._damage = error
             self._decisions = Decisions(root, clock, UnreadableLog(error))
+        self._peers: Peers | None = None
         self._coordinator = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._table_exists)
         for committed in self._decisions.take_finished():
@@ -127,7 +132,18 @@ class Transactions:
         self.key_locks = KeyLocks(limits.locked_keys)
         self.staging = RequestStaging(executor, limits.bytes, self._renew, self._tasks, self.key_locks)
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
-        self._retrying = Background(partial(repeat, RETRY_SECONDS, self._retry))
+        self._retrying = Background(
+            partial(repeat, RETRY_SECONDS, self._retry), partial(repeat, _RETRY_SECONDS, self._retry_with_peers)
+        )
+
+    def set_peers(self, peers: Peers) -> TransactionShares:
+        """Sets the other workers of the server, which may have shares of transactions. Call it before `recover`.
+
+        Returns the shares of this worker, for the others.
+        """
+        self._peers = peers
+        self._coordinator.set_peers(peers)
+        return TransactionShares(peers, self, self._decisions, self._coordinator, self._tasks)
 
     @property
     def open(self) -> list[OpenTransaction]:
@@ -147,13 +163,18 @@ class Transactions:
         for opened in self._open.values():
             if opened.token == token or (id_ and opened.options.id == id_):
                 tables.update(name for part in opened.parts.values() for name in part.tables)
-        for decision in self._decisions.unfinished.values():
+        for decision in self.decided:
             if decision.token == token or (id_ and decision.id == id_):
                 tables.update(decision.tables)
         for committed in (self._committed.find(token, ""), self._committed.find("", id_)):
             if committed is not None:
                 tables.update(committed.tables)
         return frozenset(tables)
+
+    @property
+    def decided(self) -> list[Decision]:
+        """The decisions that are not applied yet, and those that a coordinator may take."""
+        return [*self._decisions.unfinished.values(), *self._decisions.prepared.values()]
 
     @property
     def epoch(self) -> int:
@@ -171,11 +192,12 @@ class Transactions:
         Raises:
             ScanKvError: A log cannot be read or written, or a transaction of the other log is stuck.
         """
-        self._check_log()
-        other._check_log()
+        self.check_log()
+        other.check_log()
         for decision, error in other.stuck:
             raise copy(error) from DataLoss(f"the transaction {decision.token} is committed, and cannot be applied")
-        remembered = other.remembered()
+        # The coordinator of a divided transaction remembers the whole answer.
+        remembered = [each for each in other.remembered() if each.coordinator is None]
         self._decisions.continue_after(other.epoch, 1 + max((each.number for each in remembered), default=0))
         for committed in sorted((*self.remembered(), *remembered), key=lambda each: each.micros):
             self._committed.add(committed)
@@ -208,6 +230,9 @@ class Transactions:
             committed = await self._coordinator.roll_forward(decision)
             if committed is not None:
                 await self._conclude(committed)
+        for decision in list(self._decisions.prepared.values()):
+            _log.info("the transaction %s was being committed: worker %s knows", decision.token, decision.coordinator)
+            self._coordinator.doubt(decision)
         self._committed.forget(self._clock.service_micros())
         await self._shorten_log()
 
@@ -218,7 +243,7 @@ class Transactions:
             self._block(footprints_of(parts), self._damage)
         elif self._committed.find(token, "") is not None:
             await self._executor.run(directory.remove)
-        elif token not in self._decisions.unfinished:
+        elif token not in self._decisions.unfinished and token not in self._decisions.prepared:
             await self._executor.run(self._load, directory)
 
     def _block(self, tables: Mapping[str, TableFootprint], damage: ScanKvError) -> None:
@@ -246,7 +271,7 @@ class Transactions:
 
     def _load(self, directory: StagingDirectory) -> None:
         try:
-            transaction = OpenTransaction.load(directory, self._clock)
+            transaction = OpenTransaction.load(directory, self._clock, is_divided=self._peers is not None)
         except (DataLoss, TypeError, ValueError, LookupError) as error:
             _log.error("DATA_LOSS: the transaction staged in %s is given up: %s", directory.path, error)
             transaction = None
@@ -264,6 +289,9 @@ class Transactions:
         """Stops the background tasks, and waits for running commits. Staged rows stay on disk."""
         await self._reaper.close()
         await self._retrying.close()
+        for opened in self._open.values():
+            if isinstance(opened.agreement, Participation):
+                opened.agreement.leave()
         for deleting in [task for each in self._open.values() for task in each.deleting.values()]:
             deleting.cancel()
         await self._tasks.join()
@@ -281,7 +309,7 @@ class Transactions:
             TooManyTransactions: The limit of open transactions is reached.
         """
         options.check()
-        self._check_log()
+        self.check_log()
         if options.id:
             while (before := self._find_open(options.id)) is not None:
                 if before.options.attempt == options.attempt:
@@ -291,7 +319,7 @@ class Transactions:
             committed = self._committed.find("", options.id)
             if committed is not None:
                 return committed
-            self._check_not_stuck("", options.id)
+            self.check_not_stuck("", options.id)
         if len(self._open) >= self._limits.open:
             raise TooManyTransactions(
                 f"there are {len(self._open)} open transactions, which is the limit: commit or abort some, or raise "
@@ -301,7 +329,11 @@ class Transactions:
         token = token or uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(
-            token=token, options=options, directory=directory, clock=self._clock
+            token=token,
+            options=options,
+            directory=directory,
+            clock=self._clock,
+            is_divided=self._peers is not None,
         )
         try:
             # Concurrent calls with the same attempt get this token. Their stage calls wait for this lock.
@@ -334,42 +366,71 @@ class Transactions:
 
     def _renew(self, token: str) -> OpenTransaction:
         """Returns an open transaction, and renews its time to live."""
-        self._check_log()
+        self.check_log()
         transaction = self._open.get(token)
         if transaction is None:
             if self._committed.find(token, "") is not None:
                 raise TransactionCommitted("the transaction is committed: begin another one")
+            self.check_not_stuck(token, "")
             raise transaction_lost(token)
         transaction.check_open()
         transaction.renew()
         return transaction
 
-    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
+    async def commit(
+        self, token: str, id_: str, sizes: Sequence[tuple[str, int]], others: Sequence[int] = ()
+    ) -> CommittedTransaction:
         """Commits a transaction, or returns its earlier commit; see `CommitCoordinator.commit`.
 
         Args:
             token: The transaction's token.
             id_: Its id, which finds the commit once the token is forgotten.
             sizes: The parts to commit, and the number of requests of each. Empty: all parts.
+            others: The other workers with a share, all with greater numbers than this one.
 
         Raises:
             TransactionLost: No such transaction exists.
             ScanKvError: As `CommitCoordinator.commit`.
         """
-        self._check_log()
+        self.check_log()
         committed = self._committed.find(token, id_)
         if committed is not None:
             return committed
-        self._check_not_stuck(token, id_)
+        self.check_not_stuck(token, id_)
         transaction = self._open.get(token)
         if transaction is None:
             raise transaction_lost(token)
-        if transaction.commit is None:
-            transaction.commit = self._tasks.start(self._commit(transaction, list(sizes)))
-        try:
-            return await asyncio.shield(transaction.commit)
-        except ScanKvError as error:
-            raise copy(error) from error.__cause__
+        if isinstance(transaction.agreement, Participation):
+            raise Unavailable("another worker commits the transaction: try again", retry_after=_RETRY_SECONDS)
+        commit = transaction.commit
+        if commit is None:
+            agreement = Coordination(self._peers, token, sizes, others) if others and self._peers is not None else None
+            commit = self.begin_commit(transaction, sizes, agreement)
+        return await result_of(commit)
+
+    def begin_commit(
+        self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]], agreement: Agreement | None
+    ) -> asyncio.Task[CommittedTransaction]:
+        """Begins to commit an open transaction, and returns the task, which runs to completion."""
+        transaction.agreement = agreement
+        transaction.commit = self._tasks.start(self._commit(transaction, list(sizes)))
+        return transaction.commit
+
+    async def reopen(self, token: str) -> None:
+        """Reopens a transaction whose prepared share is undone."""
+        transaction = self._open.get(token)
+        if transaction is not None:
+            self._open_again(transaction)
+        else:
+            await self._executor.run(self._load, StagingDirectory(self._root, token))
+
+    def find(self, token: str) -> OpenTransaction | None:
+        """Returns an open transaction, which may be being committed."""
+        return self._open.get(token)
+
+    def find_committed(self, token: str, id_: str = "") -> CommittedTransaction | None:
+        """Returns a remembered commit by its token or id."""
+        return self._committed.find(token, id_)
 
     async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         try:
@@ -388,7 +449,7 @@ class Transactions:
 
     def _open_again(self, transaction: OpenTransaction) -> None:
         """Reopens a transaction after a failed commit, so that it can be committed again or aborted."""
-        transaction.commit = None
+        transaction.commit = transaction.agreement = None
         transaction.renew()
         self._reaper.notify(transaction.expires)
 
@@ -412,6 +473,11 @@ class Transactions:
         except (ScanKvError, OSError) as error:
             _log.warning("the end of transactions cannot be recorded: %s", error)
 
+    async def _retry_with_peers(self) -> None:
+        """As `_retry`, if the reason may be that another worker was not there, which takes about a second."""
+        if self._coordinator.waits_for_peers:
+            await self._retry()
+
     async def retry(self, dropped: str | None = None) -> None:
         """Applies stuck transactions, as far as that is possible now.
 
@@ -420,6 +486,8 @@ class Transactions:
         """
         if dropped is None and not self._coordinator.has_more_to_do:
             return
+        for token in await self._coordinator.ask_in_doubt():
+            await self.reopen(token)
         if self._coordinator.is_uncertain:
             for token in await self._coordinator.settle(self._committed):
                 if (undecided := self._open.get(token)) is not None:
@@ -438,7 +506,7 @@ class Transactions:
 
         Runs to completion, even when the caller cancels.
         """
-        self._check_log()
+        self.check_log()
         return await asyncio.shield(self._tasks.start(self._give_up(token)))
 
     async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
@@ -453,21 +521,24 @@ class Transactions:
 
     @property
     def stuck(self) -> list[tuple[Decision, ScanKvError]]:
-        """The committed transactions that could not be applied everywhere, each with the reason; the oldest first."""
+        """The committed transactions that could not be applied everywhere, each with the reason; the oldest first.
+
+        Those that are in doubt follow.
+        """
         return [
-            (decision, self._coordinator.stuck[token])
-            for token, decision in self._decisions.unfinished.items()
-            if token in self._coordinator.stuck
+            (decision, self._coordinator.stuck[decision.token])
+            for decision in self.decided
+            if decision.token in self._coordinator.stuck
         ]
 
-    def _check_log(self) -> None:
+    def check_log(self) -> None:
         """Raises the damage of the transaction log, if it is damaged."""
         if self._damage is not None:
             raise copy(self._damage)
 
-    def _check_not_stuck(self, token: str, id_: str) -> None:
-        """Raises the reason if a committed transaction is stuck."""
-        for decision in self._decisions.unfinished.values():
+    def check_not_stuck(self, token: str, id_: str) -> None:
+        """Raises the reason if a committed transaction is stuck, or in doubt."""
+        for decision in self.decided:
             stuck = self._coordinator.stuck.get(decision.token)
             if stuck is not None and (decision.token == token or (id_ and decision.id == id_)):
                 raise copy(stuck)
@@ -478,9 +549,9 @@ class Transactions:
         Raises:
             TransactionCommitted: The transaction is committed, or being committed.
         """
-        self._check_log()
+        self.check_log()
         transaction = self._open.get(token)
-        is_committed = self._committed.find(token, "") is not None or token in self._decisions.unfinished
+        is_committed = self._committed.find(token, "") is not None or any(each.token == token for each in self.decided)
         if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
         if transaction is not None:
@@ -508,6 +579,8 @@ class Transactions:
                     live.release_log(transaction.log_owner)
 
     def _table_exists(self, name: str, incarnation: str) -> bool:
+        if self._peers is not None and not self._peers.owns(name):
+            return True  # Its owner would know.
         try:
             return self._table(name).definition.incarnation == incarnation
         except ScanKvError:
@@ -519,5 +592,11 @@ class Transactions:
     async def _expire(self) -> None:
         now = self._clock.monotonic()
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
+            if self._peers is not None and (remaining := await self._peers.remaining(transaction.token)) > 0:
+                # Its calls may go to other workers.
+                transaction.expires = self._clock.monotonic() + remaining
+                continue
+            if transaction.commit is not None or transaction.expires > now:
+                continue
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)

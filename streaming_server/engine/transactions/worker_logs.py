@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.files.checked_json import sync_directory
@@ -19,11 +20,13 @@ from streaming_server.storage.transactions.decisions import Decisions
 from streaming_server.storage.transactions.staging import StagingDirectory, list_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from streaming_server.clock import ServerClock
+    from streaming_server.engine.transactions.shares import TransactionShares
     from streaming_server.engine.transactions.transactions import Transactions
+    from streaming_server.engine.transactions.two_phase import CommitOutcome, LogOffsetsOfTables, ShareRequest
     from streaming_server.storage.tables.data_directory import DataDirectory
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
@@ -44,14 +47,54 @@ async def merge_logs(directory: DataDirectory, into: Transactions, read: Callabl
         ScanKvError: A decided transaction cannot be applied, or a log cannot be read. Nothing is lost: a server with as
             many workers as before can start.
     """
-    for part in directory.parts():
-        other = read(part / "transactions")
-        try:
+    others = {number: read(part / "transactions") for number, part in enumerate(directory.parts())}
+    try:
+        shares: dict[int, TransactionShares] = {}
+        for number, other in others.items():
+            shares[number] = other.set_peers(_Logs(number, shares))
+        # A coordinator has a smaller number than the workers that it tells, which have to know their shares.
+        for other in reversed(others.values()):
             await other.recover()
+        for other in others.values():
+            # Shares whose coordinator has not decided ask it.
+            await other.retry()
             await into.take_over(other)
-        finally:
+    finally:
+        for other in others.values():
             await other.close()
     directory.remove_parts()
+
+
+@dataclass(frozen=True, slots=True)
+class _Logs:
+    """The workers of the last server, by their logs, as the transactions of one of them ask the others: see `Peers`.
+
+    No transaction begins or is prepared any more.
+    """
+
+    number: int
+    workers: Mapping[int, TransactionShares]
+
+    def owns(self, table: str) -> bool:
+        """Whether the worker owned a table."""
+        return Placement(self.number, len(self.workers)).owns(table)
+
+    async def prepare(self, worker: int, request: ShareRequest) -> NoReturn:
+        """Not called."""
+        raise AssertionError(f"no transaction is prepared: {worker} {request}")
+
+    async def conclude(self, worker: int, token: str, attempt: str, micros: int | None) -> LogOffsetsOfTables:
+        """Has the log of a worker apply or undo a prepared share."""
+        applied = await self.workers[worker].conclude(token, attempt, micros)
+        return {} if applied is None else applied.log_offsets
+
+    async def outcome(self, worker: int, token: str, attempt: str) -> int | CommitOutcome:
+        """Asks the log of a coordinator."""
+        return self.workers[worker].outcome(token, attempt)
+
+    async def remaining(self, token: str) -> float:
+        """Not called: nothing expires."""
+        raise AssertionError(f"no transaction expires: {token}")
 
 
 def divide_log(directory: DataDirectory, workers: int, clock: ServerClock) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.limits import MAX_REQUEST_BYTES
@@ -115,9 +114,7 @@ async def _read_one_by_one(
     offsets: dict[int, int] = {}
     room = MAX_REQUEST_BYTES
     for live, keys in wanted:
-        async with live.mutex.read_latest() if latest else live.mutex.bypass_barrier():
-            if live.mutex.failure is not None:
-                raise copy(live.mutex.failure)
+        async with live.mutex.read_latest() if latest else live.mutex.look_up():
             bucket: Bucket | BucketSnapshot = await live.open()
             if not latest:
                 bucket = live.before or bucket

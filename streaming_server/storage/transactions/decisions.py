@@ -2,6 +2,9 @@
 
 Writing the record of its decision commits a transaction. Then the transaction is applied, and a second record stores
 the answer to its commit.
+
+If several worker processes have a share of a transaction, the log of one of them, the coordinator, decides. The others
+first store that their share is prepared, so that they can apply it whatever happens, and then the decision.
 """
 
 from __future__ import annotations
@@ -22,8 +25,34 @@ _REWRITE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What another worker process has of a transaction that this one has decided. Immutable.
+
+    Attributes:
+        worker: The number of the worker.
+        rows: The number of rows and keys.
+        tables: The incarnations of the tables, by name.
+        log_offsets: By table and bucket, the offset after the transaction. None: the worker may not have the
+            decision yet.
+    """
+
+    worker: int
+    rows: int
+    tables: Mapping[str, str]
+    log_offsets: Mapping[str, Mapping[int, int]] | None = None
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Share:
+        """Reads what `asdict` returned, from JSON."""
+        offsets = stored["log_offsets"]
+        return cls(**{**stored, "log_offsets": None if offsets is None else _offsets(offsets)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The decision that a transaction is committed. Immutable.
+
+    While a share is prepared, it has the decision that its coordinator may take.
 
     Attributes:
         number: The number of the decision, greater than those of all earlier ones.
@@ -37,6 +66,9 @@ class Decision:
         buckets: The buckets of each table that the transaction writes to, ascending.
         writer: The id of the writer that the changelog names for the changes; empty for none.
         applied: By table and bucket, the offset after the transaction; only buckets that have all of its changes.
+        shares: What other worker processes have of the transaction. All other attributes are about this one.
+        coordinator: The worker that decides. None: this one.
+        attempt: Identifies the attempt to commit in which a share was prepared.
     """
 
     number: int
@@ -50,10 +82,13 @@ class Decision:
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     writer: str = ""
     applied: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    shares: tuple[Share, ...] = ()
+    coordinator: int | None = None
+    attempt: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the stored form."""
-        return asdict(self)
+        """Returns the stored form, without what only transactions of several worker processes have."""
+        return _without(asdict(self), {"shares": (), "coordinator": None, "attempt": ""})
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Decision:
@@ -64,8 +99,14 @@ class Decision:
                 "files": tuple((number, requests) for number, requests in stored["files"]),
                 "buckets": {table: tuple(buckets) for table, buckets in stored["buckets"].items()},
                 "applied": _offsets(stored["applied"]),
+                "shares": tuple(map(Share.from_json, stored.get("shares", ()))),
             }
         )
+
+    @property
+    def untold(self) -> tuple[Share, ...]:
+        """The shares whose workers may not have the decision yet."""
+        return tuple(each for each in self.shares if each.log_offsets is None)
 
     def is_pending(self, table: str, incarnation: str, bucket: int) -> bool:
         """Whether a bucket of a table lacks changes of the transaction, as far as the log knows."""
@@ -73,16 +114,27 @@ class Decision:
         return same and bucket in self.buckets.get(table, ()) and bucket not in self.applied.get(table, {})
 
     def to_committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> CommittedTransaction:
-        """Returns the record of the applied transaction, with the answer to its commit."""
+        """Returns the record of the applied transaction, with the answer to its commit.
+
+        Args:
+            log_offsets: The offsets after the transaction here. Those of other workers are added.
+        """
+        tables, rows = dict(self.tables), self.rows
+        log_offsets = dict(log_offsets)
+        for share in self.shares:
+            tables |= share.tables
+            log_offsets |= share.log_offsets or {}
+            rows += share.rows
         return CommittedTransaction(
             number=self.number,
             token=self.token,
             id=self.id,
             micros=self.micros,
             served_micros=self.served_micros,
-            rows=self.rows,
-            tables=self.tables,
+            rows=rows,
+            tables=tables,
             log_offsets=log_offsets,
+            coordinator=self.coordinator,
         )
 
 
@@ -99,6 +151,7 @@ class CommittedTransaction:
         rows: The number of rows and keys.
         tables: The incarnations of the tables, by name.
         log_offsets: By table and bucket, the offset of the first change after the transaction.
+        coordinator: The worker process that knows the whole answer; this one has a share of it. None: this one.
     """
 
     number: int
@@ -109,10 +162,11 @@ class CommittedTransaction:
     rows: int
     tables: Mapping[str, str]
     log_offsets: Mapping[str, Mapping[int, int]]
+    coordinator: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the stored form."""
-        return asdict(self)
+        return _without(asdict(self), {"coordinator": None})
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> CommittedTransaction:
@@ -130,6 +184,11 @@ def _offsets(stored: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int
     return {table: {int(bucket): at for bucket, at in buckets.items()} for table, buckets in stored.items()}
 
 
+def _without(stored: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out fields with these values, so that older versions can read all that they could have written."""
+    return {name: value for name, value in stored.items() if name not in defaults or value != defaults[name]}
+
+
 class Decisions:
     """The decisions of a server, in its transaction log.
 
@@ -142,6 +201,7 @@ class Decisions:
     Attributes:
         epoch: Identifies the log: greater than the epoch of any earlier log in the same data directory.
         unfinished: The decisions that are not applied yet, by token, in their order.
+        prepared: By token, what this worker applies if the coordinator decides so.
 
     Args:
         root: The directory of the transactions of the server, which is created when it is missing.
@@ -161,6 +221,7 @@ class Decisions:
         self.epoch = 0
         self._next = 0
         self.unfinished: dict[str, Decision] = {}
+        self.prepared: dict[str, Decision] = {}
         self._finished: list[CommittedTransaction] = []
         try:
             for record in self._log.records:
@@ -178,8 +239,15 @@ class Decisions:
             self.epoch, self._next = record["log"]["epoch"], record["log"]["next"]
         elif "decided" in record:
             decision = Decision.from_json(record["decided"])
+            self.prepared.pop(decision.token, None)
             self.unfinished[decision.token] = decision
             self._next = max(self._next, decision.number + 1)
+        elif "prepared" in record:
+            decision = Decision.from_json(record["prepared"])
+            self.prepared[decision.token] = decision
+            self._next = max(self._next, decision.number + 1)
+        elif "undone" in record:
+            self.prepared.pop(record["undone"], None)
         else:
             committed = CommittedTransaction.from_json(record["done"])
             self.unfinished.pop(committed.token, None)
@@ -218,11 +286,30 @@ class Decisions:
         Raises:
             DiskFull, OSError, Unavailable: The transaction is not committed; but see `is_uncertain`.
         """
+        self._append_first("decided", decision)
+        self.prepared.pop(decision.token, None)
+        self.unfinished[decision.token] = decision
+
+    def prepare(self, decision: Decision) -> None:
+        """Promises to commit a share of a transaction if its coordinator decides so: durable when this returns. Blocks.
+
+        Raises:
+            DiskFull, OSError, Unavailable: The share is not prepared; but see `is_uncertain`.
+        """
+        self._append_first("prepared", decision)
+        self.prepared[decision.token] = decision
+
+    def undo(self, token: str) -> None:
+        """Forgets a prepared share, because its coordinator does not commit it. A crash may forget that."""
+        if self.prepared.pop(token, None) is not None:
+            self._unwritten.append({"undone": token})
+
+    def _append_first(self, kind: str, decision: Decision) -> None:
+        """Appends a record that must not be lost, after everything that must be in the log before it."""
         if not self._log.size:
             self._log.append({"log": {"epoch": self.epoch, "next": decision.number}}, sync=False)
         self._append_unwritten()
-        self._log.append({"decided": decision.to_json()}, sync=True)
-        self.unfinished[decision.token] = decision
+        self._log.append({kind: decision.to_json()}, sync=True)
 
     def record_done(self, committed: CommittedTransaction) -> None:
         """Records that a transaction was applied. `flush` or the next decision makes the record durable."""
@@ -265,7 +352,7 @@ class Decisions:
         return self._log.size > max(_REWRITE_BYTES, 2 * self._kept_bytes)
 
     def rewrite(self, remembered: Iterable[CommittedTransaction]) -> None:
-        """Reduces the log to the unfinished decisions and to these transactions. Blocks.
+        """Reduces the log to the unfinished decisions, the prepared shares and these transactions. Blocks.
 
         If the log was uncertain, the transaction of the last `decide` is certainly not committed afterwards.
 
@@ -273,8 +360,9 @@ class Decisions:
             DiskFull, OSError: The log is unchanged.
         """
         head = {"log": {"epoch": self.epoch, "next": self._next}}
-        decided = [{"decided": decision.to_json()} for decision in self.unfinished.values()]
-        self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *decided])
+        open_ = [{"decided": decision.to_json()} for decision in self.unfinished.values()]
+        open_ += [{"prepared": decision.to_json()} for decision in self.prepared.values()]
+        self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *open_])
         self._kept_bytes = self._log.size
 
     def continue_after(self, epoch: int, next_number: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -60,6 +61,8 @@ class StagedRequest:
         column_locks: The ids of the column locks of the writer.
         pieces: The number of pieces, in a file of their own. None: the request has its rows or keys itself.
         piece_bytes: Bytes of that file.
+        sequence: The number that the client has given the request, if other worker processes may have others of its
+            part. None: its place in the part.
     """
 
     part: str
@@ -76,15 +79,24 @@ class StagedRequest:
     column_locks: tuple[str, ...] = ()
     pieces: int | None = None
     piece_bytes: int = 0
+    sequence: int | None = None
 
     @property
     def has_rows(self) -> bool:
         """Whether the request has rows to write, or keys to delete."""
         return self.action in (UPSERT, DELETE)
 
+    def head(self) -> dict[str, Any]:
+        """Returns the stored form."""
+        head = asdict(self)
+        if self.sequence is None:
+            # An earlier version reads what it could have written.
+            del head["sequence"]
+        return head
+
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
-        """Reads the result of `asdict`, from JSON."""
+        """Reads the result of `head`, from JSON."""
         tuples = {name: tuple(value) for name, value in head.items() if isinstance(value, list)}
         buckets = {int(bucket): offset for bucket, offset in head["buckets"].items()}
         return cls(**{**head, **tuples, "buckets": buckets})
@@ -158,6 +170,7 @@ class PartFile:
         size: Bytes of the requests in the file.
         piece_bytes: Bytes of the files with pieces of requests.
         tables: The footprint in each table.
+        sequences: The numbers that the client has given the requests, ascending.
     """
 
     path: Path
@@ -167,6 +180,7 @@ class PartFile:
     size: int = 0
     piece_bytes: int = 0
     tables: dict[str, TableFootprint] = field(default_factory=dict)
+    sequences: list[int] = field(default_factory=list)
     _unsynced: int = 0
 
     @property
@@ -176,7 +190,7 @@ class PartFile:
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
         """Appends a request. Blocks. When it fails, the part is unchanged."""
-        data = encode_frame(asdict(request), payload)
+        data = encode_frame(request.head(), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self.path, data, self.size, sync=sync)
         self._count_request(request, self.size + len(data))
@@ -184,10 +198,20 @@ class PartFile:
 
     def _count_request(self, request: StagedRequest, end: int) -> None:
         self.size = end
+        self.sequences.append(self.requests if request.sequence is None else request.sequence)
         self.requests += 1
         self.piece_bytes += request.piece_bytes
         self.rows += 0 if request.action == READ else request.rows
         self.tables.setdefault(request.table, TableFootprint(request.incarnation)).add(request)
+
+    def count_before(self, sequence: int) -> int:
+        """Returns how many requests have smaller numbers: the place of the request of this number, if it is there."""
+        return bisect_left(self.sequences, sequence)
+
+    def has(self, sequence: int) -> bool:
+        """Whether the request of a number is there."""
+        at = self.count_before(sequence)
+        return at < self.requests and self.sequences[at] == sequence
 
     def sync(self) -> None:
         """Makes the requests durable, but not the name of the file. Blocks."""
@@ -234,7 +258,7 @@ class PieceFile:
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
         """Appends a piece, which is a request itself."""
-        data = encode_frame(asdict(request), payload)
+        data = encode_frame(request.head(), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self._path, data, self._size, sync=sync)
         self._unsynced = 0 if sync else self._unsynced + len(data)

@@ -46,7 +46,6 @@ async def contents(table: Table) -> dict[int, int]:
     return {row["k"]: row["a"] for row in await table.scan().to_pylist()}
 
 
-@pytest.mark.one_process
 async def test_all_rows_are_replaced_at_once_and_the_changes_are_net(client: Client, table: Table) -> None:
 
     async def watch() -> None:

@@ -133,7 +133,6 @@ async def test_every_answer_with_offsets_says_which_table_they_are_of(
     assert (await stored(before)).table_incarnation == incarnation
 
 
-@pytest.mark.one_process
 async def test_a_transaction_says_of_each_table_which_it_is(client: Client, name: str) -> None:
     one, other = await created(client, name), await created(client, f"{name}_other")
     async with client.transaction() as tx:

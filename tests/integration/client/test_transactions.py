@@ -46,7 +46,6 @@ async def contents(table: Table) -> dict[int, tuple[int | None, int | None]]:
     return {row["k"]: (row["a"], row["b"]) for row in await table.scan().to_pylist()}
 
 
-@pytest.mark.one_process
 async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_before(
     client: Client, table: Table, name: str
 ) -> None:
@@ -317,7 +316,6 @@ async def test_what_is_refused_when_it_is_staged_leaves_the_transaction_as_it_wa
     assert sorted(await contents(table)) == [1, 3]
 
 
-@pytest.mark.one_process
 async def test_a_merge_that_has_no_result_keeps_all_of_the_transaction_out(
     client: Client, table: Table, name: str
 ) -> None:
@@ -338,7 +336,6 @@ async def test_a_merge_that_has_no_result_keeps_all_of_the_transaction_out(
     assert await table.count() == await sums.count() == 0
 
 
-@pytest.mark.one_process
 async def test_a_table_dropped_since_and_a_locked_column_keep_it_from_being_committed(
     client: Client, table: Table, name: str
 ) -> None:
@@ -377,7 +374,6 @@ async def test_a_table_may_be_altered_while_rows_are_staged(client: Client, tabl
     assert top.to_pylist() == [{"k": key, "a": 4, "b": 0, "c": None} for key in range(3)]
 
 
-@pytest.mark.one_process
 async def test_readers_of_all_kinds_see_all_of_it_or_nothing(client: Client, table: Table, name: str) -> None:
     other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"], buckets=2)
     keys = range(2_000)

@@ -1,0 +1,112 @@
+"""Runs a server of several workers, of which one kills itself at a given step of a commit.
+
+`ServerProcess(data, "--workers", "2", wrapper=crashing_workers(points))` starts it; writing a point such as
+`1 append 2 before` into the file `points` arms it: worker 1 dies before it appends its second record from then on to
+its transaction log, and removes the file right before. With `before-all` and `after-all`, its supervisor dies, too.
+
+- `append N`: around the Nth record of the transaction log.
+- `write N`: around the Nth WriteBatch of any bucket.
+- `ask N`: around the Nth request to another worker to prepare its share.
+- `tell N`: around the Nth time that another worker is told the decision, or that there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from streaming_server.engine.transactions.transactions import Transactions
+from streaming_server.services.worker import OtherWorkers
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.transactions.transaction_log import TransactionLog
+from tests.support.crashing_server import Crash
+
+_WORKER = "streaming_server.worker_process"
+
+
+def crashing_workers(points: Path) -> tuple[str, ...]:
+    """Returns the wrapper for a server whose workers crash at the point in the file."""
+    return (sys.executable, "-m", __name__, "server", str(points))
+
+
+class WorkerCrash(Crash):
+    """Kills the worker that the file names, and maybe its supervisor."""
+
+    number = -1
+    _text = ""
+
+    def _point(self) -> tuple[str, int, str] | None:
+        try:
+            text = self._points.read_text()
+            worker, kind, number, moment = text.split()
+        except (FileNotFoundError, ValueError):
+            return None
+        if text != self._text:
+            # The last point may not have been reached.
+            self._text = text
+            self._seen.clear()
+        return (kind, int(number), moment) if int(worker) == self.number else None
+
+    def _end_at(self, place: tuple[str, int, str], point: tuple[str, int, str] | None) -> None:
+        if point is not None and point[2].endswith("-all") and (*place[:2], f"{place[2]}-all") == point:
+            self._points.unlink()
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._end_at(place, point)
+
+    def around_async(self, cls: type, method: str, what: str) -> None:
+        """As `around`, for a coroutine."""
+        original = getattr(cls, method)
+
+        async def counted(*args: Any) -> Any:
+            number = self.before(what)
+            result = await original(*args)
+            self.after(what, number)
+            return result
+
+        setattr(cls, method, counted)
+
+
+def _run_worker(points: str) -> None:
+    """Runs the program of a worker in this process."""
+    crash = WorkerCrash(Path(points))
+    crash.around(TransactionLog, "append", "append")
+    crash.around(RocksStore, "write", "write")
+    crash.around_async(OtherWorkers, "prepare", "ask")
+    crash.around_async(OtherWorkers, "conclude", "tell")
+    set_peers = Transactions.set_peers
+
+    def learn_number(transactions: Transactions, peers: Any) -> Any:
+        crash.number = peers.number
+        return set_peers(transactions, peers)
+
+    Transactions.set_peers = learn_number  # type: ignore[method-assign, assignment]
+    sys.argv = [_WORKER]
+    runpy.run_module(_WORKER, run_name="__main__", alter_sys=True)
+
+
+def _run_server(points: str, module: str, arguments: list[str]) -> None:
+    """Runs `python -m MODULE ARGUMENTS` in this process, with workers that crash."""
+    start = asyncio.create_subprocess_exec
+
+    def start_crashing(*command: str, **options: Any) -> Any:
+        if _WORKER in command:
+            command = (sys.executable, "-m", __spec__.name, "worker", points)
+        return start(*command, **options)
+
+    asyncio.create_subprocess_exec = start_crashing  # type: ignore[assignment]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        _run_worker(sys.argv[2])
+    else:
+        _, _, points, _, _, module, *arguments = sys.argv
+        _run_server(points, module, arguments)
