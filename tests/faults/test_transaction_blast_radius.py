@@ -436,6 +436,8 @@ async def test_transactions_continue_without_a_restart_after_a_failed_sync_of_th
         for name in (ONE, OTHER):
             await new_table(tables, name)
             await commit(tables, 1, name)
+        # From then on, only the next decision needs a sync.
+        await await_until(partial(_nothing_is_staged, tmp_path / "data"), "the ends of the commits are recorded")
         begun = await tables.transactions.begin(
             TransactionOptions(id="job:2", attempt="a", finds_conflicts=False, ttl=60)
         )

@@ -235,18 +235,21 @@ class CommitCoordinator:
         parts: Sequence[PartFile],
         buckets: Sequence[LiveBucket],
     ) -> Decision:
-        """Takes the decision, after other workers have agreed. Returns it as it was taken."""
-        if agreement is None:
-            await self._log_first(self._decisions.decide, decision, buckets)
-            return decision
+        """Takes the decision, after other workers have agreed. Returns it as it was taken.
+
+        If it may be taken although this fails, the buckets are blocked.
+        """
         try:
-            decision = await agreement.agree(decision, parts)
+            if agreement is not None:
+                decision = await agreement.agree(decision, parts)
             await self._log_first(self._decisions.decide, decision, buckets)
         except BaseException as error:
-            if not self.is_decided(decision.token):
-                await agreement.undo()
-            elif decision.token in self._decisions.prepared:
+            if self.is_decided(decision.token):
                 self._block_all(decision, buckets, error)
+                if isinstance(error, Exception):
+                    raise copy(self.stuck[decision.token]) from error
+            elif agreement is not None:
+                await agreement.undo()
             raise
         return decision
 
@@ -304,19 +307,16 @@ class CommitCoordinator:
     async def _log_first(
         self, write: Callable[[Decision], None], decision: Decision, buckets: Sequence[LiveBucket]
     ) -> None:
-        """Writes a record on which the commit depends. If it may be in the log after a failure, blocks the buckets."""
-        token = decision.token
-        try:
-            async with self._log:
+        """Writes a record on which the commit depends. If it may be in the log after a failure, it is uncertain."""
+        async with self._log:
+            was_uncertain = self.is_uncertain
+            try:
                 await self._executor.run(write, decision)
-        except BaseException as error:
-            if self.is_decided(token):
-                self._block_all(decision, buckets, error)
-                if token not in self._decisions.unfinished and token not in self._decisions.prepared:
-                    self._uncertain[token] = decision, buckets
-                if isinstance(error, Exception):
-                    raise copy(self.stuck[token]) from error
-            raise
+            except BaseException:
+                # A share that is prepared stays prepared.
+                if self.is_uncertain and not was_uncertain and decision.token not in self._decisions.prepared:
+                    self._uncertain[decision.token] = decision, buckets
+                raise
 
     @property
     def is_uncertain(self) -> bool:
@@ -348,8 +348,7 @@ class CommitCoordinator:
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed but not fully applied, or whether its outcome is unknown."""
-        decisions = self._decisions
-        return token in decisions.unfinished or token in decisions.prepared or decisions.is_uncertain
+        return token in self._decisions.unfinished or token in self._decisions.prepared or token in self._uncertain
 
     @property
     def has_more_to_do(self) -> bool:

@@ -486,12 +486,12 @@ class Transactions:
         """
         if dropped is None and not self._coordinator.has_more_to_do:
             return
-        for token in await self._coordinator.ask_in_doubt():
-            await self.reopen(token)
+        # First, because nothing can be logged before.
         if self._coordinator.is_uncertain:
             for token in await self._coordinator.settle(self._committed):
                 if (undecided := self._open.get(token)) is not None:
                     self._open_again(undecided)
+        await self.end_doubts()
         done = await self._coordinator.retry(dropped)
         if not done:
             await self._coordinator.tidy_up()
@@ -500,6 +500,11 @@ class Transactions:
             if transaction is not None:
                 self._forget(transaction)
             await self._conclude(committed)
+
+    async def end_doubts(self) -> None:
+        """Asks for the outcomes of shares in doubt, and reopens the transactions of those that are undone."""
+        for token in await self._coordinator.ask_in_doubt():
+            await self.reopen(token)
 
     async def give_up(self, token: str) -> tuple[CommittedTransaction, list[BucketLoss]]:
         """Gives up the rows of a committed transaction that cannot be applied; see `CommitCoordinator.give_up`.
