@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scankv.model.errors import ScanKvError, TransactionConflict, Unavailable
+from scankv.model.errors import ScanKvError, TransactionConflict, TransactionLost, Unavailable
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.transaction_log import TransactionLog
-from tests.support.direct_workers import direct_workers
+from tests.support.direct_workers import direct_workers, lose
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from streaming_server.engine.transactions.two_phase import ShareRequest
 
 pytestmark = pytest.mark.asyncio
 
@@ -74,3 +76,78 @@ async def test_a_share_is_applied_once_the_log_of_its_worker_can_be_synced_again
         assert [await workers.scores(number) for number in range(2)] == [{2}, {2}]
         await workers.commit(await workers.begin(), coordinator=1)
         assert not any(tables.transactions.stuck for tables in workers.tables)
+
+
+async def test_a_commit_is_refused_at_once_while_the_log_of_a_share_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = FailingSyncs(monkeypatch, 1)
+    async with direct_workers(tmp_path / "data", 2) as workers:
+        token = await workers.begin()
+        await workers.stage(token, 2, 0, 1)
+        syncs.are_failing = True
+        for _ in range(2):
+            with pytest.raises(ScanKvError, match="not known yet"):
+                await asyncio.wait_for(workers.commit(token, 1), 10)
+        syncs.are_failing = False
+        await workers.tables[1].transactions.retry()
+        assert (await workers.commit(token, 1)).rows == 24
+        assert [await workers.scores(number) for number in range(2)] == [{2}, {2}]
+
+
+async def test_a_share_of_an_undone_attempt_is_not_applied_when_another_attempt_is_decided(tmp_path: Path) -> None:
+    async with direct_workers(tmp_path / "data", 3) as workers:
+        token = await workers.begin(finds_conflicts=True)
+        await workers.stage(token, 2, 0, part="first")
+        await workers.stage(token, 2, 1, 2, part="failed")
+        await workers.put(2, 1)
+        may_ask = asyncio.Event()
+
+        async def lose_the_undoing(method: str, *_: object) -> None:
+            if method == "conclude":
+                await lose()
+            if method == "outcome":
+                await may_ask.wait()
+
+        workers.before = lose_the_undoing
+        with pytest.raises(TransactionConflict):
+            await workers.commit(token, 1, 2, sizes=[("first", 1), ("failed", 2)])
+        await workers.commit(token, sizes=[("first", 1)])
+        may_ask.set()
+        assert [await workers.scores(number) for number in range(3)] == [{2}, set(), {1}]
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+async def test_a_late_request_to_prepare_undoes_no_later_attempt(tmp_path: Path, is_decided: bool) -> None:
+    async with direct_workers(tmp_path / "data", 3) as workers:
+        token = await workers.begin(finds_conflicts=True)
+        await workers.stage(token, 2, 0, 1, part="first")
+        await workers.stage(token, 2, 2, part="failed")
+        await workers.put(2, 1)
+        late: list[ShareRequest] = []
+        may_go_on, has_come = asyncio.Event(), asyncio.Event()
+
+        async def keep(method: str, worker: int, *arguments: Any) -> None:
+            if (method, worker) == ("prepare", 1):
+                late.append(*arguments)
+            if len(late) > 1 and (method, worker) == (("conclude", 1) if is_decided else ("prepare", 2)):
+                has_come.set()
+                await may_go_on.wait()
+
+        workers.before = keep
+        with pytest.raises(TransactionConflict):
+            await workers.commit(token, 1, 2)
+        await workers.tables[2].transactions.abort(token)
+        others = [1] if is_decided else [1, 2]
+        commit = asyncio.create_task(workers.commit(token, *others, sizes=[("first", 2)]))
+        await has_come.wait()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(workers.shares[1].prepare(late[0]), 10)
+        may_go_on.set()
+        if is_decided:
+            await commit
+        else:
+            with pytest.raises(TransactionLost):
+                await commit
+        expected: set[int | None] = {2} if is_decided else set()
+        assert [await workers.scores(number) for number in range(3)] == [expected, expected, {1}]

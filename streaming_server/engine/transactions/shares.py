@@ -78,19 +78,25 @@ class TransactionShares:
         return share.prepared.result()
 
     async def _end_earlier_attempt(self, request: ShareRequest) -> OpenTransaction:
-        """Returns the open transaction. A coordinator that begins another attempt has given up the one before."""
+        """Returns the open transaction, after its earlier attempt, if the coordinator of that one has given it up.
+
+        Raises:
+            Unavailable: It may still decide that attempt, as if a call is late or another worker coordinates.
+            ScanKvError: Why the transaction is not open.
+        """
         token = request.token
-        in_doubt = self._decisions.prepared.get(token)
-        if in_doubt is not None and in_doubt.attempt != request.attempt and self._transactions.find(token) is None:
-            await self._end_doubt(token, None)
+        await asyncio.shield(self._tasks.start(self._transactions.end_doubts()))
         self._transactions.check_not_stuck(token, "")
-        while (transaction := self._transactions.find(token)) is not None and transaction.commit is not None:
-            earlier = transaction.agreement
-            if not isinstance(earlier, Participation) or earlier.attempt == request.attempt:
+        transaction = self._transactions.find(token)
+        if transaction is not None and transaction.commit is not None:
+            if not isinstance(transaction.agreement, Participation):
                 raise TransactionCommitted("the transaction is being committed")
-            earlier.tell(None)
+            if not await transaction.agreement.is_undone():
+                raise Unavailable("an earlier attempt to commit is not over: try again", retry_after=1.0)
             await asyncio.wait([transaction.commit])
-        if transaction is None:
+            if transaction.commit is not None:
+                await result_of(transaction.commit)
+        if transaction is None or transaction.has_ended:
             raise transaction_lost(token)
         return transaction
 
@@ -145,10 +151,13 @@ class TransactionShares:
             await self._transactions.retry()
 
     def outcome(self, token: str, attempt: str) -> int | CommitOutcome:
-        """Returns the time of a commit that this worker coordinates, or why there is none."""
+        """Returns the time of a commit that this worker coordinates, or why there is none.
+
+        Once all shares of an attempt are applied, no worker asks about it: one that asks has a share of another one.
+        """
         self._transactions.check_log()
-        decision = self._decisions.unfinished.get(token) or self._transactions.find_committed(token)
-        if decision is not None:
+        decision = self._decisions.unfinished.get(token)
+        if decision is not None and decision.attempt == attempt:
             return decision.micros
         transaction = self._transactions.find(token)
         agreement = None if transaction is None else transaction.agreement

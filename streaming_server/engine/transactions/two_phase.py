@@ -287,6 +287,14 @@ class Participation:
         if not self._word.done():
             self._word.set_result(micros)
 
+    async def is_undone(self) -> bool:
+        """Asks the coordinator whether it has given up the attempt, which then ends."""
+        request = self._request
+        found = await ask_for_outcome(self._peers, request.coordinator, request.token, request.attempt)
+        if found is CommitOutcome.UNDONE:
+            self.tell(None)
+        return found is CommitOutcome.UNDONE
+
     def leave(self) -> None:
         """Ends the waiting, because the server stops."""
         if not self._word.done():
