@@ -273,15 +273,17 @@ PERMISSIONS: Final[dict[str, Permission]] = {
 
 
 _OF_WORKERS: Final = "scankv.v1.WorkerService/"
+_COMMIT: Final = "scankv.v1.TransactionService/CommitTransaction"
 
 
 def permission_of(method: str) -> Permission:
     """Returns what a call needs. Raises UsageError for a call that the table lacks, which must not be served.
 
-    The workers of a server have no tokens. `WorkerService` refuses all other callers by itself.
+    The workers of a server have no tokens. `WorkerService` refuses all other callers by itself. Only to locate a
+    transaction, they call each other in the name of the client that commits or aborts it.
     """
     if method.startswith(_OF_WORKERS):
-        return _OPEN
+        return PERMISSIONS[_COMMIT] if method.endswith("/LocateTransaction") else _OPEN
     if method not in PERMISSIONS:
         raise UsageError(
             f"the permission table lacks the call {method}: add it to streaming_server/services/permissions.py"

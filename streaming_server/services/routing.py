@@ -88,6 +88,8 @@ _LONG: Final = frozenset({"TransactionService/GiveUpTransaction", "TransactionSe
 _UNKNOWN: Final = frozenset(error.reason for error in (LockLost, ScanNotFound, SnapshotLost, TransactionLost))
 """The reasons with which a worker says that it does not know an id."""
 
+_DENIED: Final = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED})
+
 _Answer: TypeAlias = "bytes | grpc.aio.AioRpcError"
 
 Route: TypeAlias = "Callable[[Context[Any, Any]], Awaitable[bytes | None]]"
@@ -131,7 +133,7 @@ class Router:
         if isinstance(request, transaction_pb2.CommitTransactionRequest):
             return _CommitAtCoordinator(self.workers, method, request)
         if isinstance(request, transaction_pb2.AbortTransactionRequest):
-            return _AbortAtAll(self.workers, method, data)
+            return _AbortAtAll(self.workers, method, request)
         return None
 
 
@@ -197,7 +199,6 @@ class _All:
         *,
         seconds: float | None = _ANSWER_SECONDS,
         first: bool = False,
-        of_server: bool = False,
         method: str = "",
     ) -> dict[int, _Answer]:
         """Returns the answers of workers, or their errors, in the order of the workers.
@@ -208,14 +209,13 @@ class _All:
             seconds: How long a worker may take, so that one that is frozen delays the others only so long. None: as
                 long as the client waits.
             first: Whether one answer that is no error is enough.
-            of_server: As for `Workers.ask`.
             method: The method. Empty: that of this call.
         """
         timeout = _time_to_answer(seconds, context.time_remaining())
 
         async def ask(number: int, request: bytes) -> tuple[int, _Answer]:
             try:
-                answer = await self.workers.ask(number, method or self.method, request, timeout, of_server=of_server)
+                answer = await self.workers.ask(number, method or self.method, request, timeout)
             except grpc.aio.AioRpcError as error:
                 return number, error
             return number, answer
@@ -329,11 +329,7 @@ class _CommitAtCoordinator(_All):
     request: transaction_pb2.CommitTransactionRequest
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        question = worker_pb2.LocateTransactionRequest(token=self.request.token, id=self.request.id)
-        found, errors = _divide(
-            await self.ask_all(self.to_all(question.SerializeToString()), context, of_server=True, method=LOCATE)
-        )
-        places = {number: place_in(each) for number, each in found.items()}
+        places, errors = await _locate(self, self.request.token, self.request.id, context)
         coordinator = _coordinator_in(places)
         if coordinator is None:
             await self._check_complete(context, places, errors)
@@ -373,6 +369,20 @@ class _CommitAtCoordinator(_All):
             await end_with(context, transaction_lost(self.request.token))
 
 
+async def _locate(
+    call: _All, token: str, id_: str, context: Context[Any, Any]
+) -> tuple[dict[int, TransactionPlace], dict[int, grpc.aio.AioRpcError]]:
+    """Returns where a transaction stands at the workers that answer, and the errors of the others.
+
+    Ends the call unless its caller may write to all tables of the transaction.
+    """
+    question = worker_pb2.LocateTransactionRequest(token=token, id=id_).SerializeToString()
+    found, errors = _divide(await call.ask_all(call.to_all(question), context, method=LOCATE))
+    denied = {number: each for number, each in errors.items() if each.code() in _DENIED}
+    await _end_with_first(context, denied, "a part of the tables")
+    return {number: place_in(each) for number, each in found.items()}, errors
+
+
 def _coordinator_in(places: Mapping[int, TransactionPlace]) -> int | None:
     """Returns the worker that knows all of a committed transaction. None: it is not committed, as far as is known."""
     committed = {number: place for number, place in places.items() if place.is_committed}
@@ -386,10 +396,11 @@ def _coordinator_in(places: Mapping[int, TransactionPlace]) -> int | None:
 class _AbortAtAll(_All):
     """Aborts a transaction at every worker."""
 
-    data: bytes
+    request: transaction_pb2.AbortTransactionRequest
 
     async def __call__(self, context: Context[Any, Any]) -> bytes:
-        answers, errors = _divide(await self.ask_all(self.to_all(self.data), context))
+        await _locate(self, self.request.token, "", context)
+        answers, errors = _divide(await self.ask_all(self.to_all(self.request.SerializeToString()), context))
         await _end_with_first(context, errors, "a part of the tables")
         return next(iter(answers.values()))
 

@@ -55,7 +55,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _check_caller(self) -> None:
         """Raises PermissionDenied unless a worker of this server calls."""
-        if not self._workers.is_of_server(CALL_METADATA.get()):
+        if not self._workers.is_forwarded(CALL_METADATA.get()):
             raise PermissionDenied("only the worker processes of the server can make this call")
 
     async def LocateTransaction(

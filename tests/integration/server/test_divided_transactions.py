@@ -11,6 +11,7 @@ import pytest
 
 from aio_client import InvalidRequest, TransactionConflict, TransactionLost, connect, sync
 from scankv.v1 import transaction_pb2, worker_pb2, worker_pb2_grpc
+from tests.support.secured import TokenIssuer
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal_of
@@ -18,6 +19,7 @@ from tests.support.workers import names_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aio_client import Client
 
@@ -235,3 +237,37 @@ def test_only_workers_can_ask_workers_about_transactions(divided: ServerProcess)
             assert refusal_of(refused.value).reason == "PERMISSION_DENIED"
     finally:
         wire.channel.close()
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_commit_and_an_abort_need_the_rights_for_the_tables_of_all_workers(tmp_path: Path, allowed: int) -> None:
+    issuer, names = TokenIssuer(tmp_path / "tokens"), [name for (name,) in names_of_workers(2, "rights")]
+    with (
+        ServerProcess(tmp_path / "data", "--workers", "2", "--tokens", str(issuer.path)) as server,
+        sync.connect(server.url, token=issuer.root) as client,
+    ):
+        tables = [client.create_table(name, SCHEMA, primary_key=["k"]) for name in names]
+        transaction = client.transaction()
+        for table in tables:
+            transaction.upsert(table, [{"k": 1, "v": 1}])
+        wire = Wire(server.url, issuer.create(f"write:{names[allowed]}"))
+        try:
+            parts = [transaction_pb2.TransactionPartSize(part=transaction.part, requests=2)]
+            calls: list[tuple[Any, Any]] = [
+                (
+                    wire.transactions.CommitTransaction,
+                    transaction_pb2.CommitTransactionRequest(token=transaction.token, parts=parts),
+                ),
+                (
+                    wire.transactions.AbortTransaction,
+                    transaction_pb2.AbortTransactionRequest(token=transaction.token),
+                ),
+            ]
+            for call, request in calls:
+                with pytest.raises(grpc.RpcError) as refused:
+                    call(request, timeout=60)
+                assert refusal_of(refused.value).reason == "PERMISSION_DENIED"
+        finally:
+            wire.channel.close()
+        assert [rows_in(table) for table in tables] == [{}, {}]
+        assert transaction.commit().rows == 2
